@@ -1,25 +1,23 @@
 """The fold: any sequence of facts gives a state, and each fact changes it in its own way."""
 
-import msgspec
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.strategies import build_history, build_values, fold_story, histories
+from tests.kit.facts import BEGIN, RUN, approval, build_cases, message, new_run, result, start
+from tests.kit.strategies import build_values, fold_story, histories
 from treadle.engine.state import TRAIL, State, apply, build_signature, fold
 from treadle.events import (
     AgentConfig,
     AnyFact,
     ApprovalAnswered,
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
     CancelRequested,
     ContextCompacted,
     Custom,
     InputAnswered,
     InputRequested,
-    Limits,
     MessageReceived,
     ModelFailed,
     ModelReplied,
@@ -36,26 +34,22 @@ from treadle.events import (
     decode_fact,
     serialize_event,
 )
-from treadle.messages import Call, TextPart, Usage
+from treadle.messages import Call, Usage
 from treadle.permissions.policy import RememberedAnswer
 
-RUN = RunStarted(run_id="run_1", limits=Limits())
+Story = tuple[AnyFact | float, ...]
+
 TURN = TurnStarted(turn=1)
 A, B = Call("a", "write", '{"path": "src/a"}'), Call("b", "write", '{"path": "src/b"}')
 REPLY = ModelReplied(calls=(A, B), usage=Usage(10, 4))
-
-
-def message(id: str, text: str = "do it", *, interrupt: bool = False) -> MessageReceived:
-    return MessageReceived(id=id, parts=(TextPart(text),), mode="interrupt" if interrupt else "queue")
-
-
-def asked(call: Call, rule: str = "") -> ApprovalRequested:
-    arguments = msgspec.json.decode(call.arguments)
-    return ApprovalRequested(call_id=call.id, tool=call.tool, arguments=arguments, safety="caution", why="", rule=rule)
-
-
-def ended(call: Call, output: str = "done") -> CallFinished:
-    return CallFinished(call_id=call.id, tool=call.tool, status="ok", output=output)
+CALLED = (RUN, TURN, REPLY)
+AUTO, MINE = SessionRenamed(name="auto", by="auto"), SessionRenamed(name="mine", by="user")
+YES, NO = ApprovalAnswered(call_id="a", decision="allow"), ApprovalAnswered(call_id="a", decision="deny")
+QUESTION = InputRequested(call_id="b", questions=(Question("which?"),))
+CREATED = SessionCreated(session_id="s", agent=AgentConfig(name="default"))
+CANCEL, END = CancelRequested(by="ann"), RunFinished(run_id="run_1", reason="answered")
+AGAIN = new_run(number=2, trigger="regenerate")
+TALK = (*BEGIN, ModelReplied(text="one"), END)
 
 
 # ── any facts in any order ─────────────────────────────────────────────────────────────────────────────────
@@ -108,14 +102,98 @@ def test_no_facts_give_an_empty_state() -> None:
     assert fold([]) == State()
 
 
-# ── names, messages and runs ───────────────────────────────────────────────────────────────────────────────
+# ── one fact after another ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_name_chosen_by_a_user_is_never_overwritten() -> None:
-    auto, user = SessionRenamed(name="auto", by="auto"), SessionRenamed(name="mine", by="user")
-    assert fold([auto]).name == "auto"
-    assert fold([user, auto]).name == "mine"
-    assert fold([auto, user, SessionRenamed(name="new", by="user")]).name == "new"
+def allow(scope: Any, call_id: str = "a") -> ApprovalAnswered:
+    return ApprovalAnswered(call_id=call_id, decision="allow", scope=scope, by="ann")
+
+
+def read(value: Any, path: str) -> Any:
+    """Follow a path of attributes and keys, such as `calls.a.answer`."""
+    for name in path.split("."):
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("story", "values"),
+    build_cases(
+        an_automatic_name=((AUTO,), {"name": "auto"}),
+        a_users_name_stays=((MINE, AUTO), {"name": "mine"}),
+        a_users_new_name=((AUTO, SessionRenamed(name="old", by="user"), MINE), {"name": "mine"}),
+        the_last_agent_and_model=(
+            (CREATED, SessionConfigured(model="local"), SessionConfigured(agent="coder")),
+            {"agent": "coder", "model": "local"},
+        ),
+        turns_calls_and_usage=(
+            (*CALLED, start(A), result(A), result(B), TURN, REPLY),
+            {"run.turns": 2, "run.calls": 1, "run.usage": Usage(20, 8), "usage": Usage(20, 8)},
+        ),
+        the_usage_of_two_runs=((*CALLED, END, new_run(number=2)), {"usage": Usage(10, 4), "run.usage": Usage()}),
+        a_wrap_up_turn_does_not_count=((RUN, TURN, TurnStarted(turn=2, wrap_up="call_limit")), {"run.turns": 1}),
+        a_call_that_starts_twice_counts_once=(
+            (*CALLED, start(A), start(A, attempt=2)),
+            {"run.calls": 1, "calls.a.started.attempt": 2},
+        ),
+        a_finished_run_leaves_nothing_open=(
+            (*CALLED, approval(A), END),
+            {"run": None, "turn": None, "pending": [], "last.reason": "answered"},
+        ),
+        the_first_cancel_request=((RUN, CANCEL, CancelRequested(by="bob")), {"run.cancel.by": "ann"}),
+        a_cancelled_request_for_a_run=((RunRequested(trigger="continue"), CANCEL), {"requested": None}),
+        an_interrupting_message=((RUN, message("m1", interrupt=True)), {"run.interrupted": True}),
+        a_queued_message=((RUN, message("m1")), {"run.interrupted": False}),
+        an_interrupting_message_before_the_run=((message("m1", interrupt=True), RUN), {"run.interrupted": False}),
+        the_first_result=((*CALLED, result(A, "one"), result(A, "two")), {"calls.a.finished.output": "one"}),
+        a_result_for_an_earlier_turn=((*CALLED, TurnStarted(turn=2), result(A)), {"calls.a.finished": None}),
+        a_known_call_id_is_no_new_call=(
+            (*CALLED, result(A), result(B), TurnStarted(turn=2), ModelReplied(calls=(A, Call("", "x")))),
+            {"turn.calls": {}, "calls.a.finished.status": "ok"},
+        ),
+        an_answer_without_a_question=((*CALLED, allow("session")), {"calls.a.answer": None, "remembered": []}),
+        the_first_answer=((*CALLED, approval(A), NO, YES), {"calls.a.answer.decision": "deny"}),
+        a_pattern_without_a_rule_remembers_the_tool=(
+            (*CALLED, approval(A), allow("pattern")),
+            {"remembered": [RememberedAnswer("write", "allow", "ann")]},
+        ),
+        an_approval_in_advance=(
+            (SessionConfigured(approve=("shell",), by="ann"),),
+            {"remembered": [RememberedAnswer("shell", "allow", "ann", was_given_beforehand=True)]},
+        ),
+        an_answer_settles_only_open_questions=(
+            (*CALLED, approval(A), approval(B), result(B), allow("session")),
+            {"calls.b.answer": None},
+        ),
+        an_answer_does_not_settle_a_call_that_is_asked_each_time=(
+            (*CALLED, approval(A), approval(B, once=True), allow("session")),
+            {"calls.b.answer": None},
+        ),
+        overlapping_waits_count_once=(
+            (*CALLED, 10.0, approval(A), 5.0, QUESTION, 5.0, YES, 20.0, InputAnswered(call_id="b", answers=("this",))),
+            {"run.waited": 30.0},
+        ),
+        regenerating_without_a_message=((RUN, TURN, ModelReplied(text="one"), AGAIN), {"entries": []}),
+        the_partial_text_of_a_broken_reply=(
+            (RUN, TURN, ModelFailed(kind="network", message="broke off", partial="It is ")),
+            {"entries": []},
+        ),
+        a_failure_after_the_reply=((*CALLED, ModelFailed(kind="network", message="late")), {"turn.failed": None}),
+        a_rewind_of_files=((*TALK, Rewound(to=1, what="files")), {"entries": fold_story(*TALK).entries}),
+    ),
+)
+def test_a_fact_changes_the_state_in_its_own_way(story: Story, values: dict[str, object]) -> None:
+    state = fold_story(*story)
+    assert {path: read(state, path) for path in values} == values
+
+
+def test_the_partial_text_of_a_cancelled_reply_is_an_entry() -> None:
+    assert len(fold_story(RUN, TURN, ModelFailed(kind="cancelled", message="stopped", partial="It is ")).entries) == 1
+
+
+def test_every_compaction_starts_a_new_generation() -> None:
+    state = fold_story(ContextCompacted(kind="prune", through=3), ContextCompacted(kind="summary", through=5))
+    assert state.generation == 2 and [fact.through for fact in state.compacted] == [3, 5]
 
 
 def test_messages_wait_until_a_turn_promotes_them() -> None:
@@ -126,96 +204,12 @@ def test_messages_wait_until_a_turn_promotes_them() -> None:
     assert [entry.id for entry in state.entries if isinstance(entry, MessageReceived)] == ["m1", "m3"]
 
 
-def test_a_run_counts_turns_calls_and_usage() -> None:
-    state = fold(
-        build_history(RUN, TURN, REPLY, CallStarted(call_id="a", tool="write"), ended(A), ended(B), TURN, REPLY)
-    )
-    assert state.run is not None
-    assert (state.run.turns, state.run.calls, state.run.usage) == (2, 1, Usage(20, 8))
-    assert state.usage == Usage(20, 8)
-
-
-def test_a_session_sums_the_usage_of_its_runs() -> None:
-    again = RunStarted(run_id="run_2", limits=Limits())
-    state = fold_story(RUN, TURN, REPLY, RunFinished(run_id="run_1", reason="answered"), again)
-    assert state.usage == Usage(10, 4) and state.run is not None and state.run.usage == Usage()
-
-
-def test_the_wrap_up_turn_does_not_count() -> None:
-    state = fold_story(RUN, TURN, TurnStarted(turn=2, tools=False, wrap_up="call_limit"))
-    assert state.run is not None and state.run.turns == 1
-
-
-def test_a_call_that_starts_twice_counts_once() -> None:
-    once, twice = CallStarted(call_id="a", tool="write"), CallStarted(call_id="a", tool="write", attempt=2)
-    state = fold_story(RUN, TURN, REPLY, once, twice)
-    assert state.run is not None and state.run.calls == 1
-    assert state.calls["a"].started is not None and state.calls["a"].started.attempt == 2
-
-
-def test_a_finished_run_leaves_nothing_open() -> None:
-    end = RunFinished(run_id="run_1", reason="failed")
-    state = fold_story(RUN, TURN, REPLY, asked(A), end)
-    assert (state.run, state.turn, state.pending) == (None, None, [])
-    assert state.last is not None and state.last.reason == "failed"
-
-
 def test_the_last_note_of_each_name_is_kept_and_changes_nothing_else() -> None:
-    state = fold(
-        build_history(Custom(name="acme.audit", data=1), Custom(name="other.thing"), Custom(name="acme.audit", data=2))
-    )
+    notes = (Custom(name="acme.audit", data=1), Custom(name="other.thing"), Custom(name="acme.audit", data=2))
+    state = fold_story(*notes)
     assert state.notes == {"acme.audit": 2, "other.thing": None}
     state.notes.clear()
     assert state == State(seq=3)
-
-
-def test_the_last_configured_agent_and_model_are_used() -> None:
-    created = SessionCreated(session_id="s", agent=AgentConfig(name="default"))
-    state = fold_story(created, SessionConfigured(model="local"), SessionConfigured(agent="coder"))
-    assert (state.agent, state.model) == ("coder", "local")
-
-
-# ── rewinding ──────────────────────────────────────────────────────────────────────────────────────────────
-
-TALK = (
-    message("m1"),
-    RUN,
-    TurnStarted(turn=1, messages=("m1",)),
-    ModelReplied(text="one"),
-    RunFinished(run_id="run_1", reason="answered"),
-)
-
-
-def test_a_rewind_hides_later_entries_and_can_be_undone_and_redone() -> None:
-    later = (message("m2"), RUN, TurnStarted(turn=1, messages=("m2",)), ModelReplied(text="two"))
-    before = fold_story(*TALK, *later).entries
-    assert len(before) == len(fold_story(*TALK).entries) + 2
-    back = build_history(*TALK, *later, Rewound(to=5))
-    assert fold(back).entries == fold_story(*TALK).entries
-    undone = build_history(*TALK, *later, Rewound(to=5), Rewound(to=9))
-    assert fold(undone).entries == before
-    again = build_history(*TALK, *later, Rewound(to=5), Rewound(to=9), Rewound(to=10))
-    assert fold(again).entries == fold(back).entries
-
-
-def test_a_rewind_keeps_whole_turns_and_drops_later_compactions() -> None:
-    story = (*TALK[:3], REPLY, ended(A), ended(B), ContextCompacted(kind="prune", through=6))
-    inside = fold_story(*story, Rewound(to=5))
-    assert inside.entries == fold_story(*TALK[:3]).entries and inside.compacted == []
-    whole = fold_story(*story, Rewound(to=6))
-    assert len(whole.entries) == len(inside.entries) + 1 and whole.compacted == []
-
-
-def test_a_rewind_of_files_does_not_change_the_conversation() -> None:
-    assert fold_story(*TALK, Rewound(to=1, what="files")).entries == fold_story(*TALK).entries
-
-
-# ── cancelling and interrupting ────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_first_cancel_request_counts() -> None:
-    state = fold_story(RUN, CancelRequested(by="ann"), CancelRequested(by="bob"))
-    assert state.run is not None and state.run.cancel is not None and state.run.cancel.by == "ann"
 
 
 @pytest.mark.parametrize(
@@ -234,121 +228,63 @@ def test_cancelling_holds_queued_messages_until_somebody_acts(story: tuple[AnyFa
     assert len(state.queue) == sum(isinstance(fact, MessageReceived) for fact in story)
 
 
-def test_cancelling_removes_a_requested_run() -> None:
-    assert fold_story(RunRequested(trigger="continue"), CancelRequested()).requested is None
-
-
-def test_only_an_interrupting_message_during_a_run_interrupts() -> None:
-    def interrupted(*story: AnyFact | float) -> bool:
-        run = fold_story(*story).run
-        return run is not None and run.interrupted
-
-    assert interrupted(RUN, message("m1", interrupt=True))
-    assert not interrupted(RUN, message("m1"))
-    assert not interrupted(message("m1", interrupt=True), RUN)
-
-
-# ── calls, questions and answers ───────────────────────────────────────────────────────────────────────────
-
-
-def test_the_first_result_of_a_call_counts() -> None:
-    state = fold_story(RUN, TURN, REPLY, ended(A, "first"), ended(A, "second"))
-    assert state.calls["a"].finished is not None and state.calls["a"].finished.output == "first"
-
-
-def test_a_result_for_an_earlier_turn_changes_nothing() -> None:
-    state = fold_story(RUN, TURN, REPLY, TurnStarted(turn=2), ended(A))
-    assert state.calls["a"].finished is None
-
-
-def test_a_known_call_id_is_no_new_call() -> None:
-    state = fold(
-        build_history(RUN, TURN, REPLY, ended(A), ended(B), TurnStarted(turn=2), ModelReplied(calls=(A, Call("", "x"))))
-    )
-    assert state.turn is not None and state.turn.calls == {}
-    assert state.calls["a"].finished is not None
-
-
 def test_a_turn_is_settled_when_every_call_has_its_result() -> None:
     state = fold_story(RUN, TURN)
     assert state.turn is not None and not state.turn.is_settled
-    for fact, settled in ((REPLY, False), (ended(A), False), (ended(B), True)):
+    for fact, settled in ((REPLY, False), (result(A), False), (result(B), True)):
         apply(state, fact)
         assert state.turn.is_settled is settled
 
 
 def test_questions_are_pending_in_the_order_of_their_calls() -> None:
-    question = InputRequested(call_id="a", questions=(Question("which?"),))
-    state = fold_story(RUN, TURN, REPLY, asked(B), question)
+    state = fold_story(*CALLED, QUESTION, approval(A))
     assert [one.call_id for one in state.pending] == ["a", "b"]
-    apply(state, InputAnswered(call_id="a", answers=("this",)))
+    apply(state, YES)
     assert [one.call_id for one in state.pending] == ["b"]
-    apply(state, ApprovalAnswered(call_id="b", decision="allow"))
+    apply(state, InputAnswered(call_id="b", answers=("this",)))
     assert state.pending == []
 
 
-def test_an_answer_without_a_question_changes_nothing() -> None:
-    state = fold_story(RUN, TURN, REPLY, ApprovalAnswered(call_id="a", decision="allow", scope="session"))
-    assert state.calls["a"].answer is None and state.remembered == []
-
-
-def test_the_first_answer_counts() -> None:
-    yes, no = ApprovalAnswered(call_id="a", decision="allow"), ApprovalAnswered(call_id="a", decision="deny")
-    state = fold_story(RUN, TURN, REPLY, asked(A), no, yes)
-    assert state.calls["a"].answer is not None and state.calls["a"].answer.decision == "deny"
-
-
 @pytest.mark.parametrize(
-    ("scope", "pattern", "settles_sibling"),
-    [("call", None, False), ("tool", "write", True), ("pattern", "write(path=src/**)", True), ("session", "*", True)],
+    ("scope", "pattern", "pending"),
+    [("call", None, ["b", "c"]), ("tool", "write", []), ("pattern", "write(path=src/**)", ["c"]), ("session", "*", [])],
 )
 def test_an_answer_is_remembered_by_its_scope_and_settles_other_questions(
-    scope: str, pattern: str | None, settles_sibling: bool
+    scope: str, pattern: str | None, pending: list[str]
 ) -> None:
-    answer = ApprovalAnswered(call_id="a", decision="allow", scope=scope, by="ann")  # type: ignore[arg-type]
-    state = fold_story(RUN, TURN, REPLY, asked(A, "write(path=src/**)"), asked(B), answer)
-    assert state.remembered == ([RememberedAnswer(pattern, "allow", "ann")] if pattern else [])
-    assert (state.calls["b"].answer is not None) is settles_sibling
-    assert state.pending == [] or not settles_sibling
-
-
-def test_an_answer_for_a_pattern_does_not_settle_other_calls() -> None:
     elsewhere = Call("c", "write", '{"path": "etc/c"}')
-    answer = ApprovalAnswered(call_id="a", decision="allow", scope="pattern")
-    story = build_history(
-        RUN, TURN, ModelReplied(calls=(A, elsewhere)), asked(A, "write(path=src/**)"), asked(elsewhere), answer
-    )
-    assert [one.call_id for one in fold(story).pending] == ["c"]
+    asked = (approval(A, "write(path=src/**)"), approval(B), approval(elsewhere))
+    state = fold_story(RUN, TURN, ModelReplied(calls=(A, B, elsewhere)), *asked, allow(scope))
+    assert state.remembered == ([RememberedAnswer(pattern, "allow", "ann")] if pattern else [])
+    assert [question.call_id for question in state.pending] == pending
+    assert (state.calls["b"].answer is None) is ("b" in pending)
 
 
-def test_one_always_does_not_settle_calls_that_are_asked_each_time() -> None:
-    answer = ApprovalAnswered(call_id="a", decision="allow", scope="session")
-    story = build_history(RUN, TURN, REPLY, asked(A), msgspec.structs.replace(asked(B), once=True), answer)
-    assert [one.call_id for one in fold(story).pending] == ["b"]
+# ── rewinding and regenerating ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_answer_settles_only_open_questions() -> None:
-    answer = ApprovalAnswered(call_id="a", decision="deny", scope="session")
-    state = fold_story(RUN, TURN, REPLY, asked(A), asked(B), ended(B), answer)
-    assert state.calls["b"].answer is None
+def test_a_rewind_hides_later_entries_and_can_be_undone_and_redone() -> None:
+    later = (message("m2"), RUN, TurnStarted(turn=1, messages=("m2",)), ModelReplied(text="two"))
+    whole, first = fold_story(*TALK, *later).entries, fold_story(*TALK).entries
+    assert len(whole) == len(first) + 2
+    for positions, entries in (((5,), first), ((5, 9), whole), ((5, 9, 10), first)):
+        assert fold_story(*TALK, *later, *(Rewound(to=to) for to in positions)).entries == entries
 
 
-def test_a_pattern_without_a_rule_remembers_the_tool() -> None:
-    answer = ApprovalAnswered(call_id="a", decision="deny", scope="pattern")
-    assert fold_story(RUN, TURN, REPLY, asked(A), answer).remembered == [RememberedAnswer("write", "deny")]
+def test_a_rewind_keeps_whole_turns_and_drops_later_compactions() -> None:
+    story = (*TALK[:3], REPLY, result(A), result(B), ContextCompacted(kind="prune", through=6))
+    inside = fold_story(*story, Rewound(to=5))
+    assert inside.entries == fold_story(*TALK[:3]).entries and inside.compacted == []
+    whole = fold_story(*story, Rewound(to=6))
+    assert len(whole.entries) == len(inside.entries) + 1 and whole.compacted == []
 
 
-def test_approvals_in_advance_are_remembered() -> None:
-    state = fold_story(SessionConfigured(approve=("shell",), by="ann"))
-    assert state.remembered == [RememberedAnswer("shell", "allow", "ann", was_given_beforehand=True)]
-
-
-def test_overlapping_waits_for_people_are_counted_once() -> None:
-    question = InputRequested(call_id="b", questions=(Question("which?"),))
-    yes = ApprovalAnswered(call_id="a", decision="allow")
-    no_hurry = InputAnswered(call_id="b", answers=("this",))
-    state = fold_story(RUN, TURN, REPLY, 10.0, asked(A), 5.0, question, 5.0, yes, 20.0, no_hurry)
-    assert state.run is not None and state.run.waited == 30.0
+def test_regenerating_removes_the_entries_after_the_last_message() -> None:
+    second = (message("m2"), TurnStarted(turn=2, messages=("m2",)), REPLY, SignalDetected(kind="uncertain"))
+    end = (RunFinished(run_id="run_1", reason="failed"), AGAIN)
+    state = fold_story(*TALK[:4], *second, *end)
+    assert [type(entry).__name__ for entry in state.entries] == ["MessageReceived", "Turn", "MessageReceived"]
+    assert state.generation == 1
 
 
 # ── signals ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -382,45 +318,7 @@ def test_warnings_in_two_consecutive_turns_doom_a_run(turns: tuple[int, ...], do
     assert run is not None and run.doomed is doomed
 
 
-def test_empty_replies_are_counted_until_a_reply_has_text() -> None:
-    def empty(*texts: str) -> int:
-        run = fold_story(RUN, *(ModelReplied(text=text) for text in texts)).run
-        assert run is not None
-        return run.empty
-
-    assert [empty(""), empty("", " \n"), empty("", "so"), empty("", "so", "")] == [1, 2, 0, 1]
-
-
-# ── the entries of the conversation ───────────────────────────────────────────────────────────────────────
-
-
-def test_regenerating_removes_the_entries_after_the_last_message() -> None:
-    again = RunStarted(run_id="run_2", limits=Limits(), trigger="regenerate")
-    first, second = TurnStarted(turn=1, messages=("m1",)), TurnStarted(turn=2, messages=("m2",))
-    story = build_history(message("m1"), RUN, first, ModelReplied(text="one"), message("m2"), second, REPLY)
-    end = build_history(*story, SignalDetected(kind="uncertain"), RunFinished(run_id="run_1", reason="failed"), again)
-    state = fold(end)
-    assert [type(entry).__name__ for entry in state.entries] == ["MessageReceived", "Turn", "MessageReceived"]
-    assert state.generation == 1
-
-
-def test_regenerating_without_a_message_removes_everything() -> None:
-    again = RunStarted(run_id="run_2", limits=Limits(), trigger="regenerate")
-    assert fold_story(RUN, TURN, ModelReplied(text="one"), again).entries == []
-
-
-def test_the_partial_text_of_a_cancelled_reply_is_an_entry() -> None:
-    stopped = ModelFailed(kind="cancelled", message="stopped", partial="It is ")
-    broken = ModelFailed(kind="network", message="broke off", partial="It is ")
-    assert len(fold_story(RUN, TURN, stopped).entries) == 1
-    assert len(fold_story(RUN, TURN, broken).entries) == 0
-
-
-def test_a_failure_after_the_reply_changes_nothing() -> None:
-    state = fold_story(RUN, TURN, REPLY, ModelFailed(kind="network", message="late"))
-    assert state.turn is not None and state.turn.failed is None
-
-
-def test_every_compaction_starts_a_new_generation() -> None:
-    state = fold_story(ContextCompacted(kind="prune", through=3), ContextCompacted(kind="summary", through=5))
-    assert state.generation == 2 and [fact.through for fact in state.compacted] == [3, 5]
+@pytest.mark.parametrize(("texts", "empty"), [([""], 1), (["", " \n"], 2), (["", "so"], 0), (["", "so", ""], 1)])
+def test_empty_replies_are_counted_until_a_reply_has_text(texts: list[str], empty: int) -> None:
+    run = fold_story(RUN, *(ModelReplied(text=text) for text in texts)).run
+    assert run is not None and run.empty == empty

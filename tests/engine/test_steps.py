@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.facts import BEGIN, MESSAGE, RUN, TURN, approval, build_cases, message, new_run, result, start
 from tests.kit.simulation import Simulation, check_results, check_runs, check_session
 from tests.kit.strategies import LIMITS, build_history, histories
 from treadle.engine.state import OUTCOME_UNKNOWN, fold
@@ -14,7 +15,6 @@ from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Step, Wor
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,
-    ApprovalRequested,
     CallFinished,
     CallStarted,
     CancelRequested,
@@ -22,7 +22,6 @@ from treadle.events import (
     InputAnswered,
     InputRequested,
     Limits,
-    MessageReceived,
     ModelFailed,
     ModelReplied,
     Question,
@@ -31,58 +30,40 @@ from treadle.events import (
     RunStarted,
     SessionCreated,
     SignalDetected,
-    SignalKind,
     TurnStarted,
 )
-from treadle.messages import Call, TextPart, Usage
+from treadle.messages import Call, Usage
 
-MESSAGE = MessageReceived(id="m1", parts=(TextPart("do it"),))
-INTERRUPT = MessageReceived(id="m2", parts=(TextPart("no, this"),), mode="interrupt")
-TURN = TurnStarted(turn=1, messages=("m1",))
-A, B = Call("a", "look"), Call("b", "write")
+Story = tuple[AnyFact | float, ...]
+
+INTERRUPT = message("m2", "no, this", interrupt=True)
+A, B, C = Call("a", "look"), Call("b", "write"), Call("c", "look")
 CALLS = ModelReplied(text="I try.", calls=(A, B))
-
-
-def started(limits: Limits | None = None) -> RunStarted:
-    return RunStarted(run_id="run_1", limits=limits or Limits())
-
-
-def ended(call: Call, status: Any = "ok", *, fatal: bool = False) -> CallFinished:
-    return CallFinished(call_id=call.id, tool=call.tool, status=status, output="this", fatal=fatal)
-
-
-def begun(call: Call, safety: Any = "caution", attempt: int = 1) -> CallStarted:
-    return CallStarted(call_id=call.id, tool=call.tool, safety=safety, attempt=attempt)
-
-
-def asked(call: Call, expires_at: float | None = None) -> ApprovalRequested:
-    return ApprovalRequested(
-        call_id=call.id, tool=call.tool, arguments={}, safety="caution", why="", expires_at=expires_at
-    )
+CALLED = (*BEGIN, CALLS)
+DONE = (*CALLED, result(A), result(B))
+EMPTY = (ModelReplied(), SignalDetected(kind="empty_reply"))
+INVALID = (ModelReplied(text="4x"), SignalDetected(kind="invalid_output"))
+TEXT_ONLY = (MESSAGE, new_run(Limits(turns=0)))
+STOPPED = ModelFailed(kind="cancelled", message="stopped", partial="It is ")
+LAST = TurnStarted(turn=2, tools=False, wrap_up="turn_limit")
+YES = ApprovalAnswered(call_id="b", decision="allow")
 
 
 def step_after(*story: AnyFact | float, now: float | None = None, limits: Limits | None = None) -> Step:
-    facts = build_history(*story)
-    return next_step(
-        fold(facts), sum(piece for piece in story if isinstance(piece, float)) if now is None else now, limits
-    )
+    passed = sum(piece for piece in story if isinstance(piece, float))
+    return next_step(fold(build_history(*story)), passed if now is None else now, limits)
 
 
-def recorded(step: Step) -> AnyFact:
-    """Return the only recorded fact."""
+def fact_after(*story: AnyFact | float, limits: Limits | None = None) -> AnyFact:
+    """Return the only fact that the next step records."""
+    step = step_after(*story, limits=limits)
     assert isinstance(step, Record) and len(step.facts) == 1, step
     return step.facts[0]
 
 
-def ending(*story: AnyFact | float) -> RunFinished:
-    fact = recorded(step_after(*story))
-    assert isinstance(fact, RunFinished), fact
-    return fact
-
-
-def wrap_up(*story: AnyFact | float) -> EndReason | None:
+def wrap_up_after(*story: AnyFact | float) -> EndReason | None:
     """Return the limit that the next turn wraps up for, or None for an ordinary turn."""
-    fact = recorded(step_after(*story))
+    fact = fact_after(*story)
     assert isinstance(fact, TurnStarted), fact
     assert fact.tools is (fact.wrap_up is None)
     return fact.wrap_up
@@ -141,253 +122,196 @@ def test_next_step_is_pure(history: list[AnyFact], now: float) -> None:
         assert first.wake_at > now
 
 
-# ── between runs ───────────────────────────────────────────────────────────────────────────────────────────
+# ── the step after a story ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_idle_session_rests() -> None:
-    assert step_after() == Rest()
-    assert step_after(SessionCreated(session_id="s")) == Rest()
+@pytest.mark.parametrize(
+    ("story", "step"),
+    build_cases(
+        no_facts=((), Rest()),
+        a_new_session=((SessionCreated(session_id="s"),), Rest()),
+        a_held_message=((MESSAGE, CancelRequested()), Rest()),
+        a_turn=(BEGIN, AskModel(1)),
+        a_busy_model=(
+            (*BEGIN, 10.0, ModelFailed(kind="overloaded", message="busy", retryable=True, attempt=2, wait=4.0)),
+            AskModel(3, 14.0),
+        ),
+        a_busy_model_at_the_wrap_up=(
+            (*DONE, LAST, ModelFailed(kind="overloaded", message="busy", wait=1.0)),
+            AskModel(2, 1.0),
+        ),
+        an_open_question=((*CALLED, approval(A)), Rest(waiting=True)),
+        an_open_question_in_the_last_turn=(
+            (MESSAGE, new_run(Limits(turns=1)), TURN, CALLS, result(A), approval(B)),
+            Rest(waiting=True),
+        ),
+    ),
+)
+def test_a_session_rests_or_asks_the_model(story: Story, step: Step) -> None:
+    assert step_after(*story) == step
 
 
-def test_a_message_starts_a_run_with_the_given_or_the_sessions_limits() -> None:
-    own = Limits(turns=7)
-    assert recorded(step_after(MESSAGE, limits=own)) == RunStarted(run_id="run_1", limits=own)
-    created = SessionCreated(session_id="s", limits=own)
-    assert recorded(step_after(created, MESSAGE)) == RunStarted(run_id="run_1", limits=own)
-    assert recorded(step_after(MESSAGE)) == RunStarted(run_id="run_1", limits=Limits())
+OWN = Limits(turns=7)
 
 
-def test_a_requested_run_has_its_trigger_and_the_next_number() -> None:
-    done = RunFinished(run_id="run_1", reason="turn_limit")
-    wanted = RunRequested(trigger="continue", limits=Limits(turns=3))
-    fact = recorded(step_after(started(), done, wanted))
-    assert fact == RunStarted(run_id="run_2", limits=Limits(turns=3), trigger="continue")
-
-
-def test_a_held_message_does_not_start_a_run() -> None:
-    assert step_after(MESSAGE, CancelRequested()) == Rest()
-
-
-def test_a_message_during_a_run_starts_the_next_run() -> None:
-    story = (MESSAGE, started(), TURN, INTERRUPT, RunFinished(run_id="run_1", reason="cancelled"))
-    assert isinstance(recorded(step_after(*story)), RunStarted)
-
-
-# ── turns and the model ────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_turn_promotes_all_queued_messages() -> None:
-    fact = recorded(step_after(MESSAGE, INTERRUPT, started()))
-    assert fact == TurnStarted(turn=1, messages=("m1", "m2"))
-
-
-def test_messages_during_a_turn_steer_the_next_turn() -> None:
-    more = MessageReceived(id="m3", parts=(TextPart("and this"),))
-    fact = recorded(step_after(MESSAGE, started(), TURN, CALLS, more, ended(A), ended(B)))
-    assert fact == TurnStarted(turn=2, messages=("m3",))
-
-
-def test_a_failed_model_call_is_repeated_after_a_wait() -> None:
-    assert step_after(MESSAGE, started(), TURN) == AskModel(1)
-    failed = ModelFailed(kind="overloaded", message="busy", retryable=True, attempt=2, wait=4.0)
-    assert step_after(MESSAGE, started(), TURN, 10.0, failed) == AskModel(3, 14.0)
-
-
-def test_a_final_model_failure_ends_the_run_with_the_partial_text() -> None:
-    end = ending(MESSAGE, started(), TURN, ModelFailed(kind="auth", message="no key", partial="It is "))
-    assert (end.reason, end.answer, end.error, end.can_continue) == ("failed", "It is ", "auth: no key", True)
-
-
-def test_a_model_stopped_by_the_time_limit_gets_a_wrap_up() -> None:
-    stopped = ModelFailed(kind="cancelled", message="stopped", partial="It is ")
-    assert wrap_up(MESSAGE, started(Limits(seconds=30)), TURN, 29.0, stopped) == "time_limit"
-    late = ModelFailed(kind="network", message="broke off")
-    assert wrap_up(MESSAGE, started(Limits(seconds=30)), TURN, 31.0, late) == "time_limit"
-
-
-def test_an_answer_ends_the_run() -> None:
-    end = ending(MESSAGE, started(), TURN, ModelReplied(text="42", usage=Usage(9, 2), confidence=0.9))
-    assert end == RunFinished(
-        run_id="run_1", reason="answered", answer="42", usage=Usage(9, 2), turns=1, confidence=0.9
-    )
-
-
-@pytest.mark.parametrize(("kind", "reason"), [("stuck", "stuck"), ("yielded", "yielded"), ("uncertain", "answered")])
-def test_the_models_signal_decides_how_the_run_ends(kind: SignalKind, reason: str) -> None:
-    end = ending(MESSAGE, started(), TURN, ModelReplied(text="Hm."), SignalDetected(kind=kind))
-    assert (end.reason, end.answer, end.can_continue) == (reason, "Hm.", reason != "answered")
-
-
-def test_a_reply_with_calls_is_never_stuck() -> None:
-    story = (MESSAGE, started(), TURN, ModelReplied(text="Hm.", calls=(A,)), SignalDetected(kind="stuck"), ended(A))
-    assert isinstance(recorded(step_after(*story)), TurnStarted)
-
-
-def test_the_third_empty_reply_ends_the_run_as_stuck() -> None:
-    empty = (ModelReplied(), SignalDetected(kind="empty_reply"))
-    assert wrap_up(MESSAGE, started(), TURN, *empty) is None
-    assert wrap_up(MESSAGE, started(), TURN, *empty, TURN, *empty) is None
-    end = ending(MESSAGE, started(), TURN, *empty, TURN, *empty, TURN, ModelReplied(text=" \n"))
-    assert (end.reason, end.answer) == ("stuck", "") and "3 empty replies" in end.error
-
-
-def test_the_third_invalid_answer_ends_the_run_as_failed() -> None:
-    bad = (ModelReplied(text="4x"), SignalDetected(kind="invalid_output"))
-    assert wrap_up(MESSAGE, started(), TURN, *bad, TURN, *bad) is None
-    end = ending(MESSAGE, started(), TURN, *bad, TURN, *bad, TURN, *bad)
-    assert end.reason == "failed" and "did not fit" in end.error
-
-
-def test_a_filtered_reply_fails_and_a_cut_reply_gets_a_wrap_up() -> None:
-    end = ending(MESSAGE, started(), TURN, ModelReplied(text="How to", finish="filter"))
-    assert (end.reason, end.answer) == ("failed", "How to") and "filter" in end.error
-    assert wrap_up(MESSAGE, started(), TURN, ModelReplied(text="And then", finish="length")) == "token_limit"
+@pytest.mark.parametrize(
+    ("story", "limits", "fact"),
+    build_cases(
+        default_limits=((MESSAGE,), None, new_run()),
+        given_limits=((MESSAGE,), OWN, new_run(OWN)),
+        the_sessions_limits=((SessionCreated(session_id="s", limits=OWN), MESSAGE), None, new_run(OWN)),
+        a_requested_run=(
+            (RUN, RunFinished(run_id="run_1", reason="turn_limit"), RunRequested(trigger="continue", limits=OWN)),
+            None,
+            new_run(OWN, 2, "continue"),
+        ),
+        an_interrupting_message=(
+            (*BEGIN, INTERRUPT, RunFinished(run_id="run_1", reason="cancelled")),
+            None,
+            new_run(number=2),
+        ),
+        all_queued_messages=((MESSAGE, INTERRUPT, RUN), None, TurnStarted(turn=1, messages=("m1", "m2"))),
+        a_message_during_a_turn=(
+            (*CALLED, message("m3"), result(A), result(B)),
+            None,
+            TurnStarted(turn=2, messages=("m3",)),
+        ),
+        text_only=(TEXT_ONLY, None, TurnStarted(turn=1, messages=("m1",), tools=False)),
+        an_empty_reply_in_text_only=((*TEXT_ONLY, TURN, ModelReplied()), None, TurnStarted(turn=2, tools=False)),
+        an_invalid_reply_in_text_only=((*TEXT_ONLY, TURN, *INVALID), None, TurnStarted(turn=2, tools=False)),
+        no_tokens=((MESSAGE, new_run(Limits(tokens=0))), None, TURN),
+        no_time=((MESSAGE, new_run(Limits(seconds=0))), None, TURN),
+        no_money=((MESSAGE, new_run(Limits(cost=0))), None, TURN),
+    ),
+)
+def test_a_message_starts_a_run_and_a_run_starts_a_turn(story: Story, limits: Limits | None, fact: AnyFact) -> None:
+    assert fact_after(*story, limits=limits) == fact
 
 
 # ── limits and the wrap-up ─────────────────────────────────────────────────────────────────────────────────
 
 
+REPLY = ModelReplied(calls=(A,), usage=Usage(50, 5, cost=0.5))
+LONG_WAIT = (MESSAGE, new_run(Limits(seconds=60)), TURN, 10.0, CALLS, result(A), approval(B), 1000.0, YES)
+WARNING = SignalDetected(kind="doom_loop")
+MANY_TURNS = (MESSAGE, new_run(Limits(turns=10_000)), *[TURN, CALLS, result(A), result(B)] * TURN_CEILING)
+
+
 @pytest.mark.parametrize(
-    ("limits", "limit"),
-    [
-        (Limits(turns=1), "turn_limit"),
-        (Limits(tokens=5), "token_limit"),
-        (Limits(cost=0.5), "cost_limit"),
-        (Limits(seconds=60), "time_limit"),
-        (Limits(turns=2, tokens=6, cost=0.6, seconds=61), None),
-    ],
+    ("story", "limit"),
+    build_cases(
+        turns=((MESSAGE, new_run(Limits(turns=1)), TURN, REPLY, result(A)), "turn_limit"),
+        tokens=((MESSAGE, new_run(Limits(tokens=5)), TURN, REPLY, result(A)), "token_limit"),
+        cost=((MESSAGE, new_run(Limits(cost=0.5)), TURN, REPLY, result(A)), "cost_limit"),
+        time=((MESSAGE, new_run(Limits(seconds=60)), TURN, REPLY, 60.0, result(A)), "time_limit"),
+        just_below_every_limit=(
+            (MESSAGE, new_run(Limits(turns=2, tokens=6, cost=0.6, seconds=61)), TURN, REPLY, 60.0, result(A)),
+            None,
+        ),
+        the_ceiling=(MANY_TURNS, "turn_limit"),
+        just_below_the_ceiling=(MANY_TURNS[:-4], None),
+        a_refused_call=((*CALLED, result(A), result(B, status="refused")), "call_limit"),
+        a_doomed_run=(
+            (
+                *CALLED,
+                WARNING,
+                *DONE[4:],
+                TurnStarted(turn=2),
+                ModelReplied(calls=(C,)),
+                WARNING,
+                result(C, "", "refused"),
+            ),
+            "doom_loop",
+        ),
+        a_model_stopped_by_the_time_limit=((MESSAGE, new_run(Limits(seconds=30)), TURN, 29.0, STOPPED), "time_limit"),
+        a_failure_after_the_time_limit=(
+            (MESSAGE, new_run(Limits(seconds=30)), TURN, 31.0, ModelFailed(kind="network", message="broke off")),
+            "time_limit",
+        ),
+        a_reply_cut_for_its_length=((*BEGIN, ModelReplied(text="And then", finish="length")), "token_limit"),
+        one_empty_reply=((*BEGIN, *EMPTY), None),
+        two_empty_replies=((*BEGIN, *EMPTY, TURN, *EMPTY), None),
+        two_invalid_answers=((*BEGIN, *INVALID, TURN, *INVALID), None),
+        calls_beside_a_stuck_mark=(
+            (*BEGIN, ModelReplied(text="Hm.", calls=(A,)), SignalDetected(kind="stuck"), result(A)),
+            None,
+        ),
+        a_long_wait_for_a_person=((*LONG_WAIT, 40.0, result(B)), None),
+        a_long_wait_and_the_time_limit=((*LONG_WAIT, 50.0, result(B)), "time_limit"),
+        an_answered_question_in_the_last_turn=(
+            (MESSAGE, new_run(Limits(turns=1)), TURN, CALLS, result(A), approval(B), YES, result(B)),
+            "turn_limit",
+        ),
+    ),
 )
-def test_a_reached_limit_starts_the_wrap_up(limits: Limits, limit: str | None) -> None:
-    reply = ModelReplied(calls=(A,), usage=Usage(50, 5, cost=0.5))
-    assert wrap_up(MESSAGE, started(limits), TURN, reply, 60.0, ended(A)) == limit
-
-
-def test_no_run_has_more_turns_than_the_ceiling() -> None:
-    turns = [TURN, CALLS, ended(A), ended(B)] * TURN_CEILING
-    assert wrap_up(MESSAGE, started(Limits(turns=10_000)), *turns) == "turn_limit"
-    assert wrap_up(MESSAGE, started(Limits(turns=10_000)), *turns[:-4]) is None
-
-
-def test_a_refused_call_means_the_call_limit() -> None:
-    assert wrap_up(MESSAGE, started(), TURN, CALLS, ended(A), ended(B, "refused")) == "call_limit"
-
-
-def test_a_doomed_run_gets_a_wrap_up() -> None:
-    warned = (SignalDetected(kind="doom_loop"),)
-    second = TurnStarted(turn=2)
-    again = ModelReplied(calls=(Call("c", "look"),))
-    story = (MESSAGE, started(), TURN, CALLS, *warned, ended(A), ended(B), second, again, *warned)
-    assert wrap_up(*story, ended(Call("c", "look"), "refused")) == "doom_loop"
+def test_a_reached_limit_starts_the_wrap_up(story: Story, limit: EndReason | None) -> None:
+    assert wrap_up_after(*story) == limit
 
 
 @pytest.mark.parametrize("limit", ["turn_limit", "call_limit", "token_limit", "time_limit", "cost_limit", "doom_loop"])
 def test_after_the_wrap_up_the_run_ends_with_the_limit_and_can_continue(limit: EndReason) -> None:
     last = TurnStarted(turn=2, tools=False, wrap_up=limit)
-    end = ending(MESSAGE, started(), TURN, CALLS, ended(A), ended(B), last, ModelReplied(text="So far this."))
+    end: Any = fact_after(*DONE, last, ModelReplied(text="So far this."))
     assert (end.reason, end.answer, end.can_continue, end.turns) == (limit, "So far this.", True, 1)
 
 
 @pytest.mark.parametrize("words", [ModelReplied(), ModelReplied(text=" "), ModelFailed(kind="auth", message="no key")])
 def test_without_a_wrap_up_text_the_run_ends_with_a_default_text(words: AnyFact) -> None:
-    last = TurnStarted(turn=2, tools=False, wrap_up="turn_limit")
-    end = ending(MESSAGE, started(), TURN, CALLS, begun(A), ended(A), ended(B), last, words)
+    end: Any = fact_after(*CALLED, start(A), result(A), result(B), LAST, words)
     assert end.reason == "turn_limit"
     assert "turn limit" in end.answer and "1 turns and 1 calls" in end.answer
 
 
-def test_the_wrap_up_is_repeated_when_the_model_is_busy() -> None:
-    last = TurnStarted(turn=2, tools=False, wrap_up="turn_limit")
-    busy = ModelFailed(kind="overloaded", message="busy", wait=1.0)
-    assert step_after(MESSAGE, started(), TURN, CALLS, ended(A), ended(B), last, busy) == AskModel(2, 1.0)
+# ── how a run ends ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_text_only_means_one_turn_without_tools() -> None:
-    none = Limits(turns=0)
-    assert recorded(step_after(MESSAGE, started(none))) == TurnStarted(turn=1, messages=("m1",), tools=False)
-    assert ending(MESSAGE, started(none), TURN, ModelReplied(text="42")).reason == "answered"
+def test_an_answer_ends_the_run() -> None:
+    end = fact_after(*BEGIN, ModelReplied(text="42", usage=Usage(9, 2), confidence=0.9))
+    assert end == RunFinished(
+        run_id="run_1", reason="answered", answer="42", usage=Usage(9, 2), turns=1, confidence=0.9
+    )
 
 
-def test_text_only_still_repeats_empty_and_invalid_replies() -> None:
-    none = Limits(turns=0)
-    bad = (ModelReplied(text="4x"), SignalDetected(kind="invalid_output"))
-    for reply in ((ModelReplied(),), bad):
-        fact = recorded(step_after(MESSAGE, started(none), TURN, *reply))
-        assert fact == TurnStarted(turn=2, tools=False)
+@pytest.mark.parametrize(
+    ("story", "reason", "answer", "error"),
+    build_cases(
+        stuck=((ModelReplied(text="Hm."), SignalDetected(kind="stuck")), "stuck", "Hm.", ""),
+        yielded=((ModelReplied(text="Hm."), SignalDetected(kind="yielded")), "yielded", "Hm.", ""),
+        uncertain=((ModelReplied(text="Hm."), SignalDetected(kind="uncertain")), "answered", "Hm.", ""),
+        three_empty_replies=((*EMPTY, TURN, *EMPTY, TURN, ModelReplied(text=" \n")), "stuck", "", "3 empty replies"),
+        three_invalid_answers=((*INVALID, TURN, *INVALID, TURN, *INVALID), "failed", "4x", "did not fit"),
+        a_final_failure=(
+            (ModelFailed(kind="auth", message="no key", partial="It is "),),
+            "failed",
+            "It is ",
+            "auth: no key",
+        ),
+        a_filtered_reply=((ModelReplied(text="How to", finish="filter"),), "failed", "How to", "filter"),
+        a_fatal_call=(
+            (CALLS, result(A, "this", "error", fatal=True), result(B, status="cancelled")),
+            "failed",
+            "I try.",
+            "look: this",
+        ),
+        a_cancelled_reply=((STOPPED, CancelRequested()), "cancelled", "It is ", "cancelled"),
+        a_cancelled_turn=((CancelRequested(),), "cancelled", "", "cancelled"),
+    ),
+)
+def test_a_run_ends_for_a_reason(story: Story, reason: str, answer: str, error: str) -> None:
+    end = fact_after(*BEGIN, *story)
+    assert isinstance(end, RunFinished)
+    assert (end.reason, end.answer, end.can_continue) == (reason, answer, reason != "answered")
+    assert error in end.error
 
 
-def test_a_limit_of_zero_still_gives_one_turn() -> None:
-    for limits in (Limits(tokens=0), Limits(seconds=0), Limits(cost=0)):
-        assert recorded(step_after(MESSAGE, started(limits))) == TurnStarted(turn=1, messages=("m1",))
+def test_text_only_means_one_turn() -> None:
+    end = fact_after(*TEXT_ONLY, TURN, ModelReplied(text="42"))
+    assert isinstance(end, RunFinished) and end.reason == "answered"
 
 
-def test_time_spent_waiting_for_a_person_does_not_count() -> None:
-    yes = ApprovalAnswered(call_id="b", decision="allow")
-    story = (MESSAGE, started(Limits(seconds=60)), TURN, 10.0, CALLS, ended(A), asked(B), 1000.0, yes)
-    assert wrap_up(*story, 40.0, ended(B)) is None
-    assert wrap_up(*story, 50.0, ended(B)) == "time_limit"
-
-
-def test_a_question_in_the_last_turn_waits_before_the_limit() -> None:
-    story = (MESSAGE, started(Limits(turns=1)), TURN, CALLS, ended(A), asked(B))
-    assert step_after(*story) == Rest(waiting=True)
-    yes = ApprovalAnswered(call_id="b", decision="allow")
-    assert isinstance(step_after(*story, yes), Work)
-    assert wrap_up(*story, yes, ended(B)) == "turn_limit"
-
-
-# ── calls ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_calls_run_in_their_order() -> None:
-    step = step_after(MESSAGE, started(), TURN, CALLS)
-    assert isinstance(step, Work) and [call.call.id for call in step.calls] == ["a", "b"]
-    step = step_after(MESSAGE, started(), TURN, CALLS, ended(A))
-    assert isinstance(step, Work) and [call.call.id for call in step.calls] == ["b"]
-
-
-def test_no_call_runs_before_an_earlier_open_question() -> None:
-    assert step_after(MESSAGE, started(), TURN, CALLS, asked(A)) == Rest(waiting=True)
-    step = step_after(MESSAGE, started(), TURN, CALLS, asked(B))
-    assert isinstance(step, Work) and [call.call.id for call in step.calls] == ["a"]
-
-
-def test_the_first_question_that_expires_ends_the_wait() -> None:
-    question = InputRequested(call_id="b", questions=(Question("which?"),), expires_at=50.0)
-    story = (MESSAGE, started(), TURN, CALLS, asked(A, 70.0), question)
-    assert step_after(*story, now=49.9) == Rest(50.0, waiting=True)
-    step = step_after(*story, now=50.0)
-    assert step == Record((InputAnswered(call_id="b", answers=(), by="expiry"),), key=build_answer_key("b"))
-
-
-def test_an_expired_approval_is_denied_under_the_key_of_an_answer() -> None:
-    step = step_after(MESSAGE, started(), TURN, CALLS, asked(A, 70.0), now=70.0)
-    assert isinstance(step, Record) and step.key == build_answer_key("a")
-    fact = recorded(step)
-    assert isinstance(fact, ApprovalAnswered)
-    assert (fact.call_id, fact.decision, fact.by, fact.scope) == ("a", "deny", "expiry", "call")
-
-
-def test_an_interrupted_call_with_side_effects_never_runs_again() -> None:
-    fact = recorded(step_after(MESSAGE, started(), TURN, CALLS, ended(A), begun(B)))
-    assert fact == CallFinished(call_id="b", tool="write", status="interrupted", output=OUTCOME_UNKNOWN)
-    assert recorded(step_after(MESSAGE, started(), TURN, CALLS, ended(A), begun(B, "destructive"))) == fact
-
-
-def test_an_interrupted_safe_call_runs_again_at_most_three_times() -> None:
-    step = step_after(MESSAGE, started(), TURN, CALLS, begun(A, "safe", attempt=2))
-    assert isinstance(step, Work) and step.calls[0].call.id == "a"
-    fact = recorded(step_after(MESSAGE, started(), TURN, CALLS, begun(A, "safe", attempt=3)))
-    assert isinstance(fact, CallFinished) and (fact.call_id, fact.status) == ("a", "interrupted")
-
-
-def test_a_fatal_call_ends_the_run_after_the_other_calls() -> None:
-    story = (MESSAGE, started(), TURN, CALLS, ended(A, "error", fatal=True))
-    assert isinstance(step_after(*story), Work)
-    end = ending(*story, ended(B, "cancelled"))
-    assert (end.reason, end.answer, end.error) == ("failed", "I try.", "look: this")
-
-
-# ── cancelling ─────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_run_cancelled_before_its_first_turn_ends() -> None:
+    end = fact_after(MESSAGE, RUN, CancelRequested())
+    assert isinstance(end, RunFinished) and end.reason == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -400,9 +324,8 @@ def test_a_fatal_call_ends_the_run_after_the_other_calls() -> None:
     ],
 )
 def test_a_cancelled_run_settles_its_calls(cancel: AnyFact, error: str) -> None:
-    third = Call("c", "look")
-    reply = ModelReplied(text="I try.", calls=(A, B, third))
-    step = step_after(MESSAGE, started(), TURN, reply, ended(A), begun(B), asked(third), cancel)
+    reply = ModelReplied(text="I try.", calls=(A, B, C))
+    step = step_after(*BEGIN, reply, result(A), start(B), approval(C), cancel)
     assert isinstance(step, Record)
     running, waiting, end = step.facts
     assert isinstance(running, CallFinished) and isinstance(waiting, CallFinished) and isinstance(end, RunFinished)
@@ -411,17 +334,51 @@ def test_a_cancelled_run_settles_its_calls(cancel: AnyFact, error: str) -> None:
     assert (end.reason, end.answer, end.error, end.can_continue) == ("cancelled", "I try.", error, True)
 
 
-def test_a_cancelled_run_keeps_the_models_partial_text() -> None:
-    stopped = ModelFailed(kind="cancelled", message="stopped", partial="It is ")
-    end = ending(MESSAGE, started(), TURN, stopped, CancelRequested())
-    assert (end.reason, end.answer) == ("cancelled", "It is ")
-
-
-def test_a_run_cancelled_before_its_first_turn_ends() -> None:
-    assert ending(MESSAGE, started(), CancelRequested()).reason == "cancelled"
-
-
 def test_an_interrupting_message_starts_the_next_run() -> None:
-    story = build_history(MESSAGE, started(), TURN, INTERRUPT)
-    state = fold([*story, *build_history(ending(*story))])
-    assert isinstance(recorded(next_step(state, 0.0)), RunStarted)
+    story = (*BEGIN, INTERRUPT)
+    assert isinstance(fact_after(*story, fact_after(*story)), RunStarted)
+
+
+# ── calls ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("story", "calls"),
+    build_cases(
+        in_their_order=((), "ab"),
+        not_the_finished_ones=((result(A),), "b"),
+        only_those_before_an_open_question=((approval(B),), "a"),
+        after_an_answer=((result(A), approval(B), YES), "b"),
+        a_safe_call_that_was_interrupted=((start(A, "safe", attempt=2),), "ab"),
+        also_after_a_fatal_call=((result(A, "this", "error", fatal=True),), "b"),
+    ),
+)
+def test_calls_run_in_their_order_and_after_earlier_questions(story: Story, calls: str) -> None:
+    step = step_after(*CALLED, *story)
+    assert isinstance(step, Work) and [call.call.id for call in step.calls] == list(calls)
+
+
+@pytest.mark.parametrize(
+    ("call", "begin"),
+    [(B, start(B)), (B, start(B, "destructive")), (A, start(A, "safe", attempt=3))],
+    ids=["caution", "destructive", "safe, for the third time"],
+)
+def test_an_interrupted_call_that_may_not_run_again_has_an_unknown_outcome(call: Call, begin: CallStarted) -> None:
+    before = [result(one) for one in (A,) if one is not call]
+    assert fact_after(*CALLED, *before, begin) == result(call, OUTCOME_UNKNOWN, "interrupted")
+
+
+def test_the_first_question_that_expires_ends_the_wait() -> None:
+    question = InputRequested(call_id="b", questions=(Question("which?"),), expires_at=50.0)
+    story = (*CALLED, approval(A, expires_at=70.0), question)
+    assert step_after(*story, now=49.9) == Rest(50.0, waiting=True)
+    step = step_after(*story, now=50.0)
+    assert step == Record((InputAnswered(call_id="b", answers=(), by="expiry"),), key=build_answer_key("b"))
+
+
+def test_an_expired_approval_is_denied_under_the_key_of_an_answer() -> None:
+    step = step_after(*CALLED, approval(A, expires_at=70.0), now=70.0)
+    assert isinstance(step, Record) and step.key == build_answer_key("a")
+    [fact] = step.facts
+    assert isinstance(fact, ApprovalAnswered)
+    assert (fact.call_id, fact.decision, fact.by, fact.scope) == ("a", "deny", "expiry", "call")

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.facts import BEGIN, MESSAGE, RUN, TURN, build_cases, message, new_run, result
 from tests.kit.simulation import Simulation
 from tests.kit.strategies import LIMITS, build_history, facts, fold_story, histories, stamp_history
 from tests.kit.strict import check_growth, check_request
@@ -12,7 +13,6 @@ from treadle.engine.context import Projection
 from treadle.engine.state import OUTCOME_UNKNOWN, apply, fold
 from treadle.events import (
     AnyFact,
-    CallFinished,
     CallStatus,
     CancelRequested,
     ContextCompacted,
@@ -22,11 +22,9 @@ from treadle.events import (
     ModelFailed,
     ModelReplied,
     RunFinished,
-    RunStarted,
     SessionCreated,
     SignalDetected,
     SignalKind,
-    Trigger,
     Truncation,
     TurnStarted,
 )
@@ -44,25 +42,23 @@ from treadle.messages import (
     render_parts,
 )
 
-RUN = RunStarted(run_id="run_1", limits=Limits())
-MESSAGE = MessageReceived(id="m1", parts=(TextPart("do it"),))
+Story = tuple[AnyFact | float, ...]
+
 ASK = UserMessage((TextPart("do it"),))
-TURN = TurnStarted(turn=1, messages=("m1",))
 A, B = Call("a", "look"), Call("b", "write", '{"path": "x"}')
-START = (MESSAGE, RUN, TURN)
 CALLS = ModelReplied(text="I look.", calls=(A, B), reasoning="hm", opaque="sig", model="m")
-TOLD = ModelMessage("I look.", (A, B), "hm", "sig", "m")
+MODEL = ModelMessage("I look.", (A, B), "hm", "sig", "m")
+IMAGE: tuple[Part, ...] = (TextPart("what is it?"), ImagePart("aGk="))
+ANSWERED = (*BEGIN, ModelReplied(text="One."), RunFinished(run_id="run_1", reason="turn_limit"))
+SAID = [ASK, ModelMessage("One.")]
+LONG = (*BEGIN, ModelReplied(text="I look.", calls=(A,)), result(A, "x" * 500), TurnStarted(turn=2))  # seqs 1 to 6
 
 
-def ended(call: Call, output: str = "seen", status: CallStatus = "ok") -> CallFinished:
-    return CallFinished(call_id=call.id, tool=call.tool, status=status, output=output)
-
-
-def shown(*story: AnyFact | float) -> list[Message]:
+def project(*story: AnyFact | float) -> list[Message]:
     return list(Projection().build_messages(fold_story(*story)))
 
 
-def note(message: Message) -> str:
+def read_note(message: Message) -> str:
     assert isinstance(message, UserMessage)
     return render_parts(message.parts)
 
@@ -124,7 +120,7 @@ def test_a_new_process_builds_the_same_messages_as_the_old_one(data: st.DataObje
 
 @given(st.lists(facts, max_size=20))
 def test_a_view_of_the_messages_does_not_change_later(new: list[AnyFact]) -> None:
-    state, projection = fold_story(*START), Projection()
+    state, projection = fold_story(*BEGIN), Projection()
     views: list[tuple[Messages, list[Message]]] = []
     for fact in new:
         view = projection.build_messages(state)
@@ -137,39 +133,49 @@ def test_a_view_of_the_messages_does_not_change_later(new: list[AnyFact]) -> Non
 # ── turns, calls and results ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_conversation_is_projected_in_order() -> None:
-    after = build_history(*START, CALLS, ended(B, "written"), ended(A), TurnStarted(turn=2))
-    results = [ResultMessage("a", "look", "seen"), ResultMessage("b", "write", "written")]
-    assert shown(*after) == [ASK, TOLD, *results]
+@pytest.mark.parametrize(
+    ("story", "messages"),
+    build_cases(
+        results_in_the_order_of_their_calls=(
+            (*BEGIN, CALLS, result(B, "written"), result(A, "seen"), TurnStarted(turn=2)),
+            [ASK, MODEL, ResultMessage("a", "look", "seen"), ResultMessage("b", "write", "written")],
+        ),
+        a_call_without_a_result=(
+            (*BEGIN, CALLS, result(B, "seen"), RunFinished(run_id="run_1", reason="failed")),
+            [ASK, MODEL, ResultMessage("a", "look", OUTCOME_UNKNOWN, ok=False), ResultMessage("b", "write", "seen")],
+        ),
+        an_image_in_a_later_turn=(
+            (
+                MessageReceived(id="m1", parts=IMAGE),
+                RUN,
+                TURN,
+                ModelReplied(calls=(A,)),
+                result(A),
+                TurnStarted(turn=2),
+            ),
+            [UserMessage(IMAGE), ModelMessage("", (A,)), ResultMessage("a", "look", "done")],
+        ),
+        a_result_with_parts=(
+            (*BEGIN, ModelReplied(calls=(A,)), result(A, "see", parts=IMAGE)),
+            [ASK, ModelMessage("", (A,)), ResultMessage("a", "look", "see", True, IMAGE)],
+        ),
+        a_regenerated_answer=((*ANSWERED, new_run(number=2, trigger="regenerate"), TurnStarted(turn=1)), [ASK]),
+        a_summary_of_nothing=((*LONG, ContextCompacted(kind="summary", through=0, summary="Nothing.")), project(*LONG)),
+    ),
+)
+def test_a_conversation_is_projected_in_order(story: Story, messages: list[Message]) -> None:
+    assert project(*story) == messages
 
 
 def test_a_queued_message_is_shown_when_a_turn_promotes_it() -> None:
-    more = MessageReceived(id="m2", parts=(TextPart("and this"),))
-    story = [*START, ModelReplied(calls=(A,)), more, ended(A)]
-    assert len(shown(*story)) == 3
-    assert note(shown(*story, TurnStarted(turn=2, messages=("m2",)))[-1]) == "and this"
-
-
-def test_images_stay_with_their_message_in_every_request() -> None:
-    parts: tuple[Part, ...] = (TextPart("what is it?"), ImagePart("aGk="))
-    story = (MessageReceived(id="m1", parts=parts), RUN, TURN, ModelReplied(calls=(A,)), ended(A), TurnStarted(turn=2))
-    assert shown(*story)[0] == UserMessage(parts)
+    story = [*BEGIN, ModelReplied(calls=(A,)), message("m2", "and this"), result(A)]
+    assert len(project(*story)) == 3
+    assert read_note(project(*story, TurnStarted(turn=2, messages=("m2",)))[-1]) == "and this"
 
 
 @pytest.mark.parametrize("parts", [(), (TextPart(""),), (TextPart(" \n"), TextPart(""))])
 def test_an_empty_message_is_shown_as_a_placeholder(parts: tuple[Part, ...]) -> None:
-    assert note(shown(MessageReceived(id="m1", parts=parts), RUN, TURN)[0]) == "(an empty message)"
-
-
-def test_an_empty_reply_is_replaced_by_a_note() -> None:
-    messages = shown(*START, ModelReplied(text=" ", reasoning="hm"), SignalDetected(kind="empty_reply"))
-    assert messages[0] == ASK and len(messages) == 2 and "empty" in note(messages[1])
-
-
-def test_a_call_without_a_result_has_an_unknown_outcome() -> None:
-    messages = shown(*START, CALLS, ended(B), RunFinished(run_id="run_1", reason="failed"))
-    assert messages[2] == ResultMessage("a", "look", OUTCOME_UNKNOWN, ok=False)
-    assert messages[3] == ResultMessage("b", "write", "seen")
+    assert read_note(project(MessageReceived(id="m1", parts=parts), RUN, TURN)[0]) == "(an empty message)"
 
 
 @pytest.mark.parametrize(
@@ -184,41 +190,51 @@ def test_a_call_without_a_result_has_an_unknown_outcome() -> None:
     ],
 )
 def test_a_result_shows_output_and_status(status: CallStatus, output: str, text: str, ok: bool) -> None:
-    messages = shown(*START, ModelReplied(calls=(A,)), ended(A, output, status))
+    messages = project(*BEGIN, ModelReplied(calls=(A,)), result(A, output, status))
     assert messages[-1] == ResultMessage("a", "look", text, ok)
-
-
-def test_the_parts_of_a_result_are_shown() -> None:
-    result = CallFinished(call_id="a", tool="look", status="ok", output="see", parts=(ImagePart("aGk="),))
-    assert shown(*START, ModelReplied(calls=(A,)), result)[-1] == ResultMessage("a", "look", "see", True, result.parts)
 
 
 def test_a_cancelled_reply_is_shown_as_broken_off() -> None:
     stopped = ModelFailed(kind="cancelled", message="stopped", partial="It is ")
-    more = MessageReceived(id="m2", parts=(TextPart("go on"),))
-    messages = shown(*START, stopped, CancelRequested(), more, RUN, TurnStarted(turn=1, messages=("m2",)))
-    assert messages[1] == ModelMessage("It is ") and "broken off" in note(messages[2]) and note(messages[3]) == "go on"
+    later = (message("m2", "go on"), RUN, TurnStarted(turn=1, messages=("m2",)))
+    messages = project(*BEGIN, stopped, CancelRequested(), *later)
+    assert messages[1] == ModelMessage("It is ") and "broken off" in read_note(messages[2])
+    assert read_note(messages[3]) == "go on"
 
 
 # ── the runtime's notes ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
+    ("story", "earlier", "words"),
+    build_cases(
+        an_empty_reply=((*BEGIN, ModelReplied(text=" "), SignalDetected(kind="empty_reply")), [ASK], "was empty"),
+        continue_=((*ANSWERED, new_run(number=2, trigger="continue")), SAID, "Go on where you left off."),
+        recover=((*ANSWERED, new_run(number=2, trigger="recover")), SAID, "Go on where it stopped."),
+    ),
+)
+def test_a_note_replaces_an_empty_reply_and_starts_a_run_without_a_message(
+    story: Story, earlier: list[Message], words: str
+) -> None:
+    *before, last = project(*story)
+    assert before == earlier and words in read_note(last)
+
+
+@pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("doom_loop", "repeating the same calls"),
-        ("empty_reply", "Your reply was empty"),
-        ("invalid_output", "does not fit"),
-        ("uncertain", None),
-        ("stray_calls", None),
-        ("tool_retry", None),
+        ("doom_loop", ["repeating the same calls"]),
+        ("empty_reply", ["Your reply was empty"]),
+        ("invalid_output", ["does not fit"]),
+        ("uncertain", []),
+        ("stray_calls", []),
+        ("tool_retry", []),
     ],
 )
-def test_the_model_reads_a_note_only_on_signals_that_it_can_act_on(kind: SignalKind, words: str | None) -> None:
-    messages = shown(*START, SignalDetected(kind=kind, detail="look, look, look"))
-    assert len(messages) == (1 if words is None else 2)
-    if words is not None:
-        assert words in note(messages[1]) and "look, look, look" in note(messages[1])
+def test_the_model_reads_a_note_only_on_signals_that_it_can_act_on(kind: SignalKind, words: list[str]) -> None:
+    notes = project(*BEGIN, SignalDetected(kind=kind, detail="look, look, look"))[1:]
+    for note, text in zip(notes, words, strict=True):
+        assert text in read_note(note) and "look, look, look" in read_note(note)
 
 
 @pytest.mark.parametrize(
@@ -233,98 +249,65 @@ def test_the_model_reads_a_note_only_on_signals_that_it_can_act_on(kind: SignalK
     ],
 )
 def test_the_wrap_up_note_names_the_limit(limit: EndReason, words: str) -> None:
-    messages = shown(*START, TurnStarted(turn=2, tools=False, wrap_up=limit))
-    assert words in note(messages[-1]) and "Without tools" in note(messages[-1])
-
-
-@pytest.mark.parametrize(
-    ("trigger", "words"), [("continue", "Go on where you left off."), ("recover", "Go on where it stopped.")]
-)
-def test_a_run_without_a_message_starts_with_a_note_to_go_on(trigger: Trigger, words: str) -> None:
-    again = RunStarted(run_id="run_2", limits=Limits(), trigger=trigger)
-    messages = shown(*START, ModelReplied(text="One."), RunFinished(run_id="run_1", reason="turn_limit"), again)
-    assert messages[:2] == [ASK, ModelMessage("One.")] and words in note(messages[2]) and len(messages) == 3
-
-
-def test_regenerating_hides_the_old_answer() -> None:
-    again = RunStarted(run_id="run_2", limits=Limits(), trigger="regenerate")
-    end = RunFinished(run_id="run_1", reason="answered")
-    assert shown(*START, ModelReplied(text="One."), end, again, TurnStarted(turn=1)) == [ASK]
+    last = read_note(project(*BEGIN, TurnStarted(turn=2, tools=False, wrap_up=limit))[-1])
+    assert words in last and "Without tools" in last
 
 
 def test_notes_stay_in_the_messages() -> None:
-    state, projection = fold_story(*START), Projection()
+    state, projection = fold_story(*BEGIN), Projection()
     seen = list(projection.build_messages(state))
-    for fact in (
-        ModelReplied(),
-        SignalDetected(kind="empty_reply"),
-        TurnStarted(turn=2),
-        ModelReplied(text="So."),
-        TurnStarted(turn=3, wrap_up="turn_limit"),
-    ):
-        apply(state, fact)
-        request = Request(system="", messages=projection.build_messages(state))
-        if isinstance(fact, TurnStarted):
-            check_growth(seen, request)
-            seen = list(request.messages)
+    turns = [TurnStarted(turn=2), TurnStarted(turn=3, wrap_up="turn_limit")]
+    replies = [(ModelReplied(), SignalDetected(kind="empty_reply")), (ModelReplied(text="So."),)]
+    for reply, turn in zip(replies, turns, strict=True):
+        for fact in (*reply, turn):
+            apply(state, fact)
+            request = Request(system="", messages=projection.build_messages(state))
+        check_growth(seen, request)
+        seen = list(request.messages)
     assert len(seen) == 4
 
 
 def test_the_models_message_is_never_first_last_or_doubled() -> None:
-    messages = shown(RUN, ModelReplied(text="One."), ModelReplied(text="Two."))
-    assert [type(message) for message in messages] == [
-        UserMessage,
-        ModelMessage,
-        UserMessage,
-        ModelMessage,
-        UserMessage,
-    ]
-    assert len(shown()) == 1 and isinstance(shown()[0], UserMessage)
+    messages = project(RUN, ModelReplied(text="One."), ModelReplied(text="Two."))
+    assert [type(message) for message in messages] == [*(UserMessage, ModelMessage) * 2, UserMessage]
+    assert [type(message) for message in project()] == [UserMessage]
 
 
 # ── compaction ─────────────────────────────────────────────────────────────────────────────────────────────
 
-LONG = (*START, ModelReplied(text="I look.", calls=(A,)), ended(A, "x" * 500), TurnStarted(turn=2))  # seqs 1 to 6
-
 
 def test_pruned_output_is_replaced_by_a_short_text() -> None:
-    pruned = shown(*LONG, ModelReplied(calls=(B,)), ended(B), ContextCompacted(kind="prune", through=5))
-    assert pruned[2] == ResultMessage(
-        "a", "look", "[500 characters of older output left out; kept whole as artifact a]"
-    )
+    pruned = project(*LONG, ModelReplied(calls=(B,)), result(B, "seen"), ContextCompacted(kind="prune", through=5))
+    short = "[500 characters of older output left out; kept whole as artifact a]"
+    assert pruned[2] == ResultMessage("a", "look", short)
     assert pruned[4] == ResultMessage("b", "write", "seen")
 
 
 def test_pruned_output_names_its_artifact() -> None:
-    cut = CallFinished(call_id="a", tool="look", status="ok", output="x" * 99, truncation=Truncation(99, 9, "art_1"))
-    messages = shown(*START, ModelReplied(calls=(A,)), cut, ContextCompacted(kind="prune", through=5))
+    cut = result(A, "x" * 99, truncation=Truncation(99, 9, "art_1"))
+    messages = project(*BEGIN, ModelReplied(calls=(A,)), cut, ContextCompacted(kind="prune", through=5))
     assert "kept whole as artifact art_1" in messages[-1].text  # type: ignore[union-attr]
 
 
-def test_a_summary_replaces_only_whole_turns() -> None:
-    for through, kept in ((3, 2), (4, 2), (5, 0), (6, 0)):
-        summary = ContextCompacted(kind="summary", through=through, summary="You looked.")
-        messages = shown(*LONG, summary)
-        assert "You looked." in note(messages[0])
-        assert len(messages) == 1 + kept, through
-        check_request(Request(system="", messages=messages))
-
-
-def test_a_summary_of_nothing_hides_nothing() -> None:
-    assert shown(*LONG, ContextCompacted(kind="summary", through=0, summary="Nothing.")) == shown(*LONG)
+@pytest.mark.parametrize(("through", "kept"), [(3, 2), (4, 2), (5, 0), (6, 0)])
+def test_a_summary_replaces_only_whole_turns(through: int, kept: int) -> None:
+    messages = project(*LONG, ContextCompacted(kind="summary", through=through, summary="You looked."))
+    assert "You looked." in read_note(messages[0]) and len(messages) == 1 + kept
+    check_request(Request(system="", messages=messages))
 
 
 def test_only_the_last_summary_is_shown() -> None:
     one = ContextCompacted(kind="summary", through=3, summary="One.")
     two = ContextCompacted(kind="summary", through=5, summary="Two.")
-    assert "Two." in note(shown(*LONG, one, two)[0]) and len(shown(*LONG, one, two)) == 1
+    [last] = project(*LONG, one, two)
+    assert "Two." in read_note(last)
 
 
 def test_only_a_compaction_replaces_the_render_cache() -> None:
-    state, projection = fold_story(*START), Projection()
+    state, projection = fold_story(*BEGIN), Projection()
     projection.build_messages(state)
     cache = projection.render_cache
-    for fact in (ModelReplied(calls=(A,)), ended(A), TurnStarted(turn=2)):
+    for fact in (ModelReplied(calls=(A,)), result(A), TurnStarted(turn=2)):
         apply(state, fact)
         projection.build_messages(state)
         assert projection.render_cache is cache

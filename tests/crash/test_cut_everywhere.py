@@ -26,6 +26,7 @@ from tests.kit.sessions import (
     select_events,
     wait_for,
 )
+from tests.kit.simulation import split_runs
 from tests.kit.strict import StrictModel
 from treadle import (
     Agent,
@@ -44,7 +45,7 @@ from treadle import (
     tool,
 )
 from treadle.errors import ModelError
-from treadle.events import AnyFact, ContextCompacted, RunRequested, RunStarted, SignalDetected, TurnStarted
+from treadle.events import AnyFact, ContextCompacted, RunRequested, SignalDetected, TurnStarted
 from treadle.log.base import Log
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
@@ -219,16 +220,6 @@ def check(point: CrashPoint, facts: Sequence[AnyFact], world: World) -> None:
         if key not in finished:
             expected = {"ok"} if fact.safety == "safe" else {"interrupted", "cancelled"}
             assert results[fact.call_id].status in expected
-
-
-def split_runs(facts: Sequence[AnyFact]) -> list[list[AnyFact]]:
-    runs: list[list[AnyFact]] = []
-    for fact in facts:
-        if isinstance(fact, RunStarted):
-            runs.append([])
-        if runs:
-            runs[-1].append(fact)
-    return runs
 
 
 async def test_the_recorded_session_has_facts_of_every_kind(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.engine.test_compaction import FIRST, WORDS, page, shown_text
+from tests.engine.test_compaction import FIRST, WORDS, page, render_request
 from tests.kit.counting_model import CountingModel, is_summary
 from tests.kit.sessions import (
     PATIENCE,
@@ -66,7 +66,7 @@ async def read_book(model: Any, **options: Any) -> FinishedRun:
     """Run a reader to its answer, and check that every request has the first message."""
     run = await run_agent(build_reader(model, **options), FIRST)
     assert run.reason == "answered", run.outcome.error
-    assert all(FIRST in shown_text(request) for request in model.requests)
+    assert all(FIRST in render_request(request) for request in model.requests)
     return run
 
 
@@ -93,8 +93,8 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
         assert outcome.reason == "answered", outcome.error
         assert model.refused == 0 and turns + outcome.turns >= 299
         for number, (request, plan) in enumerate(zip(model.requests, reader.plans, strict=True)):
-            assert FIRST in shown_text(request)
-            assert plan in shown_text(request), f"request {number} is without {plan!r}"
+            assert FIRST in render_request(request)
+            assert plan in render_request(request), f"request {number} is without {plan!r}"
         facts = await session.facts()
         compactions = select_events(facts, ContextCompacted)
         assert len(compactions) > 5 and all(fact.tokens_after < fact.tokens_before for fact in compactions)
@@ -102,7 +102,7 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
         for number in (one for one in range(2, 299) if one % 40 != 1):
             assert await session._log.search(f"marker{number}x"), f"page {number} cannot be found any more"  # pyright: ignore[reportPrivateUsage]
     # The cost of a turn does not grow with the number of turns before it.
-    sizes = [sum(len(shown_text(one)) for one in model.requests[start : start + 100]) for start in (50, 150)]
+    sizes = [sum(len(render_request(one)) for one in model.requests[start : start + 100]) for start in (50, 150)]
     assert sizes[1] < sizes[0] * 1.25
     assert model.read < 300 * 4096
 
@@ -127,7 +127,7 @@ async def test_a_conversation_in_any_script_fits_the_window(words: str) -> None:
         facts = await session.facts()
     assert model.refused == 0 and len(model.summaries) > 1
     assert not select_failures(facts)
-    assert all("0: " + words in shown_text(request) for request in model.requests)
+    assert all("0: " + words in render_request(request) for request in model.requests)
 
 
 async def test_instructions_larger_than_the_window_stop_the_run() -> None:
@@ -205,7 +205,7 @@ async def test_a_message_that_is_too_long_ends_only_its_own_run(before: list[str
         async with session.regenerate() as run:
             outcome = await run.wait()
     assert outcome is not None and outcome.reason == "answered"
-    assert "Never mind" in shown_text(model.requests[-1]), "the regenerated question is never left out"
+    assert "Never mind" in render_request(model.requests[-1]), "the regenerated question is never left out"
 
 
 async def test_the_tokens_of_a_model_that_does_not_count_are_estimated() -> None:
@@ -431,8 +431,8 @@ async def test_a_session_with_compactions_resumes_after_a_crash_at_any_fact(tmp_
         async with agent.session(store, id=point.session_id) as session:
             await resume_run(session)
             if any(isinstance(fact, MessageReceived) for fact in point.facts):
-                assert all(FIRST in shown_text(request) for request in again.requests)
+                assert all(FIRST in render_request(request) for request in again.requests)
                 await run_to_end(session, "and?")
-                assert FIRST in shown_text(again.requests[-1]) and "and?" in list_user_texts(again.requests[-1])
+                assert FIRST in render_request(again.requests[-1]) and "and?" in list_user_texts(again.requests[-1])
         assert again.refused == 0
         await store.close()

@@ -5,22 +5,23 @@ provider, and folding again after a crash must give the same state.
 """
 
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.kit.sessions import select_events
 from tests.kit.strategies import failures, foreign_facts, replies
 from tests.kit.strict import check_growth, check_request
 from treadle.engine.authorize import ReadyCall, authorize_calls
 from treadle.engine.context import Projection
-from treadle.engine.model_call import build_request
+from treadle.engine.model_call import build_request, compact_or_note_failure
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Setup, later
-from treadle.engine.state import State, apply, fold
-from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Work, next_step
+from treadle.engine.state import State, Turn, apply, fold
+from treadle.engine.steps import TURN_CEILING, AskModel, Compact, Record, Rest, Work, next_step
 from treadle.events import (
     AgentConfig,
     AnyFact,
@@ -79,10 +80,25 @@ def now_or_never(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it waited for something")
 
 
+class SummaryModel(ScriptedModel):
+    """Writes a summary when it is asked for one. Hypothesis draws all other replies."""
+
+    async def stream(self, request: Request) -> Any:
+        yield Reply("- so it went")
+
+
 class Simulation:
     """A session and its engine, starting from any history."""
 
-    def __init__(self, data: st.DataObject, history: Sequence[AnyFact], limits: Limits, *, meddling: int = 0) -> None:
+    def __init__(
+        self,
+        data: st.DataObject,
+        history: Sequence[AnyFact],
+        limits: Limits,
+        *,
+        meddling: int = 0,
+        window: int | None = None,
+    ) -> None:
         self.draw = data.draw
         self.facts: list[AnyFact] = list(history)
         self.state = fold(self.facts)
@@ -90,7 +106,7 @@ class Simulation:
         self.clock = SteppingClock(max((fact.at for fact in history), default=0.0))
         self.meddling = meddling
         self.setup = Setup(
-            model=ScriptedModel(),
+            model=SummaryModel(window=window),
             tools=TOOLS,
             config=AgentConfig(instructions="Be brief."),
             limits=limits,
@@ -106,12 +122,12 @@ class Simulation:
         self.shown: tuple[dict[str, Json], list[Message]] = ({}, [])
         self.requests = 0
 
-    def run(self, bound: int = 400) -> Rest:
+    def run(self, bound: int = 400) -> None:
         """Run until nothing is left to do. Every question is answered, at the latest when the meddling is over."""
         for _ in range(bound):
             if self.meddling and self._chance(3):
                 self._meddle()
-            step = next_step(self.state, self.clock.now(), self.setup.limits)
+            step = next_step(self.state, self.clock.now(), self.setup.limits, self.setup.model.window)
             match step:
                 case Record(facts=facts):
                     assert facts, "a decision without facts makes no progress"
@@ -121,14 +137,23 @@ class Simulation:
                 case Work(calls=calls):
                     assert calls
                     self._work(step)
+                case Compact():
+                    self._compact()
                 case Rest(waiting=False):
                     assert self.state.run is None, "a run is active, but nobody is asked"
                     if not self.meddling:
-                        return step
+                        return
                     self._meddle()
                 case Rest():
                     self._answer_question(step)
         raise AssertionError(f"no rest after {bound} steps; the last was {step}")
+
+    def _compact(self) -> None:
+        entries = self.state.entries
+        assert all(entry.is_settled for entry in entries if isinstance(entry, Turn) and entry.reply)
+        if self._chance(4):
+            self.crash()
+        self.record(now_or_never(compact_or_note_failure(self.setup, self.state)))
 
     def record(self, *facts: AnyFact) -> None:
         for fact in facts:
@@ -241,14 +266,20 @@ def _build_start(ready: ReadyCall) -> CallStarted:
     )
 
 
-def check_runs(facts: Sequence[AnyFact]) -> int:
-    """Check that each run in these facts ends once, within its limits. Returns the number of runs."""
+def split_runs(facts: Iterable[AnyFact]) -> list[list[AnyFact]]:
+    """Return the facts of each run, from its start to the next one."""
     runs: list[list[AnyFact]] = []
     for fact in facts:
         if isinstance(fact, RunStarted):
             runs.append([])
         if runs:
             runs[-1].append(fact)
+    return runs
+
+
+def check_runs(facts: Iterable[AnyFact]) -> int:
+    """Check that each run in these facts ends once, within its limits. Returns the number of runs."""
+    runs = split_runs(facts)
     for run in runs:
         _check_run(run)
     return len(runs)
@@ -256,11 +287,11 @@ def check_runs(facts: Sequence[AnyFact]) -> int:
 
 def _check_run(run: list[AnyFact]) -> None:
     begin, limits = run[0], run[0].limits  # type: ignore[union-attr]
-    endings = [fact for fact in run if isinstance(fact, RunFinished)]
+    endings = select_events(run, RunFinished)
     assert len(endings) == 1, f"{begin} has {len(endings)} endings"
     end = endings[0]
     assert end.run_id == begin.run_id  # type: ignore[union-attr]
-    turns = [fact for fact in run if isinstance(fact, TurnStarted)]
+    turns = select_events(run, TurnStarted)
     wrap_ups = [turn for turn in turns if turn.wrap_up is not None]
     assert len(wrap_ups) <= 1
     if wrap_ups and end.reason not in ("cancelled", "failed"):
@@ -268,7 +299,7 @@ def _check_run(run: list[AnyFact]) -> None:
     allowed = min(limits.turns, TURN_CEILING) or 5  # text only: one, and at most two more for each bad kind of reply
     assert len(turns) - len(wrap_ups) <= allowed
     assert end.turns == len(turns) - len(wrap_ups)
-    started = {fact.call_id for fact in run if isinstance(fact, CallStarted)}
+    started = {fact.call_id for fact in select_events(run, CallStarted)}
     assert len(started) <= limits.calls and end.calls == len(started)
     assert end.reason == "answered" or end.can_continue
     _check_spending(run, limits, end)
@@ -291,10 +322,10 @@ def _check_spending(run: list[AnyFact], limits: Limits, end: RunFinished) -> Non
 
 def check_results(facts: Sequence[AnyFact]) -> int:
     """Check that each call has exactly one result, after it. Returns the number of calls."""
-    made = [call.id for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls]
-    results = [fact for fact in facts if isinstance(fact, CallFinished)]
+    made = [call.id for fact in select_events(facts, ModelReplied) for call in fact.calls]
+    results = select_events(facts, CallFinished)
     assert Counter(made) == Counter(fact.call_id for fact in results)
-    started = {fact.call_id for fact in facts if isinstance(fact, CallStarted)}
+    started = {fact.call_id for fact in select_events(facts, CallStarted)}
     refused = {fact.call_id for fact in results if fact.status in ("refused", "denied")}
     assert not started & refused, "a call that ran has a result that says it did not"
     return len(made)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import Scenario, every_scenario, finished_ids, stored
+from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids, select_facts
 from treadle.dialects import jsonrpc
 from treadle.dialects.base import encode_frame
 from treadle.dialects.chat_rpc import ChatRpcDialect
@@ -29,14 +29,14 @@ async def test_every_run_is_sent_in_the_six_kinds_and_ends_with_done(scenario: S
     assert all(one["jsonrpc"] == "2.0" and one["method"] == "agents.chat.event" for one in sent)
     params = [one["params"] for one in sent]
     assert {one["kind"] for one in params} <= KINDS and {one["session_id"] for one in params} == {"s1"}
-    assert [one["id"] for one in params if one["kind"] == "tool_result"] == finished_ids(events)
+    assert [one["id"] for one in params if one["kind"] == "tool_result"] == list_finished_ids(events)
     assert params[-1]["kind"] == "done"
 
 
 @every_scenario
 async def test_a_late_watcher_gets_the_same_text_before_the_next_event(scenario: Scenario) -> None:
     events = await scenario()
-    live, later = ([one["params"] for one in translate(seen)] for seen in (events, stored(events)))
+    live, later = ([one["params"] for one in translate(seen)] for seen in (events, select_facts(events)))
     assert text(live) == text(later)
     untold = [one for one in live if one["kind"] != "token"]
     assert untold == [one for one in later if one["kind"] != "token"]

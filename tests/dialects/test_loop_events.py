@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import Scenario, every_scenario, finished_ids, stored
+from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids, select_facts
 from treadle.dialects.base import encode_frame
 from treadle.dialects.loop_events import EVENT_NAMES, LoopDialect
 from treadle.events import Event, Limits, ModelReplied, RunFinished, RunStarted, TurnStarted
@@ -90,7 +90,7 @@ def accept(sent: list[dict[str, Any]]) -> None:
 async def test_every_run_is_sent_in_an_order_that_the_state_machine_accepts(scenario: Scenario) -> None:
     events = await scenario()
     accept(translate(events))
-    accept(translate(stored(events)))
+    accept(translate(select_facts(events)))
 
 
 @every_scenario
@@ -99,9 +99,9 @@ async def test_every_result_is_sent_once_and_only_the_thirteen_names_are_used(sc
     sent = translate(events)
     assert {one["event"] for one in sent} <= set(EVENT_NAMES.values()) and len(EVENT_NAMES) == 13
     done = [one["data"]["call_id"] for one in sent if one["event"] == "tool_execution_completed"]
-    assert done == finished_ids(events)
+    assert done == list_finished_ids(events)
     live = [one for one in sent if one["event"] != "token_generated"]
-    assert live == translate(stored(events))
+    assert live == translate(select_facts(events))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import Scenario, every_scenario, finished_ids, stored
+from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids, select_facts
 from treadle.dialects.base import encode_frame
 from treadle.dialects.message_frames import ChatStatusDialect, MessageFramesDialect
 from treadle.events import Event, MessageReceived, ModelReplied, Rewound, RunFinished, SessionRenamed
@@ -54,8 +54,8 @@ async def test_no_message_is_left_open_and_every_result_is_shown_once(scenario: 
     events = await scenario()
     page = Page(translate(events))
     assert not any(message["open"] for message in page.messages.values())
-    assert page.results == finished_ids(events)
-    assert page.messages == Page(translate(stored(events))).messages
+    assert page.results == list_finished_ids(events)
+    assert page.messages == Page(translate(select_facts(events))).messages
 
 
 @every_scenario
@@ -119,7 +119,7 @@ def test_a_new_name_is_sent_for_the_session_and_for_the_chat() -> None:
 
 async def test_the_channel_of_all_chats_says_who_needs_you() -> None:
     dialect = ChatStatusDialect("s1")
-    events = stored(await recordings.an_approved_call())
+    events = select_facts(await recordings.an_approved_call())
     assert [frame.status for event in events for frame in dialect.feed(event)] == [
         "streaming",
         "needs_you",
@@ -129,7 +129,7 @@ async def test_the_channel_of_all_chats_says_who_needs_you() -> None:
 
 
 async def test_a_message_without_a_reply_is_completed_when_the_run_ends() -> None:
-    events = stored(await recordings.a_plain_answer())
+    events = select_facts(await recordings.a_plain_answer())
     cut = [event for event in events if not isinstance(event, ModelReplied | RunFinished)]
     frames = translate(
         [*cut, RunFinished(seq=99, at=events[-1].at, run_id="run_1", reason="cancelled", can_continue=True)]

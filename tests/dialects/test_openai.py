@@ -233,7 +233,7 @@ def test_bare_prompts_are_read_and_answered_in_chunks() -> None:
 async def test_a_late_watcher_of_an_agent_gets_the_same_text(name: str) -> None:
     events = await getattr(recordings, name)()
     texts: set[str] = set()
-    for seen in (events, recordings.stored(events)):
+    for seen in (events, recordings.select_facts(events)):
         chunks, response = ChatChunkDialect("id", "agent:a", 1), ResponsesDialect("r", "agent:a", 1.0)
         frames = written(frame for event in seen for frame in chunks.feed(event))
         texts.add("".join(frame["choices"][0]["delta"].get("content", "") for frame in frames).replace("\n\n", ""))

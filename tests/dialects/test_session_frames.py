@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import Scenario, every_scenario, stored
+from tests.kit.recorded_runs import Scenario, every_scenario, select_facts
 from treadle.dialects.base import encode_frame, parse_approval_id, shorten_output
 from treadle.dialects.session_frames import SessionFramesDialect
 from treadle.events import Event, RunFinished, SessionCreated, TextDelta
@@ -42,12 +42,12 @@ async def test_every_run_ends_in_one_done_and_every_start_has_its_end(scenario: 
 @every_scenario
 async def test_a_late_watcher_gets_the_same_frames(scenario: Scenario) -> None:
     events = await scenario()
-    assert joined(translate(events)) == translate(stored(events))
+    assert joined(translate(events)) == translate(select_facts(events))
     first_only: list[Event] = []
     for event in events:
         if not isinstance(event, TextDelta) or not isinstance(first_only[-1], TextDelta):
             first_only.append(event)
-    assert joined(translate(first_only)) == translate(stored(events))
+    assert joined(translate(first_only)) == translate(select_facts(events))
 
 
 def joined(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:

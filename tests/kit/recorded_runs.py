@@ -6,236 +6,151 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, finish_run, note, wait_for
+from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, finish_run, note, run_message, wait_for
 from treadle import Agent, Answer, AskUser, Limits, Runtime, Session, later
 from treadle.errors import ModelError
-from treadle.events import (
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    Delta,
-    Event,
-    InputRequested,
-    RunFinished,
-    SessionCreated,
-)
+from treadle.events import ApprovalRequested, CallFinished, CallStarted, Delta, Event, InputRequested, RunFinished
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Reply, Usage
 from treadle.testing import call, say
 
-Doing = Callable[[Session], Awaitable[Any]]
+Action = Callable[[Session], Awaitable[Any]]
 Scenario = Callable[[], Awaitable[list[Event]]]
+SCENARIOS: list[Scenario] = []
 
 
-async def watched(agent: Agent, doing: Doing) -> list[Event]:
-    """What a watcher from the beginning sees, up to the last fact when all is done."""
+async def record(agent: Agent, act: Action) -> list[Event]:
+    """Return the events of a watcher from the beginning, up to the last fact when all is done."""
     async with Runtime(":memory:", [agent]) as runtime, runtime.session(new=True) as session:
-        seen: list[Event] = []
+        events: list[Event] = []
         watch = session.watch()
 
-        async def look() -> None:
+        async def follow() -> None:
             async for event in watch:
-                seen.append(event)
+                events.append(event)
 
-        looking = asyncio.create_task(look())
+        following = asyncio.create_task(follow())
         async with asyncio.timeout(PATIENCE):
-            await doing(session)
+            await act(session)
             watch.stop_at((await session.facts())[-1].seq)
-            await looking
+            await following
         watch.close()
-        return seen
+        return events
 
 
-def sending(*texts: str) -> Doing:
-    async def doing(session: Session) -> None:
-        for text in texts:
-            after = (await session.facts())[-1].seq
-            await session.send(text)
-            await wait_for(session, RunFinished, after=after)
+def add_scenario(name: str, act: Action | str, *script: Any, **options: Any) -> Scenario:
+    """Add a scenario: a message or other actions, on a script and options of the agent."""
 
-    return doing
+    async def send(session: Session) -> None:
+        await run_message(session, act)
 
+    async def scenario() -> list[Event]:
+        return await record(build_agent(*script, **options)[0], send if isinstance(act, str) else act)
 
-async def a_plain_answer() -> list[Event]:
-    agent, _ = build_agent(say("Hello\nthere", usage=Usage(7, 3)))
-    return await watched(agent, sending("hi"))
-
-
-async def two_turns_with_calls() -> list[Event]:
-    agent, _ = build_agent(["let me see", call("note", text="é"), call("note", text="b")], "noted", tools=[note])
-    return await watched(agent, sending("note this"))
+    scenario.__name__ = name
+    SCENARIOS.append(scenario)
+    return scenario
 
 
-async def _asked(answer: Answer) -> list[Event]:
-    agent, _ = build_agent(
-        call("drop", table="users"), "as you say", tools=Tables().tools, gate=later, approval_ttl=300
-    )
-
-    async def doing(session: Session) -> None:
+def _build_approval(answer: Answer) -> Action:
+    async def act(session: Session) -> None:
         await session.send("drop users")
         question = await wait_for(session, ApprovalRequested)
         await session.approve(question.call_id, answer)
         await wait_for(session, RunFinished)
 
-    return await watched(agent, doing)
+    return act
 
 
-async def an_approved_call() -> list[Event]:
-    return await _asked(Answer())
+async def _answer(session: Session) -> None:
+    await session.send("paint it")
+    question = await wait_for(session, InputRequested)
+    await session.answer(question.call_id, "red")
+    await wait_for(session, RunFinished)
 
 
-async def a_denied_call() -> list[Event]:
-    return await _asked(Answer("deny", comment="not today"))
+async def _regenerate(session: Session) -> None:
+    await run_message(session, "hi")
+    await finish_run(session.regenerate())
 
 
-async def a_call_denied_by_policy() -> list[Event]:
-    agent, _ = build_agent(call("drop", table="users"), "well then", tools=Tables().tools)
-    return await watched(agent, sending("drop users"))
+NOTE, DROP_USERS = call("note", text="x"), call("drop", table="users")
+NOTES = [call("note", text=str(number)) for number in range(3)]
+GATE: dict[str, Any] = {"tools": Tables().tools, "gate": later, "approval_ttl": 300}
+OVERLOADED = ModelError("overloaded", kind="overloaded", retryable=True, retry_after=0.001, partial="Hel")
 
-
-async def an_unknown_tool_and_bad_arguments() -> list[Event]:
-    agent, _ = build_agent([call("fly"), call("note", txt=1)], "sorry", tools=[note])
-    return await watched(agent, sending("fly"))
-
-
-async def an_answered_question() -> list[Event]:
-    agent, _ = build_agent(call("ask_user", question="Which one?"), "the red one", tools=[AskUser()], gate=later)
-
-    async def doing(session: Session) -> None:
-        await session.send("paint it")
-        question = await wait_for(session, InputRequested)
-        await session.answer(question.call_id, "red")
-        await wait_for(session, RunFinished)
-
-    return await watched(agent, doing)
-
-
-async def a_turn_limit() -> list[Event]:
-    agent, _ = build_agent(call("note", text="x"), "so far so good", tools=[note], limits=Limits(turns=1))
-    return await watched(agent, sending("go on for ever"))
-
-
-async def a_call_limit() -> list[Event]:
-    calls = [call("note", text=str(number)) for number in range(3)]
-    agent, _ = build_agent(calls, "that is all", tools=[note], limits=Limits(calls=2))
-    return await watched(agent, sending("note three"))
-
-
-async def a_token_limit() -> list[Event]:
-    cut = Reply("half a sent", finish="length", usage=Usage(5, 9))
-    agent, _ = build_agent(cut, "in short: half", limits=Limits(tokens=9))
-    return await watched(agent, sending("tell me a story"))
-
-
-async def a_doom_loop() -> list[Event]:
-    again = [call("note", text="x")] * 5
-    agent, _ = build_agent(*again, "I was going round", *(["over"] * 3), tools=[note])
-    return await watched(agent, sending("go round"))
-
-
-async def a_failure_and_a_retry() -> list[Event]:
-    broken = ModelError("overloaded", kind="overloaded", retryable=True, retry_after=0.001, partial="Hel")
-    agent, _ = build_agent(broken, "Hello")
-    return await watched(agent, sending("hi"))
-
-
-async def a_failure() -> list[Event]:
-    agent, _ = build_agent(ModelError("no such key", kind="auth"))
-    return await watched(agent, sending("hi"))
+a_plain_answer = add_scenario("a_plain_answer", "hi", say("Hello\nthere", usage=Usage(7, 3)))
+two_turns_with_calls = add_scenario(
+    "two_turns_with_calls",
+    "note this",
+    ["let me see", call("note", text="é"), call("note", text="b")],
+    "noted",
+    tools=[note],
+)
+an_approved_call = add_scenario("an_approved_call", _build_approval(Answer()), DROP_USERS, "as you say", **GATE)
+a_denied_call = add_scenario(
+    "a_denied_call", _build_approval(Answer("deny", comment="not today")), DROP_USERS, "as you say", **GATE
+)
+a_call_denied_by_policy = add_scenario(
+    "a_call_denied_by_policy", "drop users", DROP_USERS, "well then", tools=Tables().tools
+)
+bad_calls = add_scenario("bad_calls", "fly", [call("fly"), call("note", txt=1)], "sorry", tools=[note])
+an_answered_question = add_scenario(
+    "an_answered_question", _answer, call("ask_user", question="Which?"), "the red one", tools=[AskUser()], gate=later
+)
+a_turn_limit = add_scenario(
+    "a_turn_limit", "go on for ever", NOTE, "so far so good", tools=[note], limits=Limits(turns=1)
+)
+a_call_limit = add_scenario("a_call_limit", "note three", NOTES, "that is all", tools=[note], limits=Limits(calls=2))
+a_token_limit = add_scenario(
+    "a_token_limit",
+    "tell me a story",
+    Reply("half a sent", finish="length", usage=Usage(5, 9)),
+    "in short: half",
+    limits=Limits(tokens=9),
+)
+a_doom_loop = add_scenario("a_doom_loop", "go round", *[NOTE] * 5, "I was going round", *["over"] * 3, tools=[note])
+a_failure_and_a_retry = add_scenario("a_failure_and_a_retry", "hi", OVERLOADED, "Hello")
+a_failure = add_scenario("a_failure", "hi", ModelError("no such key", kind="auth"))
+being_stuck = add_scenario("being_stuck", "square the circle", "<stuck>I cannot</stuck>")
+yielding = add_scenario("yielding", "play", "<yield>your turn</yield>")
+an_answer_with_confidence = add_scenario(
+    "an_answer_with_confidence", "the answer?", '<answer confidence="0.9">42</answer>'
+)
+an_empty_reply = add_scenario("an_empty_reply", "hello?", "", "here I am")
+a_regenerated_answer = add_scenario("a_regenerated_answer", _regenerate, "first", "second")
 
 
 async def a_cancelled_call() -> list[Event]:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
-
-    async def doing(session: Session) -> None:
+    async def act(session: Session) -> None:
         await session.send("wait")
         await wait_for(session, CallStarted)
         await session.cancel(by="operator")
 
-    return await watched(agent, doing)
-
-
-async def being_stuck() -> list[Event]:
-    agent, _ = build_agent("<stuck>I cannot</stuck>")
-    return await watched(agent, sending("square the circle"))
-
-
-async def yielding() -> list[Event]:
-    agent, _ = build_agent("<yield>your turn</yield>")
-    return await watched(agent, sending("play"))
-
-
-async def an_answer_with_confidence() -> list[Event]:
-    agent, _ = build_agent('<answer confidence="0.9">42</answer>')
-    return await watched(agent, sending("the answer?"))
-
-
-async def an_empty_reply() -> list[Event]:
-    agent, _ = build_agent("", "here I am")
-    return await watched(agent, sending("hello?"))
-
-
-async def a_regenerated_answer() -> list[Event]:
-    agent, _ = build_agent("first", "second")
-
-    async def doing(session: Session) -> None:
-        await sending("hi")(session)
-        await finish_run(session.regenerate())
-
-    return await watched(agent, doing)
+    return await record(build_agent(call("wait"), "never", tools=[HeldTool().tool])[0], act)
 
 
 async def a_crash_in_a_call() -> list[Event]:
-    """The process went away while a call ran: another one takes the session up."""
-    held, log = HeldTool(), InMemoryLog()
-    agent, _ = build_agent(call("wait"), tools=[held.tool])
-    async with Runtime(log, [agent]) as runtime, runtime.session(new=True) as session:
-        await session.send("wait")
-        await wait_for(session, CallStarted)
-        left = await session.facts()
+    """Run a call, and let another process resume the session from the facts that were recorded by then."""
+    held, copy = HeldTool(), InMemoryLog()
+    async with held.open_session(InMemoryLog()) as session:
+        await copy.create(session.id, await session.facts())
     again, _ = build_agent("it may have run", tools=[held.tool])
-    copy, first = InMemoryLog(), left[0]
-    assert isinstance(first, SessionCreated)
-    await copy.create(first.session_id, left)
-    async with Runtime(copy, [again]) as runtime, runtime.session(id=first.session_id) as session:
+    async with again.session(copy, id=session.id) as session:
         await finish_run(session.resume())
         facts: list[Event] = [*await session.facts()]
-    await log.close()
     await copy.close()
     return facts
 
 
-SCENARIOS = [
-    a_plain_answer,
-    two_turns_with_calls,
-    an_approved_call,
-    a_denied_call,
-    a_call_denied_by_policy,
-    an_unknown_tool_and_bad_arguments,
-    an_answered_question,
-    a_turn_limit,
-    a_call_limit,
-    a_token_limit,
-    a_doom_loop,
-    a_failure_and_a_retry,
-    a_failure,
-    a_cancelled_call,
-    being_stuck,
-    yielding,
-    an_answer_with_confidence,
-    an_empty_reply,
-    a_regenerated_answer,
-    a_crash_in_a_call,
-]
-
+SCENARIOS += [a_cancelled_call, a_crash_in_a_call]
 every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 
 
-def stored(events: list[Event]) -> list[Event]:
+def select_facts(events: list[Event]) -> list[Event]:
     """The same session as it is read from the log later: without deltas."""
     return [event for event in events if not isinstance(event, Delta)]
 
 
-def finished_ids(events: list[Event]) -> list[str]:
+def list_finished_ids(events: list[Event]) -> list[str]:
     return [event.call_id for event in events if isinstance(event, CallFinished)]

@@ -33,6 +33,16 @@ _NOT_KEPT = "its old content was not stored: too large, too many files, or secre
 _CHANGED_BY_OTHERS = "somebody else changed it after the last call did; force=True rewinds it all the same"
 
 
+class Rewind(Struct, frozen=True):
+    """What a rewind did, or would do with `dry_run`. Each diff leads from now to then."""
+
+    to: int
+    what: RewindTarget
+    changes: tuple[RewindChange, ...] = ()
+    skipped: tuple[SkippedFile, ...] = ()
+    done: bool = False
+
+
 class RewindChange(Struct, frozen=True):
     """How a file differs: a unified diff, and the ids of the calls that changed it.
 
@@ -51,16 +61,6 @@ class SkippedFile(Struct, frozen=True):
 
     path: str
     why: str
-
-
-class Rewind(Struct, frozen=True):
-    """What a rewind did, or would do with `dry_run`. Each diff leads from now to then."""
-
-    to: int
-    what: RewindTarget
-    changes: tuple[RewindChange, ...] = ()
-    skipped: tuple[SkippedFile, ...] = ()
-    done: bool = False
 
 
 class RunControl(Protocol):

@@ -36,14 +36,6 @@ class PostResult(Struct, frozen=True):
     is_new: bool
 
 
-class Artifact(Struct, frozen=True):
-    """Content that is too large for the model's context, stored in full."""
-
-    id: str
-    media_type: str
-    data: bytes
-
-
 class SessionInfo(Struct, frozen=True):
     """One entry in the list of sessions."""
 
@@ -84,6 +76,14 @@ class SessionPage(Struct, frozen=True):
 
     sessions: tuple[SessionInfo, ...]
     cursor: str = ""
+
+
+class Artifact(Struct, frozen=True):
+    """Content that is too large for the model's context, stored in full."""
+
+    id: str
+    media_type: str
+    data: bytes
 
 
 class SearchHit(Struct, frozen=True):

@@ -33,6 +33,15 @@ class SandboxUnavailable(TreadleError):
     """There is no sandbox, so nothing was run. The message says why, and what to install."""
 
 
+class ProbeResult(Struct, frozen=True):
+    """Which sandbox works here, why no better one does, and what to install. `network`: can it be granted?"""
+
+    level: SandboxLevel
+    why: str
+    hint: str = ""
+    network: bool = False
+
+
 class Bounds(Struct, frozen=True):
     """The limits of a command. Memory and processes count for all its processes together.
 
@@ -79,15 +88,6 @@ class CommandResult(Struct, frozen=True):
     signal: int | None
     seconds: float
     output_bytes: int
-
-
-class ProbeResult(Struct, frozen=True):
-    """Which sandbox works here, why no better one does, and what to install. `network`: can it be granted?"""
-
-    level: SandboxLevel
-    why: str
-    hint: str = ""
-    network: bool = False
 
 
 class Sandbox(Protocol):

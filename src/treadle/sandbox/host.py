@@ -15,18 +15,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from treadle.sandbox import process
 from treadle.sandbox.base import CommandResult, Job, OnOutput
 from treadle.sandbox.environment import build_host_environment
 from treadle.sandbox.guarded_paths import resolve_working_folder, resolve_workspace
-from treadle.sandbox.process import (
-    CommandOutput,
-    ProcessFollower,
-    ProcessTree,
-    build_limits,
-    create_memory_file,
-    open_pipe,
-    spawn_process,
-)
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -55,23 +47,24 @@ async def run_supervised(
     config: SupervisorConfig, job: Job, folders: tuple[Path, ...], on_output: OnOutput
 ) -> CommandResult:
     """Run a command to its end. `folders` are watched for growth."""
-    limits = [*build_limits(job.bounds, per_namespace=False).items()]
+    limits = [*process.build_limits(job.bounds, per_namespace=False).items()]
     settings = marshal.dumps({**msgspec.structs.asdict(config), "limits": limits})
     with ExitStack() as ours:
         with ExitStack() as theirs:
-            control, stop = open_pipe(theirs, ours)
-            read_end, write_end = open_pipe(ours, theirs)
-            settings_file = create_memory_file("settings", settings, theirs)
+            control, stop = process.open_pipe(theirs, ours)
+            read_end, write_end = process.open_pipe(ours, theirs)
+            settings_file = process.create_memory_file("settings", settings, theirs)
             command = [sys.executable, "-I", "-S", "-B", str(_SUPERVISOR), str(settings_file), str(control)]
-            process = spawn_process(command, subprocess.DEVNULL, write_end, (settings_file, control))
-        output = CommandOutput(read_end, job.bounds.output_bytes)
+            supervisor = process.spawn_process(command, subprocess.DEVNULL, write_end, (settings_file, control))
+        output = process.CommandOutput(read_end, job.bounds.output_bytes)
         ours.callback(output.stop)
-        handle = os.pidfd_open(process.pid)
+        handle = os.pidfd_open(supervisor.pid)
         ours.callback(os.close, handle)
 
         def stop_all() -> None:
             with suppress(BrokenPipeError):  # it has ended already
                 os.write(stop, b"stop")
 
-        tree = ProcessTree(process.pid, stop_all, (handle,))
-        return await ProcessFollower(process, tree, job.bounds, folders).follow(output, on_output, lambda: None)
+        tree = process.ProcessTree(supervisor.pid, stop_all, (handle,))
+        follower = process.ProcessFollower(supervisor, tree, job.bounds, folders)
+        return await follower.follow(output, on_output, lambda: None)

@@ -64,6 +64,21 @@ async def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> A
     await opened.close()
 
 
+@pytest.fixture
+async def mine(log: Log) -> Claim:
+    """The right to run the session `s`, for as long as the clock stands still."""
+    return await claim(log)
+
+
+@pytest.fixture
+async def sqlite_log(path: Path) -> AsyncIterator[SqliteLog]:
+    """A log in a file, on the real clock, with the session `s`."""
+    opened = SqliteLog(path)
+    await opened.create("s", [Make.created("s")])
+    yield opened
+    await opened.close()
+
+
 async def claim(log: Log, session_id: str = "s", owner: str = "me", ttl: float = 30) -> Claim:
     claimed = await log.claim(owner, ttl, session_id)
     assert claimed is not None

@@ -42,8 +42,7 @@ async def test_created_facts_keep_the_time_they_carry_and_others_get_the_time_of
     assert [fact.at for fact in await log.read("t")] == [1000.0, 5.0]
 
 
-async def test_a_fork_takes_copies_and_leaves_the_facts_of_the_first_session_alone(log, make, clock) -> None:
-    mine = await claim(log)
+async def test_a_fork_takes_copies_and_leaves_the_facts_of_the_first_session_alone(log, make, clock, mine) -> None:
     await log.append(mine, 1, make.notes("a", "b"))
     clock.now = 2000.0
     original = await log.read("s")
@@ -114,8 +113,7 @@ async def test_a_post_of_nothing_only_wakes(log: Log) -> None:
     watch.close()
 
 
-async def test_anyone_may_post_while_another_runs_the_session(log: Log, make) -> None:
-    mine = await claim(log)
+async def test_anyone_may_post_while_another_runs_the_session(log: Log, make, mine: Claim) -> None:
     await log.post("s", [make.message("hello")])
     await log.append(mine, 2, make.notes("a"))
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
@@ -161,8 +159,7 @@ async def test_a_lapsed_claim_is_taken_over_with_the_next_epoch(log: Log, clock)
     assert await log.claim("you", 30) == Claim("s", "you", 2, 30)
 
 
-async def test_a_renewed_claim_does_not_lapse(log: Log, clock) -> None:
-    mine = await claim(log, ttl=30)
+async def test_a_renewed_claim_does_not_lapse(log: Log, clock, mine: Claim) -> None:
     clock.now = 1020.0
     await log.renew(mine)
     clock.now = 1049.0
@@ -171,8 +168,7 @@ async def test_a_renewed_claim_does_not_lapse(log: Log, clock) -> None:
     assert await log.claim("you", 30) is not None
 
 
-async def test_an_old_claim_can_neither_append_nor_renew_nor_release_after_a_takeover(log, make, clock) -> None:
-    mine = await claim(log, ttl=30)
+async def test_an_old_claim_can_neither_append_nor_renew_nor_release_after_a_takeover(log, make, clock, mine) -> None:
     clock.now = 1030.0
     yours = await claim(log, owner="you")
     for attempt in (log.append(mine, 1, make.notes("zombie")), log.renew(mine), log.release(mine, None)):
@@ -183,16 +179,14 @@ async def test_an_old_claim_can_neither_append_nor_renew_nor_release_after_a_tak
     assert (await log.get_info("s")).owner == "you"
 
 
-async def test_an_owner_whose_lease_lapsed_may_go_on_while_nobody_took_over(log, make, clock) -> None:
-    mine = await claim(log, ttl=30)
+async def test_an_owner_whose_lease_lapsed_may_go_on_while_nobody_took_over(log, make, clock, mine: Claim) -> None:
     clock.now = 5000.0
     await log.append(mine, 1, make.notes("late"))
     await log.renew(mine)
     assert await log.claim("you", 30) is None
 
 
-async def test_a_released_claim_is_worth_nothing(log: Log, make) -> None:
-    mine = await claim(log)
+async def test_a_released_claim_is_worth_nothing(log: Log, make, mine: Claim) -> None:
     assert await log.release(mine, 1)
     with pytest.raises(ClaimLost):
         await log.append(mine, 1, make.notes("x"))
@@ -201,8 +195,7 @@ async def test_a_released_claim_is_worth_nothing(log: Log, make) -> None:
         await log.append(mine, 1, make.notes("x"))
 
 
-async def test_a_release_is_refused_when_there_is_more_to_do(log: Log, make) -> None:
-    mine = await claim(log)
+async def test_a_release_is_refused_when_there_is_more_to_do(log: Log, make, mine: Claim) -> None:
     await log.post("s", [make.message("wait!")])
     assert not await log.release(mine, 1)
     await log.append(mine, 2, make.notes("still mine"))
@@ -210,31 +203,24 @@ async def test_a_release_is_refused_when_there_is_more_to_do(log: Log, make) -> 
     assert (await log.get_info("s")).owner == ""
 
 
-async def test_a_session_that_handled_its_posts_is_not_due_after_its_release(log: Log, make) -> None:
-    mine = await claim(log)
-    await log.post("s", [make.message("x")])
-    assert await log.release(mine, 2)
-    assert await log.claim("me", 30) is None
-
-
-async def test_a_release_without_a_position_keeps_a_wake_up_that_came_meanwhile(log, make) -> None:
-    mine = await claim(log)
-    await log.post("s", [make.message("x")])
-    assert await log.release(mine, None)
-    assert await log.claim("me", 30) == Claim("s", "me", 2, 30)
-
-
-@pytest.mark.parametrize(("posted", "wake_at", "expected"), [(True, 1500.0, 1000.0), (False, 1500.0, 1500.0)])
-async def test_a_release_without_a_position_wakes_at_the_earlier_time(log, make, posted, wake_at, expected):
-    mine = await claim(log)
-    if posted:
-        await log.post("s", [make.message("x")])
-    await log.release(mine, None, wake_at)
+@pytest.mark.parametrize(
+    ("posted", "position", "wake_at", "expected"),
+    [
+        pytest.param(True, 2, None, None, id="the post was seen"),
+        pytest.param(True, None, None, 1000.0, id="the post came meanwhile"),
+        pytest.param(True, None, 1500.0, 1000.0, id="the post is earlier"),
+        pytest.param(False, None, 1500.0, 1500.0, id="no post"),
+    ],
+)
+async def test_a_release_keeps_a_wake_up_that_was_not_seen(log, make, mine, posted, position, wake_at, expected):
+    for message in [make.message("x")] * posted:
+        await log.post("s", [message])
+    assert await log.release(mine, position, wake_at)
     assert (await log.get_info("s")).wake_at == expected
+    assert (await log.claim("me", 30) is not None) == (expected == 1000.0)
 
 
-async def test_a_session_is_due_at_its_wake_at_and_not_before(log: Log, clock) -> None:
-    mine = await claim(log)
+async def test_a_session_is_due_at_its_wake_at_and_not_before(log: Log, clock, mine: Claim) -> None:
     assert await log.release(mine, 1, wake_at=1100.0)
     clock.now = 1099.0
     assert await log.claim("me", 30) is None
@@ -243,8 +229,7 @@ async def test_a_session_is_due_at_its_wake_at_and_not_before(log: Log, clock) -
     assert (await log.get_info("s")).wake_at is None
 
 
-async def test_a_post_wakes_a_session_before_its_wake_at(log: Log, make, clock) -> None:
-    mine = await claim(log)
+async def test_a_post_wakes_a_session_before_its_wake_at(log: Log, make, clock, mine: Claim) -> None:
     await log.release(mine, 1, wake_at=9000.0, waiting=True)
     await log.post("s", [make.message("answer")])
     assert (await claim(log, "")).session_id == "s"
@@ -279,8 +264,7 @@ async def test_agents_narrow_the_choice(log: Log, make) -> None:
     assert claimed.session_id == "t"
 
 
-async def test_waiting_ends_when_the_session_is_claimed(log: Log) -> None:
-    mine = await claim(log)
+async def test_waiting_ends_when_the_session_is_claimed(log: Log, mine: Claim) -> None:
     await log.release(mine, 1, waiting=True)
     assert (await log.get_info("s")).status == "waiting"
     await claim(log)
@@ -290,8 +274,7 @@ async def test_waiting_ends_when_the_session_is_claimed(log: Log) -> None:
 # --- append
 
 
-async def test_an_append_stores_and_stamps_its_facts(log: Log, make, clock) -> None:
-    mine = await claim(log)
+async def test_an_append_stores_and_stamps_its_facts(log: Log, make, clock, mine: Claim) -> None:
     clock.now = 1007.0
     facts = make.notes("a", "b")
     await log.append(mine, 1, facts)
@@ -304,8 +287,7 @@ async def test_an_append_of_nothing_writes_nothing(log: Log) -> None:
     assert (await log.get_info("s")).seq == 1
 
 
-async def test_an_append_to_a_log_that_moved_on_writes_nothing(log: Log, make) -> None:
-    mine = await claim(log)
+async def test_an_append_to_a_log_that_moved_on_writes_nothing(log: Log, make, mine: Claim) -> None:
     await log.post("s", [make.message("x")])
     facts = make.notes("a")
     for wrong in (1, 3):
@@ -316,8 +298,7 @@ async def test_an_append_to_a_log_that_moved_on_writes_nothing(log: Log, make) -
     assert [fact.seq for fact in facts] == [3]
 
 
-async def test_an_append_that_is_sent_again_with_its_key_is_stored_once(log: Log, make, clock) -> None:
-    mine = await claim(log)
+async def test_an_append_that_is_sent_again_with_its_key_is_stored_once(log: Log, make, clock, mine: Claim) -> None:
     await log.append(mine, 1, make.notes("a", "b"), "k")
     clock.now += 1
     again = make.notes("a", "b")
@@ -327,15 +308,13 @@ async def test_an_append_that_is_sent_again_with_its_key_is_stored_once(log: Log
     assert await names(log) == ["a", "b"]
 
 
-async def test_an_append_with_a_key_that_was_used_for_other_facts_is_a_conflict(log: Log, make) -> None:
-    mine = await claim(log)
+async def test_an_append_with_a_key_that_was_used_for_other_facts_is_a_conflict(log: Log, make, mine: Claim) -> None:
     await log.append(mine, 1, make.notes("a", "b"), "k")
     with pytest.raises(Conflict, match="other facts"):
         await log.append(mine, 3, make.notes("c"), "k")
 
 
-async def test_an_append_that_is_sent_again_after_a_takeover_is_refused(log: Log, make, clock) -> None:
-    mine = await claim(log, ttl=30)
+async def test_an_append_that_is_sent_again_after_a_takeover_is_refused(log: Log, make, clock, mine: Claim) -> None:
     await log.append(mine, 1, make.notes("a"), "k")
     clock.now = 1030.0
     await claim(log, owner="you")
@@ -343,8 +322,7 @@ async def test_an_append_that_is_sent_again_after_a_takeover_is_refused(log: Log
         await log.append(mine, 1, make.notes("a"), "k")
 
 
-async def test_a_refused_append_does_not_use_its_key(log: Log, make) -> None:
-    mine = await claim(log)
+async def test_a_refused_append_does_not_use_its_key(log: Log, make, mine: Claim) -> None:
     with pytest.raises(PositionMoved):
         await log.append(mine, 9, make.notes("a"), "k")
     await log.append(mine, 1, make.notes("a"), "k")
@@ -354,8 +332,7 @@ async def test_a_refused_append_does_not_use_its_key(log: Log, make) -> None:
 # --- read
 
 
-async def test_reading_goes_on_after_a_position_and_stops_at_the_limit(log: Log, make) -> None:
-    mine = await claim(log)
+async def test_reading_goes_on_after_a_position_and_stops_at_the_limit(log: Log, make, mine: Claim) -> None:
     await log.append(mine, 1, make.notes(*"abcde"))
     assert [fact.seq for fact in await log.read("s", 2)] == [3, 4, 5, 6]
     assert [fact.seq for fact in await log.read("s", 2, 2)] == [3, 4]
@@ -452,8 +429,7 @@ async def test_a_session_with_a_live_owner_cannot_be_deleted(log: Log, clock) ->
     await log.delete("s")
 
 
-async def test_a_claim_of_a_deleted_session_does_not_fit_the_next_one_of_that_name(log, make, clock) -> None:
-    mine = await claim(log, ttl=30)
+async def test_a_claim_of_a_deleted_session_does_not_fit_the_next_one_of_that_name(log, make, clock, mine) -> None:
     clock.now = 1030.0
     await log.delete("s")
     with pytest.raises(NotFound):

@@ -25,8 +25,7 @@ from treadle.messages import ImagePart, TextPart, Usage
 # --- the list
 
 
-async def test_the_line_of_a_session_follows_its_facts(log: Log, make, clock) -> None:
-    mine = await claim(log)
+async def test_the_line_of_a_session_follows_its_facts(log: Log, make, clock, mine: Claim) -> None:
     clock.now = 1001.0
     await log.append(mine, 1, [RunStarted(run_id="r", limits=Limits()), TurnStarted(turn=1)])
     await log.append(mine, 3, [TurnStarted(turn=2)])
@@ -123,8 +122,7 @@ async def test_a_cursor_that_was_never_given_is_bad_input(log: Log) -> None:
 # --- search
 
 
-async def test_search_finds_what_was_said_replied_put_out_summed_up_and_named(log: Log, make) -> None:
-    mine = await claim(log)
+async def test_search_finds_what_was_said_replied_put_out_summed_up_and_named(log: Log, make, mine: Claim) -> None:
     await log.post("s", [MessageReceived(id="m", parts=(TextPart("apple"), ImagePart(url="u"), TextPart("pie")))])
     facts = [
         ModelReplied(text="banana", reasoning="hidden"),
@@ -234,8 +232,7 @@ async def test_an_artifact_belongs_to_its_session(log: Log, make) -> None:
 # --- close
 
 
-async def test_a_closed_log_says_so(log: Log, make) -> None:
-    mine = await claim(log)
+async def test_a_closed_log_says_so(log: Log, make, mine: Claim) -> None:
     await log.close()
     for attempt in (
         lambda: log.create("t", [make.created("t")]),

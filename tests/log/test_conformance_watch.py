@@ -7,18 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from treadle.errors import NotFound
 from treadle.events import Custom, Delta, Event, TextDelta
 from treadle.log.base import Claim, Log, Watch
 from treadle.log.hub import BATCH, RING
 from treadle.log.in_memory import InMemoryLog
-
-
-@pytest.fixture
-async def mine(log: Log) -> Claim:
-    claimed = await log.claim("me", 1e9, "s")
-    assert claimed is not None
-    return claimed
 
 
 def show(event: Event) -> str | int:
@@ -287,11 +279,12 @@ async def test_a_forgotten_watch_leaves_nothing_behind(log: Log) -> None:
     assert not log._hub  # pyright: ignore
 
 
-async def test_the_watches_of_a_deleted_session_end(log: Log) -> None:
+@pytest.mark.parametrize("end", [lambda log: log.delete("s"), lambda log: log.close()], ids=["deleted", "closed"])
+async def test_the_watches_of_a_deleted_session_and_of_a_closed_log_end(log: Log, end) -> None:
     watch = log.watch("s", after=1)
     reading = asyncio.create_task(rest(watch))
     await until_waiting(reading)
-    await log.delete("s")
+    await end(log)
     assert await reading == []
 
 
@@ -311,19 +304,6 @@ async def test_a_closed_watch_stays_closed_when_it_is_told_where_to_stop(log: Lo
     await append(log, mine)
     watch.stop_at(log.get_head("s"))
     assert await rest(watch) == []
-
-
-async def test_the_watches_of_a_closed_log_end(log: Log) -> None:
-    watch = log.watch("s", after=1)
-    reading = asyncio.create_task(rest(watch))
-    await until_waiting(reading)
-    await log.close()
-    assert await reading == []
-
-
-async def test_an_unknown_session_cannot_be_watched(log: Log) -> None:
-    with pytest.raises(NotFound):
-        log.watch("nope")
 
 
 actions = st.lists(

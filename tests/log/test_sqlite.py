@@ -7,17 +7,29 @@ import sqlite3
 import stat
 import tempfile
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.log.conftest import sqlite_log
 from tests.log.workers import Start, filled, line, pragma
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 from treadle.events import Custom, SessionCreated
 from treadle.log import schema
 from treadle.log import sqlite_file as store
+from treadle.log.base import Claim
 from treadle.log.sqlite import SqliteLog
+
+log = sqlite_log
+
+
+def run_sql(path: Path, sql: str, *values: object) -> list[tuple[str, ...]]:
+    """Run a statement on the file behind the back of the log."""
+    with closing(sqlite3.connect(path)) as db, db:
+        return db.execute(sql, values).fetchall()
+
 
 # --- the file
 
@@ -39,23 +51,17 @@ async def test_a_new_store_is_made_with_its_folders_and_only_its_user_may_read_i
     await log.close()
 
 
-async def test_what_was_recorded_is_there_when_the_store_is_opened_again(path: Path) -> None:
-    log = SqliteLog(path)
-    await log.create("s", [SessionCreated(session_id="s")])
-    claim = await log.claim("me", 1e9, "s")
-    assert claim is not None
-    await log.append(claim, 1, [Custom(name="kept")], "k")
+async def test_what_was_recorded_is_there_when_the_store_is_opened_again(log: SqliteLog, mine: Claim) -> None:
+    await log.append(mine, 1, [Custom(name="kept")], "k")
     artifact = await log.put_artifact("s", b"data")
     facts = await log.read("s")
     await log.close()
-    assert not path.with_name("log.db-wal").exists()
-
-    log = SqliteLog(path)
-    assert await log.read("s") == facts
-    await log.append(claim, 1, [Custom(name="kept")], "k")
-    await log.append(claim, 2, [Custom(name="more")])
-    assert (await log.get_artifact("s", artifact)).data == b"data"
-    await log.close()
+    assert not log.path.with_name("log.db-wal").exists()
+    async with SqliteLog(log.path) as again:
+        assert await again.read("s") == facts
+        await again.append(mine, 1, [Custom(name="kept")], "k")
+        await again.append(mine, 2, [Custom(name="more")])
+        assert (await again.get_artifact("s", artifact)).data == b"data"
 
 
 async def test_a_relative_path_means_the_same_file_after_a_change_of_folder(path: Path, monkeypatch) -> None:
@@ -67,16 +73,12 @@ async def test_a_relative_path_means_the_same_file_after_a_change_of_folder(path
     assert path.exists()
 
 
-async def test_a_folder_in_place_of_the_file_is_refused(path: Path) -> None:
-    path.mkdir()
+async def test_a_folder_in_place_of_the_file_and_a_file_in_place_of_the_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a file"):
-        SqliteLog(path)
-
-
-async def test_a_file_in_place_of_the_folder_is_refused(path: Path) -> None:
-    path.touch()
-    with pytest.raises(StoreError, match=r"log\.db/inner\.db"):
-        SqliteLog(path / "inner.db")
+        SqliteLog(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file/inner\.db"):
+        SqliteLog(tmp_path / "file" / "inner.db")
 
 
 async def test_a_store_on_a_network_filesystem_is_refused(tmp_path: Path) -> None:
@@ -93,48 +95,40 @@ async def test_a_store_on_a_network_filesystem_is_refused(tmp_path: Path) -> Non
     store.refuse_network_filesystem(shared / "log.db", mounts)
 
 
-async def test_a_file_that_was_deleted_or_replaced_while_open_is_not_written_to(path: Path) -> None:
-    log = SqliteLog(path)
-    await log.create("s", [SessionCreated(session_id="s")])
-    claim = await log.claim("me", 30, "s")
-    assert claim is not None
-    path.rename(path.with_name("moved.db"))
-    for replaced in (False, True):
-        if replaced:
-            await filled(path)
+@pytest.mark.parametrize("new", [[], ["log.db"]], ids=["moved", "replaced"])
+async def test_a_file_that_was_moved_or_replaced_while_open_is_not_written_to(log, mine, new: list[str]) -> None:
+    log.path.rename(log.path.with_name("moved.db"))
+    for name in new:
+        await filled(log.path.with_name(name))
+    for attempt in (log.renew(mine), log.create("t", [SessionCreated(session_id="t")]), log.claim("me", 30)):
         with pytest.raises(StoreError, match="moved, replaced or deleted"):
-            await log.renew(claim)
-        with pytest.raises(StoreError, match="moved, replaced or deleted"):
-            await log.create("t", [SessionCreated(session_id="t")])
-        with pytest.raises(StoreError, match="moved, replaced or deleted"):
-            await log.claim("me", 30)
-    await log.close()
+            await attempt
 
 
-@pytest.mark.parametrize("locked", ["file", "folder"])
-async def test_a_store_that_cannot_be_written_says_so(start: Start, locked: str) -> None:
-    folder = Path(tempfile.mkdtemp())  # pytest's own folders cannot be entered by another user
-    try:
-        path = folder / "log.db"
-        await filled(path)
-        os.chmod(path, 0o444)
-        os.chmod(folder, 0o777 if locked == "file" else 0o555)
-        worker = start("open_as_nobody", path)
-        assert line(worker).startswith("StoreReadOnly")
-    finally:
-        os.chmod(folder, 0o700)
-        shutil.rmtree(folder)
-
-
-async def test_a_folder_that_cannot_be_written_says_so_before_a_store_is_made(start: Start) -> None:
+@pytest.fixture
+def visible_folder() -> Iterator[Path]:
+    """A folder that another user can enter, unlike those of pytest."""
     folder = Path(tempfile.mkdtemp())
-    try:
-        os.chmod(folder, 0o555)
-        assert line(start("open_as_nobody", folder / "log.db")).startswith("StoreReadOnly")
-        assert line(start("open_as_nobody", folder / "sub" / "log.db")).startswith("StoreReadOnly")
-    finally:
-        os.chmod(folder, 0o700)
-        shutil.rmtree(folder)
+    yield folder
+    os.chmod(folder, 0o700)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o555], ids=["the file", "the folder too"])
+async def test_a_store_that_cannot_be_written_says_so(start: Start, visible_folder: Path, mode: int) -> None:
+    path = visible_folder / "log.db"
+    await filled(path)
+    os.chmod(path, 0o444)
+    os.chmod(visible_folder, mode)
+    assert line(start("open_as_nobody", path)).startswith("StoreReadOnly")
+
+
+@pytest.mark.parametrize("name", ["log.db", "sub/log.db"])
+async def test_a_folder_that_cannot_be_written_says_so_before_a_store_is_made(
+    start: Start, visible_folder: Path, name: str
+) -> None:
+    os.chmod(visible_folder, 0o555)
+    assert line(start("open_as_nobody", visible_folder / name)).startswith("StoreReadOnly")
 
 
 async def test_a_store_opened_read_only_by_sqlite_is_told_as_read_only(path: Path) -> None:
@@ -150,8 +144,7 @@ async def test_a_store_opened_read_only_by_sqlite_is_told_as_read_only(path: Pat
 
 async def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
     await filled(path)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 99")
+    run_sql(path, "PRAGMA user_version = 99")
     before = path.read_bytes()
     with pytest.raises(StoreTooNew, match=r"version 99.*up to \d+.*Upgrade treadle"):
         SqliteLog(path)
@@ -163,8 +156,7 @@ SECOND = ("ALTER TABLE things ADD COLUMN colour TEXT DEFAULT 'grey'",)
 
 
 def things(path: Path) -> list[tuple[str, ...]]:
-    with closing(sqlite3.connect(path)) as db:
-        return db.execute("SELECT * FROM things").fetchall()
+    return run_sql(path, "SELECT * FROM things")
 
 
 def test_an_older_store_is_copied_and_then_brought_up_to_date(path: Path) -> None:
@@ -206,26 +198,26 @@ def test_a_step_that_fails_leaves_the_store_as_it_was(path: Path) -> None:
 
 async def test_the_released_steps_lead_to_a_store_of_their_number(path: Path) -> None:
     await filled(path)
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == len(schema.MIGRATIONS)
-        assert db.execute("PRAGMA application_id").fetchone()[0] == schema.APPLICATION_ID
+    assert run_sql(path, "PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
+    assert run_sql(path, "PRAGMA application_id") == [(schema.APPLICATION_ID,)]
 
 
-def put_body(path: Path, body: bytes) -> None:
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE facts SET body = ? WHERE place & 0xFFFFFFFF = 2", (body,))
-        db.commit()
-
-
-async def test_a_fact_of_an_unknown_kind_says_that_the_store_is_too_new(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        (b'{"type":"dream_dreamt","of":"sheep"}', StoreTooNew, r"fact 2.*dream_dreamt.*Upgrade treadle"),
+        (b'{"type":"custom","na', StoreDamaged, "fact 2"),
+    ],
+    ids=["of an unknown kind", "cut off"],
+)
+async def test_a_fact_that_cannot_be_read_is_told_and_those_before_it_are_read(path, body, error, message: str) -> None:
     await filled(path)
-    put_body(path, b'{"type":"dream_dreamt","of":"sheep"}')
-    log = SqliteLog(path)
-    for attempt in (log.read("s"), log.search("x"), anext(log.watch("s"))):
-        with pytest.raises(StoreTooNew, match=r"fact 2.*dream_dreamt.*Upgrade treadle"):
-            await attempt
-    assert len(await log.read("s", limit=1)) == 1
-    await log.close()
+    run_sql(path, "UPDATE facts SET body = ? WHERE place & 0xFFFFFFFF = 2", body)
+    async with SqliteLog(path) as log:
+        for attempt in (log.read("s"), log.search("x"), anext(log.watch("s"))):
+            with pytest.raises(error, match=message):
+                await attempt
+        assert len(await log.read("s", limit=1)) == 1
 
 
 # --- damage
@@ -240,23 +232,22 @@ async def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Pat
 
 
 async def test_a_database_of_another_program_is_refused_and_left_as_it_is(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE recipes (name TEXT)")
+    run_sql(path, "CREATE TABLE recipes (name TEXT)")
     before = path.read_bytes()
     with pytest.raises(StoreDamaged, match="another program"):
         SqliteLog(path)
     assert path.read_bytes() == before
 
 
-def scribble(path: Path, page: int) -> None:
+def damage_middle(path: Path) -> None:
     with path.open("r+b") as file:
-        file.seek(page * 4096)
+        file.seek(path.stat().st_size // 4096 // 2 * 4096)
         file.write(b"\xa5" * 4096)
 
 
 async def test_a_damaged_store_is_found_when_it_is_opened(path: Path) -> None:
     await filled(path, notes=500)
-    scribble(path, path.stat().st_size // 4096 // 2)
+    damage_middle(path)
     with pytest.raises(StoreDamaged, match=r"damaged.*recover"):
         SqliteLog(path)
 
@@ -264,40 +255,25 @@ async def test_a_damaged_store_is_found_when_it_is_opened(path: Path) -> None:
 async def test_a_large_store_is_checked_only_when_asked(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(store, "QUICK_CHECK_BELOW", 4096)
     await filled(path, notes=500)
-    log = SqliteLog(path)
-    log.check_integrity()
-    await log.close()
-    scribble(path, path.stat().st_size // 4096 // 2)
-    log = SqliteLog(path)
-    with pytest.raises(StoreDamaged):
+    async with SqliteLog(path) as log:
         log.check_integrity()
-    with pytest.raises(StoreDamaged):
-        await log.read("s")
-    await log.close()
-
-
-async def test_a_fact_that_is_cut_off_is_told_as_damage(path: Path) -> None:
-    await filled(path)
-    put_body(path, b'{"type":"custom","na')
-    log = SqliteLog(path)
-    with pytest.raises(StoreDamaged, match="fact 2"):
-        await log.read("s")
-    await log.close()
+    damage_middle(path)
+    async with SqliteLog(path) as log:
+        with pytest.raises(StoreDamaged):
+            log.check_integrity()
+        with pytest.raises(StoreDamaged):
+            await log.read("s")
 
 
 # --- no room, no turn
 
 
-async def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room_again(path: Path) -> None:
-    log = SqliteLog(path)
-    await log.create("s", [SessionCreated(session_id="s")])
-    claim = await log.claim("me", 30, "s")
-    assert claim is not None
+async def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room_again(log: SqliteLog, mine: Claim) -> None:
     pages = pragma(log, "page_count")
     pragma(log, f"max_page_count = {pages}")
     large = Custom(name="large", data="x" * 100_000)
     for attempt in (
-        lambda: log.append(claim, 1, [large]),
+        lambda: log.append(mine, 1, [large]),
         lambda: log.post("s", [large], "k"),
         lambda: log.put_artifact("s", b"x" * 100_000),
         lambda: log.create("t", [SessionCreated(session_id="t"), large]),
@@ -307,10 +283,9 @@ async def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room_again(
     assert len(await log.read("s")) == 1
     assert log.get_head("s") == 1
     pragma(log, "max_page_count = 1000000")
-    await log.append(claim, 1, [large])
+    await log.append(mine, 1, [large])
     assert (await log.post("s", [Custom(name="x")], "k")).is_new
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
-    await log.close()
 
 
 async def test_a_store_held_for_too_long_is_told_as_busy_and_nothing_is_written(path: Path) -> None:
@@ -344,9 +319,7 @@ async def test_opening_waits_for_its_turn_as_long_as_the_time_out(path: Path) ->
 # --- threads, forks, loops
 
 
-async def test_a_log_is_of_no_use_in_another_thread(path: Path) -> None:
-    log = SqliteLog(path)
-    await log.create("s", [SessionCreated(session_id="s")])
+async def test_a_log_is_of_no_use_in_another_thread(log: SqliteLog) -> None:
     caught: list[Exception] = []
 
     def read() -> None:
@@ -360,7 +333,6 @@ async def test_a_log_is_of_no_use_in_another_thread(path: Path) -> None:
     thread.join()
     assert "belongs to the thread that opened it" in str(caught[0])
     assert len(await log.read("s")) == 1
-    await log.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -397,10 +369,8 @@ def test_one_log_serves_one_loop_after_another_and_leaves_nothing_pending(path: 
     asyncio.run(log.close())
 
 
-async def test_nothing_polls_when_no_session_is_claimed_or_watched(path: Path, monkeypatch) -> None:
+async def test_nothing_polls_when_no_session_is_claimed_or_watched(log: SqliteLog, monkeypatch) -> None:
     monkeypatch.setattr("treadle.log.sqlite.POLL_SECONDS", 0.001)
-    log = SqliteLog(path)
-    await log.create("s", [SessionCreated(session_id="s")])
     assert log._timer is None  # pyright: ignore
     claim = await log.claim("me", 30, "s")
     assert claim is not None
@@ -409,4 +379,3 @@ async def test_nothing_polls_when_no_session_is_claimed_or_watched(path: Path, m
     while (timer := log._timer) is not None:  # pyright: ignore
         assert not timer.cancelled()
         await asyncio.sleep(0)
-    await log.close()

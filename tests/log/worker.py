@@ -19,7 +19,7 @@ def say(*words: object) -> None:
 
 
 async def append_many(path: str, name: str, count: str) -> None:
-    """Append to a session of one's own and post to one shared by all."""
+    """Append to a session of one's own and post to `s`, which all share."""
     log = SqliteLog(path, busy_timeout=60)
     await log.create(name, [SessionCreated(session_id=name)])
     claim = await log.claim(name, 60, name)
@@ -28,7 +28,7 @@ async def append_many(path: str, name: str, count: str) -> None:
     sys.stdin.readline()
     for number in range(int(count)):
         await log.append(claim, number + 1, [Custom(name=name, data=number)])
-        await log.post("shared", [Custom(name=name, data=number)])
+        await log.post("s", [Custom(name=name, data=number)])
     await log.close()
     say("done")
 

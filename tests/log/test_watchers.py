@@ -1,6 +1,7 @@
 """Watchers: however many there are and whatever they do, the run is the same, and each sees every fact once."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -57,34 +58,31 @@ def only_facts(events: list[Event]) -> list[Fact]:
     return [event for event in events if isinstance(event, Fact)]
 
 
-async def run_with(store: Store, watch: Any) -> tuple[Session, list[Any]]:
-    """A long run, watched by whatever `watch` starts; the facts as they are stored."""
-    agent = Agent(Talkative(), tools=[chatter])
-    async with agent.session(store.open(), new=True) as session:
+async def run_with(store: Store, watch: Callable[[Session], Awaitable[Sequence[Any]]]) -> list[Any]:
+    """A long run, watched by the tasks that `watch` starts; the facts as they are stored."""
+    async with Agent(Talkative(), tools=[chatter]).session(store.open(), new=True) as session:
         watching = await watch(session)
         await run_to_end(session)
         facts = await session.facts()
         for task in watching:
             seen = only_facts(await task)
             assert seen == facts[facts.index(seen[0]) :]
-    return session, facts
+    return facts
 
 
 async def test_a_watcher_that_never_reads_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "RING", 8)
+    kept: list[Any] = []
 
     async def nobody(session: Session) -> list[Any]:
         return []
-
-    kept: list[Any] = []
 
     async def sleepers(session: Session) -> list[Any]:
         kept.extend(session.watch() for _ in range(3))
         await anext(kept[0])
         return []
 
-    _, alone = await run_with(store, nobody)
-    _session, watched = await run_with(store, sleepers)
+    alone, watched = await run_with(store, nobody), await run_with(store, sleepers)
     assert list_kinds(watched) == list_kinds(alone)
     late = only_facts(await seen_by(kept[1]))
     assert late == watched, "it was asleep all the time, and has missed no fact"
@@ -92,60 +90,40 @@ async def test_a_watcher_that_never_reads_changes_nothing(store: Store, monkeypa
         watch.close()
 
 
-async def test_a_watcher_that_joins_late_sees_every_fact_once_and_in_order(store: Store) -> None:
-    async def late(session: Session) -> list[Any]:
-        async def join(moment: int) -> list[Event]:
-            await wait_for(session, Fact, where=lambda fact: fact.seq >= moment)
-            return await seen_by(session.watch())
+async def test_every_watcher_sees_every_fact_once_and_in_order_whenever_and_wherever_it_starts(store: Store) -> None:
+    async def join(session: Session, moment: int, after: int = 0) -> list[Event]:
+        await wait_for(session, Fact, where=lambda fact: fact.seq >= moment)
+        seen = await seen_by(session.watch(after=after))
+        assert only_facts(seen)[0].seq == after + 1
+        return seen
 
-        return [asyncio.create_task(join(moment)) for moment in (2, 3, 20, 50, 90)]
+    async def watch(session: Session) -> list[Any]:
+        starts = ((1,), (1,), (2,), (3,), (20,), (50,), (90,), (60, 40))
+        return [asyncio.create_task(join(session, *start)) for start in starts]
 
-    _, facts = await run_with(store, late)
+    facts = await run_with(store, watch)
     assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
 
 
-async def test_a_watcher_can_start_anywhere(store: Store) -> None:
-    async def from_the_middle(session: Session) -> list[Any]:
-        async def join() -> list[Event]:
-            await wait_for(session, Fact, where=lambda fact: fact.seq >= 60)
-            seen = await seen_by(session.watch(after=40))
-            assert only_facts(seen)[0].seq == 41
-            return seen
-
-        return [asyncio.create_task(join())]
-
-    await run_with(store, from_the_middle)
-
-
-async def test_a_watcher_that_leaves_in_the_middle_changes_nothing(store: Store) -> None:
+async def test_a_watcher_that_leaves_and_one_that_is_cancelled_change_nothing(store: Store) -> None:
     left = asyncio.Event()
 
-    async def leaver(session: Session) -> list[Any]:
-        async def leave() -> None:
-            watch = session.watch()
-            async for event in watch:
-                if isinstance(event, Fact) and event.seq == 30:
-                    break
-            watch.close()
-            left.set()
+    async def leave(watch: Any) -> None:
+        async for event in watch:
+            if isinstance(event, Fact) and event.seq == 30:
+                break
+        watch.close()
+        left.set()
 
-        task = asyncio.create_task(leave())
-        task.add_done_callback(lambda done: done.result())
-        return []
-
-    _, facts = await run_with(store, leaver)
-    assert left.is_set() and isinstance(facts[-1], RunFinished)
-
-
-async def test_a_watcher_whose_task_is_cancelled_changes_nothing(store: Store) -> None:
-    async def doomed(session: Session) -> list[Any]:
-        task = asyncio.create_task(seen_by(session.watch()))
+    async def watch(session: Session) -> list[Any]:
+        asyncio.create_task(leave(session.watch())).add_done_callback(lambda done: done.result())
+        doomed = asyncio.create_task(seen_by(session.watch()))
         await asyncio.sleep(0)
-        task.cancel()
+        doomed.cancel()
         return []
 
-    _, facts = await run_with(store, doomed)
-    assert isinstance(facts[-1], RunFinished)
+    facts = await run_with(store, watch)
+    assert left.is_set() and isinstance(facts[-1], RunFinished)
 
 
 async def test_a_slow_watcher_loses_fragments_but_no_facts_and_holds_nobody_up(store: Store) -> None:
@@ -176,13 +154,6 @@ async def test_fragments_come_in_order_before_the_reply_they_belong_to(store: St
             before = events[place - len(deltas) - 1]
             assert isinstance(before, Fact) and {event.after for event in deltas} == {before.seq}
     assert select_events(events, ReasoningDelta) == []
-
-
-async def test_two_watchers_see_the_same_order(store: Store) -> None:
-    async def two(session: Session) -> list[Any]:
-        return [asyncio.create_task(seen_by(session.watch())) for _ in range(2)]
-
-    await run_with(store, two)
 
 
 async def test_a_watcher_in_another_process_sees_every_fact(tmp_path: Any) -> None:

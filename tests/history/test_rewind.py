@@ -40,8 +40,7 @@ place = rewindable
 
 
 async def test_changes_tells_what_the_calls_did_to_each_file(place: Place, store: Store) -> None:
-    place.put("a.txt", "one\n")
-    place.put("b.txt", "gone\n")
+    place.fill({"a.txt": "one\n", "b.txt": "gone\n"})
     delete = call("apply_patch", patch="--- a/b.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-gone\n")
     script = (
         write("a.txt", "two\n"),
@@ -49,21 +48,16 @@ async def test_changes_tells_what_the_calls_did_to_each_file(place: Place, store
         call("edit_file", path="a.txt", old="two", new="2"),
         "ok",
     )
-    async with place.session(store, *script) as session:
-        await run_to_end(session)
+    async with place.run(store, *script) as session:
         changes = {change.path: change for change in await session.changes()}
-    assert {path: change.kind for path, change in changes.items()} == {
-        "a.txt": "modified",
-        "b.txt": "deleted",
-        "c.txt": "added",
-    }
+    kinds = {path: change.kind for path, change in changes.items()}
+    assert kinds == {"a.txt": "modified", "b.txt": "deleted", "c.txt": "added"}
     assert "-one\n+2" in changes["a.txt"].diff and len(changes["a.txt"].calls) == 2
     assert not any(change.others for change in changes.values())
 
 
 async def test_changes_can_start_from_a_position(place: Place, store: Store) -> None:
-    async with place.session(store, write("a.txt", "1"), "ok", write("b.txt", "2"), "ok") as session:
-        await run_to_end(session)
+    async with place.run(store, write("a.txt", "1"), "ok", write("b.txt", "2"), "ok") as session:
         await run_to_end(session)
         _, second = await positions(session)
         assert [change.path for change in await session.changes(after=second)] == ["b.txt"]
@@ -132,9 +126,7 @@ async def test_without_a_rewind_there_is_nothing_to_undo(place: Place, store: St
 async def test_the_mode_of_a_file_comes_back_with_it(place: Place, store: Store) -> None:
     place.put("run.sh", "one")
     (place.workspace / "run.sh").chmod(0o755)
-    place.commands["chmod"] = lambda: (place.workspace / "run.sh").chmod(0o600)
-    async with place.session(store, call("command", name="chmod"), "ok") as session:
-        await run_to_end(session)
+    async with place.run_command(store, lambda: (place.workspace / "run.sh").chmod(0o600)) as session:
         (change,) = await session.changes()
         assert change.diff == "run.sh: mode 755 before, 600 now"
         await session.rewind(1)
@@ -142,46 +134,37 @@ async def test_the_mode_of_a_file_comes_back_with_it(place: Place, store: Store)
 
 
 async def test_what_a_command_made_changed_and_deleted_is_rewound(place: Place, store: Store) -> None:
-    place.put("a.txt", "a")
-    place.put("b.txt", "b")
+    before = {"a.txt": "a", "b.txt": "b"}
+    place.fill(before)
 
-    def run() -> None:
-        place.put("a.txt", "A")
+    def change() -> None:
         (place.workspace / "b.txt").unlink()
-        place.put("made/c.txt", "c")
+        place.fill({"a.txt": "A", "made/c.txt": "c"})
 
-    place.commands["run"] = run
-    async with place.session(store, call("command", name="run"), "ok") as session:
-        await run_to_end(session)
+    async with place.run_command(store, change) as session:
         after = place.holds()
-        assert {change.path: change.kind for change in await session.changes()} == {
-            "a.txt": "modified",
-            "b.txt": "deleted",
-            "made/c.txt": "added",
-        }
+        kinds = {change.path: change.kind for change in await session.changes()}
+        assert kinds == {"a.txt": "modified", "b.txt": "deleted", "made/c.txt": "added"}
         await session.rewind(1)
-        assert place.holds() == {"a.txt": "a", "b.txt": "b"}
+        assert place.holds() == before
         await session.undo_rewind()
         assert place.holds() == after
 
 
 async def test_what_others_changed_since_is_left_alone_unless_forced(place: Place, store: Store) -> None:
-    place.put("a.txt", "old")
-    place.put("b.txt", "old")
+    old, theirs = {"a.txt": "old", "b.txt": "old"}, {"a.txt": "the user's", "b.txt": "the user's too"}
+    place.fill(old)
     place.commands["run"] = lambda: place.put("b.txt", "from the command")
-    script = (write("a.txt", "from the call"), call("command", name="run"), "ok")
-    async with place.session(store, *script) as session:
-        await run_to_end(session)
-        place.put("a.txt", "the user's")
-        place.put("b.txt", "the user's too")
+    async with place.run(store, write("a.txt", "from the call"), call("command", name="run"), "ok") as session:
+        place.fill(theirs)
         assert all(change.others for change in await session.changes())
         done = await session.rewind(1, "files")
         assert [one.path for one in done.skipped] == ["a.txt", "b.txt"] and "force" in done.skipped[0].why
-        assert place.holds() == {"a.txt": "the user's", "b.txt": "the user's too"}
+        assert place.holds() == theirs
         await session.rewind(1, "files", force=True)
-        assert place.holds() == {"a.txt": "old", "b.txt": "old"}
+        assert place.holds() == old
         await session.undo_rewind()
-        assert place.holds() == {"a.txt": "the user's", "b.txt": "the user's too"}
+        assert place.holds() == theirs
 
 
 async def test_what_others_wrote_while_a_call_was_about_to_is_theirs(
@@ -195,8 +178,7 @@ async def test_what_others_wrote_while_a_call_was_about_to_is_theirs(
         place.put("a.txt", "the user's")
 
     monkeypatch.setattr(LogToolServices, "record_kept_files", racing)
-    async with place.session(store, write("a.txt", "mine"), "ok") as session:
-        await run_to_end(session)
+    async with place.run(store, write("a.txt", "mine"), "ok") as session:
         (done,) = select_events(await session.facts(), CallFinished)
         assert done.status == "error" and "changed by somebody else just now" in done.output
         await session.rewind(1, "files")
@@ -219,8 +201,7 @@ async def test_a_rewind_is_refused_while_a_run_is_unfinished(place: Place, store
 async def test_a_message_that_comes_just_before_a_rewind_makes_it_wait(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with place.session(store, write("a.txt", "1"), "ok", "answer") as session:
-        await run_to_end(session)
+    async with place.run(store, write("a.txt", "1"), "ok", "answer") as session:
         idle = Coordinator.wait_until_idle
 
         async def late(self: Coordinator, session_id: str) -> None:
@@ -239,8 +220,7 @@ async def test_nothing_is_restored_through_a_link(place: Place, store: Store) ->
     outside = place.workspace.parent / "outside"
     outside.mkdir()
     (outside / "a.txt").write_text("untouched")
-    async with place.session(store, write("sub/a.txt", "new"), "ok") as session:
-        await run_to_end(session)
+    async with place.run(store, write("sub/a.txt", "new"), "ok") as session:
         shutil.rmtree(place.workspace / "sub")
         (place.workspace / "sub").symlink_to(outside)
         done = await session.rewind(1, "files", force=True)
@@ -251,11 +231,9 @@ async def test_nothing_is_restored_through_a_link(place: Place, store: Store) ->
 async def test_a_rewind_cut_off_half_way_is_repeated_and_undone(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in "abc":
-        place.put(f"{name}.txt", f"old {name}")
-    before = place.holds()
-    async with place.session(store, [write(f"{name}.txt", f"new {name}") for name in "abc"], "ok") as session:
-        await run_to_end(session)
+    before = {f"{name}.txt": f"old {name}" for name in "abc"}
+    place.fill(before)
+    async with place.run(store, [write(f"{name}.txt", f"new {name}") for name in "abc"], "ok") as session:
         after, real = place.holds(), Folder.write
         for survivors in range(3):
             left = [survivors]
@@ -282,10 +260,9 @@ async def test_a_session_cut_off_anywhere_can_be_rewound_to_where_it_began(
     place: Place, written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut after every fact; of a change whose keeping is the last fact it is open whether it was made."""
-    place.put("a.txt", "one\n")
-    place.put("b.txt", "two\n")
-    start = place.holds()
-    place.commands["run"] = lambda: [place.put("b.txt", "by command\n"), place.put("made.txt", "made\n")]
+    start = {"a.txt": "one\n", "b.txt": "two\n"}
+    place.fill(start)
+    place.commands["run"] = lambda: place.fill({"b.txt": "by command\n", "made.txt": "made\n"})
     script = (
         write("a.txt", "1\n"),
         call("edit_file", path="b.txt", old="two", new="2"),
@@ -314,8 +291,7 @@ async def test_a_session_cut_off_anywhere_can_be_rewound_to_where_it_began(
         disk = states[kept - 1 if open_still and not written else kept] if kept else start
         shutil.rmtree(place.workspace)
         place.workspace.mkdir()
-        for path, text in disk.items():
-            place.put(path, text)
+        place.fill(disk)
         log = InMemoryLog()
         session_id = await point.plant(log)
         async with place.agent(*["done"] * 9).session(log, id=session_id) as session:
@@ -343,15 +319,13 @@ async def test_a_process_killed_between_keeping_and_writing_leaves_a_session_tha
     )
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     assert place.holds() == {"a.txt": "old", "b.txt": "made"}
-    log = SqliteLog(database)
-    async with place.agent("I see.").session(log) as session:
+    async with SqliteLog(database) as log, place.agent("I see.").session(log) as session:
         await resume_run(session)
         facts = await session.facts()
         assert [file.path for fact in select_events(facts, FilesKept) for file in fact.files] == ["b.txt", "a.txt"]
         await session.rewind(1, "files")
         assert place.holds() == {"a.txt": "old"}
         assert len(select_events(await session.facts(), Rewound)) == 1
-    await log.close()
 
 
 async def test_a_store_in_the_workspace_itself_survives_a_rewind(place: Place) -> None:
@@ -382,8 +356,7 @@ async def test_two_sessions_on_one_workspace_see_each_other_as_others(place: Pla
 async def test_a_message_that_comes_during_a_rewind_is_worked_on_after_it(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with place.session(store, write("a.txt", "1"), "ok", "answer") as session:
-        await run_to_end(session)
+    async with place.run(store, write("a.txt", "1"), "ok", "answer") as session:
         loop, real = asyncio.get_running_loop(), Folder.remove
 
         def slow(self: Folder, path: str) -> None:
@@ -410,8 +383,8 @@ def test_the_environment_chooses_where_old_contents_are_kept(monkeypatch: pytest
 async def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_come_back_and_go_again(
     place: Place, store: Store
 ) -> None:
-    for path in ("one", "two/a", "two/deep/b"):
-        place.put(path, path)
+    before = {path: path for path in ("one", "two/a", "two/deep/b")}
+    place.fill(before)
 
     def exchange() -> None:
         (place.workspace / "one").unlink()
@@ -419,14 +392,10 @@ async def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_come_
         shutil.rmtree(place.workspace / "two")
         place.put("two", "new")
 
-    place.commands["exchange"] = exchange
-    before = place.holds()
-    async with place.session(store, call("command", name="exchange"), "ok") as session:
-        await run_to_end(session)
+    async with place.run_command(store, exchange) as session:
         after = place.holds()
-        told = {change.path: change.kind for change in await session.changes()}
-        gone = dict.fromkeys(("one", "two/a", "two/deep/b"), "deleted")
-        assert told == {**gone, "one/in": "added", "two": "added"}
+        kinds = {change.path: change.kind for change in await session.changes()}
+        assert kinds == {**dict.fromkeys(before, "deleted"), "one/in": "added", "two": "added"}
         assert (await session.rewind(1, "files")).skipped == () and place.holds() == before
         assert (await session.undo_rewind()).skipped == () and place.holds() == after
 
@@ -434,43 +403,38 @@ async def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_come_
 async def test_a_file_that_became_a_link_is_among_the_changes_and_a_rewind_leaves_the_link(
     place: Place, store: Store
 ) -> None:
-    place.put("file", "old")
-    place.put("other", "other")
+    place.fill({"file": "old", "other": "other"})
 
     def link() -> None:
         (place.workspace / "file").unlink()
         (place.workspace / "file").symlink_to("other")
 
-    place.commands["link"] = link
-    async with place.session(store, call("command", name="link"), "ok") as session:
-        await run_to_end(session)
+    async with place.run_command(store, link) as session:
         (change,) = await session.changes()
         assert (change.path, change.kind) == ("file", "modified") and "symbolic link" in change.diff and change.calls
         assert [one.path for one in (await session.rewind(1, "files")).skipped] == ["file"]
         assert (place.workspace / "file").is_symlink()
 
 
-@pytest.mark.parametrize(("what", "status"), [("both", "ok"), ("conversation", "error"), ("files", "error")])
-async def test_what_was_seen_of_a_file_goes_back_with_the_conversation(
-    place: Place, store: Store, what: Any, status: str
+@pytest.mark.parametrize(
+    ("what", "undone", "status", "content"),
+    [
+        ("both", False, "ok", "three"),
+        ("conversation", False, "error", "two"),
+        ("files", False, "error", "one"),
+        ("both", True, "ok", "three"),
+    ],
+)
+async def test_what_was_seen_of_a_file_goes_back_and_comes_back_with_the_conversation(
+    place: Place, store: Store, what: Any, undone: bool, status: str, content: str
 ) -> None:
     """Where both go back, the file is again what the model remembers; where one does, it is not."""
     script = (write("a.txt", "one"), "ok", write("a.txt", "two"), "ok", write("a.txt", "three"), "ok")
-    async with place.session(store, *script) as session:
-        await run_to_end(session)
+    async with place.run(store, *script) as session:
         await run_to_end(session)
         await session.rewind((await positions(session))[1] - 1, what)
+        for _ in range(undone):
+            await session.undo_rewind()
         await run_to_end(session)
         last = select_events(await session.facts(), CallFinished)[-1]
-    assert (last.status, place.holds()["a.txt"]) == (status, {"both": "three", "files": "one"}.get(what, "two"))
-
-
-async def test_what_was_seen_of_a_file_comes_back_when_a_rewind_is_undone(place: Place, store: Store) -> None:
-    script = (write("a.txt", "one"), "ok", write("a.txt", "two"), "ok", write("a.txt", "three"), "ok")
-    async with place.session(store, *script) as session:
-        await run_to_end(session)
-        await run_to_end(session)
-        await session.rewind((await positions(session))[1] - 1)
-        await session.undo_rewind()
-        await run_to_end(session)
-    assert place.holds() == {"a.txt": "three"}
+    assert (last.status, place.holds()["a.txt"]) == (status, content)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.kit.sessions import run_message, run_to_end, wait_for
 from tests.kit.strict import StrictModel
+from tests.knowledge.workspaces import run_agent, write_file
 from treadle import Grant, Limits, RunFinished, Runtime, later, tool
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.errors import NotFound
@@ -27,13 +28,6 @@ web: off
 ---
 You look after the garden.
 """
-
-
-def write(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, "utf-8")
-    return path
 
 
 def wrong(text: str) -> tuple[int, str]:
@@ -146,18 +140,16 @@ def test_a_section_that_is_wrong_is_told_with_its_line_in_the_whole_file() -> No
 
 def test_the_library_lists_built_in_agents_those_of_the_workspace_and_the_users_own(tmp_path: Path) -> None:
     work, own = tmp_path / "work", tmp_path / "own"
-    write(work, ".treadle/agents/garden.md", GOOD)
-    write(work, ".treadle/agents/broken.md", "---\nsteps: x\n---\n")
-    write(work, ".treadle/agents/coder.md", "---\ndescription: evil twin\n---\nDo harm.")
-    write(work, "AGENTS.md", "## Critic\n---\ndescription: c\n---\nYou criticise.")
-    write(own, "agents/coder.md", "---\ndescription: mine\n---\nMy coder.")
+    write_file(work, ".treadle/agents/garden.md", GOOD)
+    write_file(work, ".treadle/agents/broken.md", "---\nsteps: x\n---\n")
+    write_file(work, ".treadle/agents/coder.md", "---\ndescription: evil twin\n---\nDo harm.")
+    write_file(work, "AGENTS.md", "## Critic\n---\ndescription: c\n---\nYou criticise.")
+    write_file(own, "agents/coder.md", "---\ndescription: mine\n---\nMy coder.")
     library = WorkspaceKnowledge(work, own)
     assert {"default", "reader", "coder", "architect", "garden", "Critic"} == set(library.agents)
     assert library.agents["coder"].instructions == "My coder.", "a workspace cannot replace the user's own"
-    assert [f"{problem.path.rpartition('/')[2]}:{problem.line}" for problem in library.problems] == [
-        "broken.md:2",
-        "garden.md:3",
-    ]
+    places = [f"{problem.path.rpartition('/')[2]}:{problem.line}" for problem in library.problems]
+    assert places == ["broken.md:2", "garden.md:3"]
     assert library.agents["garden"].model == "", "a workspace does not say who gets to read it"
     with pytest.raises(NotFound, match="no agent named 'gardener'; there are: Critic, "):
         library.build_agent("gardener")
@@ -165,25 +157,22 @@ def test_the_library_lists_built_in_agents_those_of_the_workspace_and_the_users_
 
 def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
     section, file = "## Critic\n---\ndescription: one\n---\nA.", "---\nname: Critic\ndescription: two\n---\nB."
-    first, second = write(tmp_path, "AGENTS.md", section), write(tmp_path, ".treadle/agents/c.md", file)
-    write(tmp_path, "own/agents/coder.md", file.replace("Critic", "coder"))
+    first, second = write_file(tmp_path, "AGENTS.md", section), write_file(tmp_path, ".treadle/agents/c.md", file)
+    write_file(tmp_path, "own/agents/coder.md", file.replace("Critic", "coder"))
     library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
     assert library.agents["Critic"].instructions == "B."
-    [told] = map(str, library.problems)
-    assert told == f"{second}:1: this agent 'Critic' takes the place of the one in '{first}', line 2", (
-        "a built-in one may be"
-    )
+    [problem] = map(str, library.problems)  # a built-in agent may be replaced
+    assert problem == f"{second}:1: this agent 'Critic' takes the place of the one in '{first}', line 2"
 
 
 def test_what_the_user_has_linked_into_place_is_read_and_a_link_of_a_workspace_is_told(tmp_path: Path) -> None:
     work, own, kept = tmp_path / "work", tmp_path / "own", tmp_path / "dotfiles"
-    file = write(kept, "agents/garden.md", GOOD)
-    skill = write(kept, "skills/deploy/SKILL.md", "---\nname: deploy\ndescription: d\n---\nSee more.md.")
-    write(kept, "skills/deploy/more.md", "More.")
-    for folder in (own, work / ".treadle"):
+    file = write_file(kept, "agents/garden.md", GOOD)
+    skill = write_file(kept, "skills/deploy/SKILL.md", "---\nname: deploy\ndescription: d\n---\nSee more.md.")
+    write_file(kept, "skills/deploy/more.md", "More.")
+    for folder in (own / "agents", work / ".treadle" / "agents"):
         folder.mkdir(parents=True)
-        (folder / "agents").mkdir()
-        (folder / "agents" / "garden.md").symlink_to(file)
+        (folder / "garden.md").symlink_to(file)
     (own / "skills").symlink_to(kept / "skills")
     (work / ".claude" / "skills").mkdir(parents=True)
     for name in ("deploy", "other"):
@@ -197,7 +186,7 @@ def test_what_the_user_has_linked_into_place_is_read_and_a_link_of_a_workspace_i
 
 
 def test_agents_know_of_each_other(tmp_path: Path) -> None:
-    write(tmp_path, ".treadle/agents/garden.md", GOOD)
+    write_file(tmp_path, ".treadle/agents/garden.md", GOOD)
     agent = WorkspaceKnowledge(tmp_path).build_agent("default", AgentOptions(ScriptedModel()))
     about = agent.toolbox["delegate"].spec.description
     assert "\n- garden: Looks after the garden\n- reader: " in about
@@ -226,7 +215,7 @@ def options(*script: Any, **more: Any) -> AgentOptions:
 
 
 def test_an_agent_has_the_tools_limits_and_posture_of_its_file(tmp_path: Path) -> None:
-    write(tmp_path, "own/agents/garden.md", GOOD.replace("model: openai:gpt-x\n", ""))
+    write_file(tmp_path, "own/agents/garden.md", GOOD.replace("model: openai:gpt-x\n", ""))
     agent = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent("garden", options())
     config = agent.config()
     assert config.tools == ("read_bed", "water") and config.sampling.temperature == 0.2
@@ -234,7 +223,7 @@ def test_an_agent_has_the_tools_limits_and_posture_of_its_file(tmp_path: Path) -
 
 
 def test_the_web_is_off_where_the_file_says_so(tmp_path: Path) -> None:
-    write(tmp_path, "own/agents/hermit.md", "---\ndescription: d\nweb: off\n---\nHi.")
+    write_file(tmp_path, "own/agents/hermit.md", "---\ndescription: d\nweb: off\n---\nHi.")
     library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
     assert "fetch_url" in library.build_agent("default", options()).config().tools
     hermit = library.build_agent("hermit", options())
@@ -242,17 +231,16 @@ def test_the_web_is_off_where_the_file_says_so(tmp_path: Path) -> None:
 
 
 async def test_an_agent_with_no_steps_only_writes(tmp_path: Path) -> None:
-    write(tmp_path, "own/agents/poet.md", "---\ndescription: d\nsteps: 0\n---\nWrite verse.")
+    write_file(tmp_path, "own/agents/poet.md", "---\ndescription: d\nsteps: 0\n---\nWrite verse.")
     agent = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent("poet", options("Roses."))
-    async with agent.session(workspace=tmp_path) as session:
-        outcome = await run_to_end(session, "sing")
-    assert outcome.answer == "Roses." and agent.model.requests[0].tools == ()  # type: ignore[union-attr]
+    facts = await run_agent(agent, tmp_path, "sing")
+    assert facts[-1].answer == "Roses." and agent.model.requests[0].tools == ()  # type: ignore[union-attr]
 
 
 def test_a_workspace_can_narrow_and_never_widen(tmp_path: Path) -> None:
     text = "---\ndescription: d\nposture: trusting\nsteps: 200\nmax_calls: 9999\ntools: ['*']\n---\nHi."
-    write(tmp_path, ".treadle/agents/wide.md", text)
-    write(tmp_path, "own/agents/mine.md", text)
+    write_file(tmp_path, ".treadle/agents/wide.md", text)
+    write_file(tmp_path, "own/agents/mine.md", text)
     library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
     given = Grant(tier="read-only", forbid=("fetch_url",), tools=("read_*", "fetch_url"))
     few = Limits(turns=5, calls=5)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kit.sessions import list_user_texts, run_to_end
 from tests.kit.strict import StrictModel
+from tests.knowledge.workspaces import run_agent, write_file
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.engine.context import Projection
 from treadle.engine.state import fold
@@ -50,11 +51,6 @@ First run `make check`. See [the list](steps/list.md).
 """
 
 
-def write(folder: Path, name: str, text: str) -> None:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text, "utf-8")
-
-
 def skill_of(**changes: Any) -> Skill:
     return Skill(**{"name": "s", "description": "d", "body": "b", "folder": "/s", **changes})
 
@@ -81,7 +77,7 @@ def test_the_public_validator_and_we_agree(tmp_path: Path) -> None:
     }
     for folder, front in fronts.items():
         text = f"---\n{front.strip()}\n---\nB"
-        write(tmp_path, f"{folder}/SKILL.md", text)
+        write_file(tmp_path, f"{folder}/SKILL.md", text)
         skill, _ = read_skill(f"{folder}/SKILL.md", text, folder, "user")
         assert (skill is not None) == (validator.validate(tmp_path / folder) == []), folder
 
@@ -100,14 +96,12 @@ def test_skills_that_people_have_are_read_however_they_are_spelled(tmp_path: Pat
         "colon": "license: MIT: see LICENSE",
     }
     for name, front in fronts.items():
-        write(tmp_path, f".claude/skills/{name}/skill.md", f"---\nname: {name}\ndescription: d\n{front}\n---\nB")
+        write_file(tmp_path, f".claude/skills/{name}/skill.md", f"---\nname: {name}\ndescription: d\n{front}\n---\nB")
     library = WorkspaceKnowledge(tmp_path)
     assert sorted(library.skills) == ["colon", "listed", "microagent"] and library.problems == ()
     assert library.skills["microagent"].keywords == ("docker", "container")
     assert library.skills["listed"].patterns == ("build * image", "ship it")
-    assert library.knowledge.read_resource(library.skills["colon"], "") == "", (
-        "its own text is no file that comes with it"
-    )
+    assert library.knowledge.read_resource(library.skills["colon"], "") == "", "its own text does not come with it"
 
 
 @pytest.mark.parametrize(
@@ -161,11 +155,10 @@ def test_a_skill_cannot_close_its_own_frame() -> None:
 
 
 def library(folder: Path) -> WorkspaceKnowledge:
-    write(folder, ".treadle/skills/deploy/SKILL.md", DEPLOY)
-    write(folder, ".treadle/skills/deploy/steps/list.md", "1. breathe")
-    write(
-        folder, "own/skills/taste/SKILL.md", "---\nname: taste\ndescription: d\nmetadata: {always: 'true'}\n---\nTabs."
-    )
+    write_file(folder, ".treadle/skills/deploy/SKILL.md", DEPLOY)
+    write_file(folder, ".treadle/skills/deploy/steps/list.md", "1. breathe")
+    taste = "---\nname: taste\ndescription: d\nmetadata: {always: 'true'}\n---\nTabs."
+    write_file(folder, "own/skills/taste/SKILL.md", taste)
     return WorkspaceKnowledge(folder, folder / "own")
 
 
@@ -193,7 +186,7 @@ async def test_only_names_are_in_the_prompt_and_the_body_comes_with_the_message_
 def test_skills_that_a_message_calls_for_take_a_quarter_of_the_window_together(tmp_path: Path) -> None:
     for name in ("deploy", "deliver"):
         text = f"---\nname: {name}\ndescription: d\nmetadata: {{keywords: ship}}\n---\n" + "go on " * 5000
-        write(tmp_path, f".treadle/skills/{name}/SKILL.md", text)
+        write_file(tmp_path, f".treadle/skills/{name}/SKILL.md", text)
     found = WorkspaceKnowledge(tmp_path).knowledge.build_attachments(tmp_path, 4096).to_message("please ship it")
     assert [name for name, _ in found] == ["skill:deliver", "skill:deploy"]
     assert sum(estimate_text(text) for _, text in found) < 4096 / 4 + 100 and "for lack of room" in found[0][1]
@@ -209,9 +202,7 @@ async def test_use_skill_gives_the_body_and_the_files_that_come_with_it(tmp_path
     ]
     (tmp_path / "secret.txt").write_text("canary")
     model = StrictModel(ScriptedModel(*script))
-    agent = library(tmp_path).build_agent("default", AgentOptions(model))
-    async with agent.session(workspace=tmp_path) as session:
-        await run_to_end(session, "go")
+    await run_agent(library(tmp_path).build_agent("default", AgentOptions(model)), tmp_path)
     results = {one.call_id: one.text for one in model.requests[-1].messages if isinstance(one, ResultMessage)}
     assert "make check" in results["a"] and "- steps/list.md" in results["a"]
     assert results["b"] == "1. breathe"
@@ -224,11 +215,12 @@ async def test_skills_are_listed_in_one_order_whatever_order_they_were_made_in(t
     for name in names:
         always = "metadata: {always: 'true'}\n" if name in "cd" else ""
         place = "own/skills" if name in "ad" else ".treadle/skills"
-        write(tmp_path, f"{place}/{name}/SKILL.md", f"---\nname: {name}\ndescription: does {name}\n{always}---\nBody.")
-    told = await WorkspaceKnowledge(tmp_path, tmp_path / "own").knowledge.build_preamble(
-        tmp_path, InMemoryLog().memories, 0.0
-    )
-    places = [told.index(words) for words in ("- a: does", "- b (of", 'name="c"', 'name="d"')]
+        write_file(
+            tmp_path, f"{place}/{name}/SKILL.md", f"---\nname: {name}\ndescription: does {name}\n{always}---\nBody."
+        )
+    knowledge = WorkspaceKnowledge(tmp_path, tmp_path / "own").knowledge
+    preamble = await knowledge.build_preamble(tmp_path, InMemoryLog().memories, 0.0)
+    places = [preamble.index(words) for words in ("- a: does", "- b (of", 'name="c"', 'name="d"')]
     assert places == sorted(places)
     shuffled = {name: skill_of(name=name) for name in names}
     assert render_skill_index(shuffled) == render_skill_index(dict(sorted(shuffled.items())))
@@ -249,8 +241,7 @@ async def test_a_skill_that_is_switched_off_is_neither_told_of_nor_read(tmp_path
     one = library(tmp_path)
     one.enable_skill("deploy", on=False)
     model = StrictModel(ScriptedModel(call("use_skill", id="a", name="deploy"), "Done."))
-    async with one.build_agent("default", AgentOptions(model)).session(workspace=tmp_path) as session:
-        await run_to_end(session, "please deploy")
+    await run_agent(one.build_agent("default", AgentOptions(model)), tmp_path, "please deploy")
     assert "deploy" not in model.requests[0].system and list_user_texts(model.requests[0]) == ["please deploy"]
     (result,) = [one.text for one in model.requests[-1].messages if isinstance(one, ResultMessage)]
     assert "There is no skill named 'deploy'. The skills are: taste." in result
@@ -258,15 +249,14 @@ async def test_a_skill_that_is_switched_off_is_neither_told_of_nor_read(tmp_path
 
 def test_what_stands_between_the_stars_of_a_pattern_must_come_in_its_order() -> None:
     skills = {"s": skill_of(patterns=("cut * version",))}
-    assert find_triggered(skills, "please cut the new version") and not find_triggered(
-        skills, "which version did you cut?"
-    )
+    assert find_triggered(skills, "please cut the new version")
+    assert not find_triggered(skills, "which version did you cut?")
     assert not find_triggered({"s": skill_of(patterns=("aba*ba",))}, "aba"), "no letter counts twice"
 
 
 def test_the_users_own_skill_comes_before_one_of_the_workspace(tmp_path: Path) -> None:
     one = library(tmp_path)
-    write(tmp_path, "own/skills/deploy/SKILL.md", "---\nname: deploy\ndescription: mine\n---\nMine.")
+    write_file(tmp_path, "own/skills/deploy/SKILL.md", "---\nname: deploy\ndescription: mine\n---\nMine.")
     one.refresh()
     assert one.skills["deploy"].body == "Mine." and one.skills["deploy"].origin == "user"
 

@@ -18,12 +18,12 @@ from treadle.tools.builtin import build_file_tools
 async def main(database: str, workspace: str, kept: str) -> None:
     keep = LogToolServices.record_kept_files
 
-    async def dying(self: LogToolServices, files: Sequence[KeptFile], **given: Any) -> None:
+    async def record_and_die(self: LogToolServices, files: Sequence[KeptFile], **given: Any) -> None:
         await keep(self, files, **given)
         if any(file.path == "a.txt" for file in files):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    LogToolServices.record_kept_files = dying  # type: ignore[method-assign]
+    LogToolServices.record_kept_files = record_and_die  # type: ignore[method-assign]
     model = ScriptedModel(
         call("write_file", path="b.txt", content="made"), call("write_file", path="a.txt", content="new")
     )

@@ -173,11 +173,11 @@ async def test_what_others_wrote_while_a_call_was_about_to_is_theirs(
     place.put("a.txt", "old")
     keep = LogToolServices.record_kept_files
 
-    async def racing(self: LogToolServices, files: Any, **given: Any) -> None:
+    async def record_and_change(self: LogToolServices, files: Any, **given: Any) -> None:
         await keep(self, files, **given)
         place.put("a.txt", "the user's")
 
-    monkeypatch.setattr(LogToolServices, "record_kept_files", racing)
+    monkeypatch.setattr(LogToolServices, "record_kept_files", record_and_change)
     async with place.run(store, write("a.txt", "mine"), "ok") as session:
         (done,) = select_events(await session.facts(), CallFinished)
         assert done.status == "error" and "changed by somebody else just now" in done.output
@@ -238,14 +238,14 @@ async def test_a_rewind_cut_off_half_way_is_repeated_and_undone(
         for survivors in range(3):
             left = [survivors]
 
-            def dying(self: Folder, *given: Any, left: list[int] = left) -> None:
+            def write_or_die(self: Folder, *given: Any, left: list[int] = left) -> None:
                 if not left[0]:
                     raise KeyboardInterrupt
                 left[0] -= 1
                 real(self, *given)
 
             with monkeypatch.context() as patch:
-                patch.setattr(Folder, "write", dying)
+                patch.setattr(Folder, "write", write_or_die)
                 with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
                     await session.rewind(1, "files")
             assert sum(place.holds()[name] == before[name] for name in before) == survivors
@@ -273,11 +273,11 @@ async def test_a_session_cut_off_anywhere_can_be_rewound_to_where_it_began(
     states: list[Contents] = []
     keep = LogToolServices.record_kept_files
 
-    async def watched(self: LogToolServices, files: Any, **given: Any) -> None:
+    async def record_states(self: LogToolServices, files: Any, **given: Any) -> None:
         await keep(self, files, **given)
         states.append(place.holds())
 
-    monkeypatch.setattr(LogToolServices, "record_kept_files", watched)
+    monkeypatch.setattr(LogToolServices, "record_kept_files", record_states)
     monkeypatch.setattr(ContentStore, "drop", lambda self, name: None)  # a process that dies drops nothing
     async with place.agent(*script).session(InMemoryLog(), workspace=place.workspace) as session:
         await run_to_end(session)

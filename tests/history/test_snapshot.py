@@ -21,7 +21,7 @@ from treadle.tools.base import ToolContext
 files = file_tools
 
 
-def changed(files: FileTools, kept_files: list[KeptFile]) -> dict[str, bytes | None]:
+def read_old_contents(files: FileTools, kept_files: list[KeptFile]) -> dict[str, bytes | None]:
     """What each changed file held before."""
     return {file.path: files.kept.get(file.before) if file.before else None for file in kept_files}
 
@@ -66,11 +66,11 @@ def test_a_store_that_grew_too_large_forgets_the_oldest_at_the_next_start(
 
 
 def test_many_threads_can_keep_at_once(files: FileTools) -> None:
-    def keep(number: int) -> None:
+    def put_contents(number: int) -> None:
         for other in range(20):
             files.kept.put(f"{number} {other % 5}".encode())
 
-    threads = [threading.Thread(target=keep, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=put_contents, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -97,7 +97,7 @@ async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(file
     files.put("made/new.txt", "new")
     (files.workspace / "sub/deleted.txt").unlink()
     os.utime(files.workspace / "sub/touched.txt")
-    assert changed(files, taken.find_changes()) == {
+    assert read_old_contents(files, taken.find_changes()) == {
         "sub/changed.txt": b"changed",
         "sub/deleted.txt": b"deleted",
         "made/new.txt": None,
@@ -108,19 +108,19 @@ async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(file
 async def test_a_change_of_the_same_size_within_the_same_tick_is_found(
     files: FileTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stat_of = snapshot_module._read_stat
+    read_stat = snapshot_module._read_stat
 
-    def coarse(entry: os.DirEntry[str]) -> snapshot_module._FileStat | None:
+    def read_coarse_stat(entry: os.DirEntry[str]) -> snapshot_module._FileStat | None:
         """As on a file system whose clock stood still."""
-        about = stat_of(entry)
+        about = read_stat(entry)
         return about and replace(about, stamp=str(about.size))
 
-    monkeypatch.setattr(snapshot_module, "_read_stat", coarse)
+    monkeypatch.setattr(snapshot_module, "_read_stat", read_coarse_stat)
     files.put("a.txt", "one")
     for old, new in (("one", "two"), ("two", "six")):
         taken = Snapshot(files.kept, files.workspace)
         files.put("a.txt", new)
-        assert changed(files, taken.find_changes()) == {"a.txt": old.encode()}
+        assert read_old_contents(files, taken.find_changes()) == {"a.txt": old.encode()}
 
 
 async def test_files_that_have_not_changed_are_not_read_again(
@@ -133,11 +133,11 @@ async def test_files_that_have_not_changed_are_not_read_again(
     reads: list[str] = []
     content = snapshot_module._OpenWorkspace.read_file
 
-    def counted(self: snapshot_module._OpenWorkspace, path: str) -> bytes | None:
+    def count_reads(self: snapshot_module._OpenWorkspace, path: str) -> bytes | None:
         reads.append(path)
         return content(self, path)
 
-    monkeypatch.setattr(snapshot_module._OpenWorkspace, "read_file", counted)
+    monkeypatch.setattr(snapshot_module._OpenWorkspace, "read_file", count_reads)
     files.put("b.txt", "changed")
     again = Snapshot(files.kept, files.workspace)
     assert reads == ["b.txt"]
@@ -193,21 +193,21 @@ async def test_around_a_command_the_list_is_recorded_before_and_the_changes_afte
     files: FileTools,
 ) -> None:
     files.put("a.txt", "old")
-    desk = files.services
-    context = ToolContext("session", "call_1", files.workspace, services=desk)
+    services = files.services
+    context = ToolContext("session", "call_1", files.workspace, services=services)
 
-    async def failing() -> None:
+    async def fail() -> None:
         async with record_changes(files.kept, context):
-            assert len(desk.trees) == 1 and files.kept.get(desk.trees[0])
+            assert len(services.trees) == 1 and files.kept.get(services.trees[0])
             files.put("a.txt", "new")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await failing()
-    assert changed(files, desk.kept) == {"a.txt": b"old"} and desk.trees[1] == ""
-    assert desk.notes["treadle.left"].keys() == {"a.txt"}
+        await fail()
+    assert read_old_contents(files, services.kept) == {"a.txt": b"old"} and services.trees[1] == ""
+    assert services.notes["treadle.left"].keys() == {"a.txt"}
     with pytest.raises(NotFound):  # the list is not needed any more
-        files.kept.get(desk.trees[0])
+        files.kept.get(services.trees[0])
 
 
 async def test_a_name_that_is_not_utf_8_is_left_out_and_said_and_hinders_nothing_else(files: FileTools) -> None:
@@ -221,5 +221,5 @@ async def test_a_name_that_is_not_utf_8_is_left_out_and_said_and_hinders_nothing
     folder.mkdir()
     (folder / "in.txt").touch()
     files.put("plain.txt", "new")
-    assert changed(files, taken.find_changes()) == {"plain.txt": b"old"}
+    assert read_old_contents(files, taken.find_changes()) == {"plain.txt": b"old"}
     assert taken.left_out == ("made\ufffd", "odd\ufffd.txt")

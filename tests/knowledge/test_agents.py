@@ -30,7 +30,7 @@ You look after the garden.
 """
 
 
-def wrong(text: str) -> tuple[int, str]:
+def read_problem(text: str) -> tuple[int, str]:
     agent, problems = read_agent("a.md", text, "a", "user")
     assert agent is None
     [problem] = problems
@@ -66,14 +66,17 @@ def test_a_file_says_all_that_an_agent_can_have() -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_line(line: str, place: int, words: str) -> None:
-    found, message = wrong(f"---\ndescription: d\n{line}\n---\nBe kind.\n")
+    found, message = read_problem(f"---\ndescription: d\n{line}\n---\nBe kind.\n")
     assert (found, words in message) == (place, True), message
 
 
 def test_front_matter_without_an_end_or_without_fields_is_no_agent() -> None:
-    assert wrong("---\nsteps: 1\n") == (1, "the front matter that begins here has no end; close it with a line of ---")
-    assert "needs front matter" in wrong("Just text.\n")[1]
-    assert "must be fields" in wrong("---\n- a\n- b\n---\n")[1]
+    assert read_problem("---\nsteps: 1\n") == (
+        1,
+        "the front matter that begins here has no end; close it with a line of ---",
+    )
+    assert "needs front matter" in read_problem("Just text.\n")[1]
+    assert "must be fields" in read_problem("---\n- a\n- b\n---\n")[1]
 
 
 def test_a_field_that_nobody_knows_is_told_and_ignored() -> None:
@@ -210,13 +213,13 @@ def fetch_url(url: str) -> str:
     return url
 
 
-def options(*script: Any, **more: Any) -> AgentOptions:
+def build_options(*script: Any, **more: Any) -> AgentOptions:
     return AgentOptions(StrictModel(ScriptedModel(*script)), [read_bed, water, fetch_url], **more)
 
 
 def test_an_agent_has_the_tools_limits_and_posture_of_its_file(tmp_path: Path) -> None:
     write_file(tmp_path, "own/agents/garden.md", GOOD.replace("model: openai:gpt-x\n", ""))
-    agent = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent("garden", options())
+    agent = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent("garden", build_options())
     config = agent.config()
     assert config.tools == ("read_bed", "water") and config.sampling.temperature == 0.2
     assert (agent.limits.turns, agent.limits.calls, agent.grant.cautious) == (7, 3, True)
@@ -225,14 +228,14 @@ def test_an_agent_has_the_tools_limits_and_posture_of_its_file(tmp_path: Path) -
 def test_the_web_is_off_where_the_file_says_so(tmp_path: Path) -> None:
     write_file(tmp_path, "own/agents/hermit.md", "---\ndescription: d\nweb: off\n---\nHi.")
     library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
-    assert "fetch_url" in library.build_agent("default", options()).config().tools
-    hermit = library.build_agent("hermit", options())
+    assert "fetch_url" in library.build_agent("default", build_options()).config().tools
+    hermit = library.build_agent("hermit", build_options())
     assert "fetch_url" not in hermit.config().tools and "fetch_url" in hermit.grant.forbid
 
 
 async def test_an_agent_with_no_steps_only_writes(tmp_path: Path) -> None:
     write_file(tmp_path, "own/agents/poet.md", "---\ndescription: d\nsteps: 0\n---\nWrite verse.")
-    agent = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent("poet", options("Roses."))
+    agent = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent("poet", build_options("Roses."))
     facts = await run_agent(agent, tmp_path, "sing")
     assert facts[-1].answer == "Roses." and agent.model.requests[0].tools == ()  # type: ignore[union-attr]
 
@@ -244,10 +247,10 @@ def test_a_workspace_can_narrow_and_never_widen(tmp_path: Path) -> None:
     library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
     given = Grant(tier="read-only", forbid=("fetch_url",), tools=("read_*", "fetch_url"))
     few = Limits(turns=5, calls=5)
-    wide = library.build_agent("wide", options(grant=given, limits=few))
+    wide = library.build_agent("wide", build_options(grant=given, limits=few))
     assert wide.grant.tier == "read-only" and not wide.grant.always and wide.limits == few
     assert any("cannot widen" in problem.message and problem.line == 3 for problem in library.problems)
-    mine = library.build_agent("mine", options(grant=given, limits=few))
+    mine = library.build_agent("mine", build_options(grant=given, limits=few))
     assert mine.grant.always == ("*",) and not mine.grant.yes and mine.limits.turns == 200, "the user's own file may"
     assert mine.grant.tier == "read-only" and mine.grant.forbid == ("fetch_url",)
     assert mine.grant.tools == wide.grant.tools == ("read_bed", "fetch_url"), "never more than was given"

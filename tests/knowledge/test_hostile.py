@@ -196,7 +196,7 @@ def test_yaml_that_wants_to_grow_or_to_run_is_refused(tmp_path: Path) -> None:
     assert len(library.problems) == 3 and any("brackets" in problem.message for problem in library.problems)
 
 
-def busy_skills() -> dict[str, Skill]:
+def build_busy_skills() -> dict[str, Skill]:
     patterns = tuple(f"a{'*a' * 20}*{number}" for number in range(MAX_TRIGGERS))
     one = Skill("s", "d", "b", "/s", keywords=tuple("a" * 30 for _ in patterns), patterns=patterns)
     return {str(number): one for number in range(200)}
@@ -212,7 +212,7 @@ SLOW: dict[str, Callable[[Path], object]] = {
     "a message full of frames": lambda _: measure_context(
         State(), Request("", (UserMessage((TextPart("<skill " * 100_000),)),)), 4096
     ),
-    "skills that look for everything": lambda _: find_triggered(busy_skills(), "a 1\n" * 5000),
+    "skills that look for everything": lambda _: find_triggered(build_busy_skills(), "a 1\n" * 5000),
 }
 
 

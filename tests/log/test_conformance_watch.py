@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,6 +35,13 @@ async def until_waiting(task: "asyncio.Task[object]") -> None:
     assert not task.done()
 
 
+async def start_waiting(reading: Coroutine[Any, Any, list[str | int]]) -> "asyncio.Task[list[str | int]]":
+    """Read in a task, which goes on when there is more to read."""
+    task = asyncio.create_task(reading)
+    await until_waiting(task)
+    return task
+
+
 async def append(log: Log, claim: Claim, count: int = 1) -> None:
     head = log.get_head("s")
     await log.append(claim, head, [Custom(name=f"n{head + i}") for i in range(1, count + 1)])
@@ -47,8 +56,7 @@ async def test_a_watch_replays_and_then_follows(log: Log, mine: Claim) -> None:
     await append(log, mine, 2)
     watch = log.watch("s")
     assert await take(watch, 3) == [1, 2, 3]
-    following = asyncio.create_task(take(watch, 4))
-    await until_waiting(following)
+    following = await start_waiting(take(watch, 4))
     say(log, "a", "b")
     await append(log, mine, 2)
     assert await following == ["a", "b", 4, 5]
@@ -56,8 +64,7 @@ async def test_a_watch_replays_and_then_follows(log: Log, mine: Claim) -> None:
 
 async def test_a_delta_alone_reaches_a_watcher_that_waits(log: Log, mine: Claim) -> None:
     watch = log.watch("s", after=1)
-    following = asyncio.create_task(take(watch, 1))
-    await until_waiting(following)
+    following = await start_waiting(take(watch, 1))
     say(log, "a")
     assert await following == ["a"]
 
@@ -79,8 +86,7 @@ async def test_a_watch_sees_posts_and_appends_of_a_session_claimed_here(log: Log
 
 async def test_a_watch_of_a_session_nobody_runs_sees_posts(log: Log, make) -> None:
     watch = log.watch("s", after=1)
-    following = asyncio.create_task(take(watch, 2))
-    await until_waiting(following)
+    following = await start_waiting(take(watch, 2))
     await log.post("s", make.notes("a", "b"))
     assert await following == [2, 3]
 
@@ -221,8 +227,7 @@ async def test_stop_at_ends_once_every_fact_up_to_it_was_given(log: Log, mine: C
 async def test_stop_at_waits_for_facts_that_are_still_to_come(log: Log, mine: Claim) -> None:
     watch = log.watch("s")
     watch.stop_at(2)
-    reading = asyncio.create_task(rest(watch))
-    await until_waiting(reading)
+    reading = await start_waiting(rest(watch))
     say(log, "a")
     await until_waiting(reading)
     await append(log, mine, 2)
@@ -231,16 +236,14 @@ async def test_stop_at_waits_for_facts_that_are_still_to_come(log: Log, mine: Cl
 
 async def test_stop_at_a_position_already_given_ends_a_watch_that_waits(log: Log) -> None:
     watch = log.watch("s")
-    reading = asyncio.create_task(rest(watch))
-    await until_waiting(reading)
+    reading = await start_waiting(rest(watch))
     watch.stop_at(1)
     assert await reading == [1]
 
 
 async def test_closing_ends_a_watch_that_waits_and_one_that_has_more(log: Log, mine: Claim) -> None:
     waiting, behind = log.watch("s", after=1), log.watch("s")
-    reading = asyncio.create_task(rest(waiting))
-    await until_waiting(reading)
+    reading = await start_waiting(rest(waiting))
     waiting.close()
     behind.close()
     behind.close()
@@ -282,8 +285,7 @@ async def test_a_forgotten_watch_leaves_nothing_behind(log: Log) -> None:
 @pytest.mark.parametrize("end", [lambda log: log.delete("s"), lambda log: log.close()], ids=["deleted", "closed"])
 async def test_the_watches_of_a_deleted_session_and_of_a_closed_log_end(log: Log, end) -> None:
     watch = log.watch("s", after=1)
-    reading = asyncio.create_task(rest(watch))
-    await until_waiting(reading)
+    reading = await start_waiting(rest(watch))
     await end(log)
     assert await reading == []
 

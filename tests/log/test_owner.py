@@ -14,7 +14,7 @@ def test_this_process_is_not_gone() -> None:
     assert not is_gone(make_owner_name())
 
 
-def owner_in_a_process() -> tuple[subprocess.Popen[str], str]:
+def start_owner() -> tuple[subprocess.Popen[str], str]:
     code = "from treadle.log.owner import make_owner_name; print(make_owner_name(), flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -22,7 +22,7 @@ def owner_in_a_process() -> tuple[subprocess.Popen[str], str]:
 
 
 def test_a_process_is_gone_when_it_was_killed_even_before_anyone_waited_for_it() -> None:
-    process, owner = owner_in_a_process()
+    process, owner = start_owner()
     assert not is_gone(owner)
     process.kill()
     assert process.stdout is not None

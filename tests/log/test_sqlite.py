@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.log.conftest import sqlite_log
-from tests.log.workers import Start, filled, line, pragma
+from tests.log.workers import Start, fill_store, read_line, read_pragma
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 from treadle.events import Custom, SessionCreated
 from treadle.log import schema
@@ -37,8 +37,8 @@ def run_sql(path: Path, sql: str, *values: object) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])
 async def test_durability_is_what_sqlite_is_told(path: Path, durability, synchronous: int) -> None:
     log = SqliteLog(path, durability=durability)
-    assert pragma(log, "synchronous") == synchronous
-    assert pragma(log, "journal_mode") == "wal"
+    assert read_pragma(log, "synchronous") == synchronous
+    assert read_pragma(log, "journal_mode") == "wal"
     await log.close()
 
 
@@ -99,7 +99,7 @@ async def test_a_store_on_a_network_filesystem_is_refused(tmp_path: Path) -> Non
 async def test_a_file_that_was_moved_or_replaced_while_open_is_not_written_to(log, mine, new: list[str]) -> None:
     log.path.rename(log.path.with_name("moved.db"))
     for name in new:
-        await filled(log.path.with_name(name))
+        await fill_store(log.path.with_name(name))
     for attempt in (log.renew(mine), log.create("t", [SessionCreated(session_id="t")]), log.claim("me", 30)):
         with pytest.raises(StoreError, match="moved, replaced or deleted"):
             await attempt
@@ -117,10 +117,10 @@ def visible_folder() -> Iterator[Path]:
 @pytest.mark.parametrize("mode", [0o777, 0o555], ids=["the file", "the folder too"])
 async def test_a_store_that_cannot_be_written_says_so(start: Start, visible_folder: Path, mode: int) -> None:
     path = visible_folder / "log.db"
-    await filled(path)
+    await fill_store(path)
     os.chmod(path, 0o444)
     os.chmod(visible_folder, mode)
-    assert line(start("open_as_nobody", path)).startswith("StoreReadOnly")
+    assert read_line(start("open_as_nobody", path)).startswith("StoreReadOnly")
 
 
 @pytest.mark.parametrize("name", ["log.db", "sub/log.db"])
@@ -128,11 +128,11 @@ async def test_a_folder_that_cannot_be_written_says_so_before_a_store_is_made(
     start: Start, visible_folder: Path, name: str
 ) -> None:
     os.chmod(visible_folder, 0o555)
-    assert line(start("open_as_nobody", visible_folder / name)).startswith("StoreReadOnly")
+    assert read_line(start("open_as_nobody", visible_folder / name)).startswith("StoreReadOnly")
 
 
 async def test_a_store_opened_read_only_by_sqlite_is_told_as_read_only(path: Path) -> None:
-    await filled(path)
+    await fill_store(path)
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         with pytest.raises(sqlite3.OperationalError) as caught:
             db.execute("DELETE FROM facts")
@@ -143,7 +143,7 @@ async def test_a_store_opened_read_only_by_sqlite_is_told_as_read_only(path: Pat
 
 
 async def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
-    await filled(path)
+    await fill_store(path)
     run_sql(path, "PRAGMA user_version = 99")
     before = path.read_bytes()
     with pytest.raises(StoreTooNew, match=r"version 99.*up to \d+.*Upgrade treadle"):
@@ -155,17 +155,17 @@ FIRST = ("CREATE TABLE things (name TEXT)", "INSERT INTO things VALUES ('old')")
 SECOND = ("ALTER TABLE things ADD COLUMN colour TEXT DEFAULT 'grey'",)
 
 
-def things(path: Path) -> list[tuple[str, ...]]:
+def read_things(path: Path) -> list[tuple[str, ...]]:
     return run_sql(path, "SELECT * FROM things")
 
 
 def test_an_older_store_is_copied_and_then_brought_up_to_date(path: Path) -> None:
     store.SqliteFile(path, migrations=(FIRST,)).close()
-    assert things(path) == [("old",)]
+    assert read_things(path) == [("old",)]
     store.SqliteFile(path, migrations=(FIRST, SECOND)).close()
-    assert things(path) == [("old", "grey")]
+    assert read_things(path) == [("old", "grey")]
     backup = path.with_name("log.db.v1.bak")
-    assert things(backup) == [("old",)]
+    assert read_things(backup) == [("old",)]
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     assert sorted(p.name for p in path.parent.iterdir()) == ["log.db", "log.db.v1.bak"]
     store.SqliteFile(path, migrations=(FIRST, SECOND)).close()
@@ -183,7 +183,7 @@ def test_a_copy_holds_what_is_still_in_the_write_ahead_log(path: Path) -> None:
     with older.transaction as db:
         db.execute("INSERT INTO things VALUES ('fresh')")
     store.SqliteFile(path, migrations=(FIRST, SECOND)).close()
-    assert things(path.with_name("log.db.v1.bak")) == [("old",), ("fresh",)]
+    assert read_things(path.with_name("log.db.v1.bak")) == [("old",), ("fresh",)]
     older.close()
 
 
@@ -192,12 +192,12 @@ def test_a_step_that_fails_leaves_the_store_as_it_was(path: Path) -> None:
     broken = (*SECOND, "this is not SQL")
     with pytest.raises(StoreError, match="syntax error"):
         store.SqliteFile(path, migrations=(FIRST, broken))
-    assert things(path) == [("old",)]
+    assert read_things(path) == [("old",)]
     store.SqliteFile(path, migrations=(FIRST,)).close()
 
 
 async def test_the_released_steps_lead_to_a_store_of_their_number(path: Path) -> None:
-    await filled(path)
+    await fill_store(path)
     assert run_sql(path, "PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
     assert run_sql(path, "PRAGMA application_id") == [(schema.APPLICATION_ID,)]
 
@@ -211,7 +211,7 @@ async def test_the_released_steps_lead_to_a_store_of_their_number(path: Path) ->
     ids=["of an unknown kind", "cut off"],
 )
 async def test_a_fact_that_cannot_be_read_is_told_and_those_before_it_are_read(path, body, error, message: str) -> None:
-    await filled(path)
+    await fill_store(path)
     run_sql(path, "UPDATE facts SET body = ? WHERE place & 0xFFFFFFFF = 2", body)
     async with SqliteLog(path) as log:
         for attempt in (log.read("s"), log.search("x"), anext(log.watch("s"))):
@@ -246,7 +246,7 @@ def damage_middle(path: Path) -> None:
 
 
 async def test_a_damaged_store_is_found_when_it_is_opened(path: Path) -> None:
-    await filled(path, notes=500)
+    await fill_store(path, notes=500)
     damage_middle(path)
     with pytest.raises(StoreDamaged, match=r"damaged.*recover"):
         SqliteLog(path)
@@ -254,7 +254,7 @@ async def test_a_damaged_store_is_found_when_it_is_opened(path: Path) -> None:
 
 async def test_a_large_store_is_checked_only_when_asked(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(store, "QUICK_CHECK_BELOW", 4096)
-    await filled(path, notes=500)
+    await fill_store(path, notes=500)
     async with SqliteLog(path) as log:
         log.check_integrity()
     damage_middle(path)
@@ -269,8 +269,8 @@ async def test_a_large_store_is_checked_only_when_asked(path: Path, monkeypatch)
 
 
 async def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room_again(log: SqliteLog, mine: Claim) -> None:
-    pages = pragma(log, "page_count")
-    pragma(log, f"max_page_count = {pages}")
+    pages = read_pragma(log, "page_count")
+    read_pragma(log, f"max_page_count = {pages}")
     large = Custom(name="large", data="x" * 100_000)
     for attempt in (
         lambda: log.append(mine, 1, [large]),
@@ -282,7 +282,7 @@ async def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room_again(
             await attempt()
     assert len(await log.read("s")) == 1
     assert log.get_head("s") == 1
-    pragma(log, "max_page_count = 1000000")
+    read_pragma(log, "max_page_count = 1000000")
     await log.append(mine, 1, [large])
     assert (await log.post("s", [Custom(name="x")], "k")).is_new
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]

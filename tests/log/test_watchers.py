@@ -44,7 +44,7 @@ class Talkative(FakeModel):
         yield Reply(text=text, calls=calls)
 
 
-async def seen_by(watch: Any) -> list[Event]:
+async def collect_events(watch: Any) -> list[Event]:
     """What a watcher sees until the run ends."""
     seen: list[Event] = []
     async for event in watch:
@@ -54,7 +54,7 @@ async def seen_by(watch: Any) -> list[Event]:
     return seen
 
 
-def only_facts(events: list[Event]) -> list[Fact]:
+def select_facts(events: list[Event]) -> list[Fact]:
     return [event for event in events if isinstance(event, Fact)]
 
 
@@ -65,7 +65,7 @@ async def run_with(store: Store, watch: Callable[[Session], Awaitable[Sequence[A
         await run_to_end(session)
         facts = await session.facts()
         for task in watching:
-            seen = only_facts(await task)
+            seen = select_facts(await task)
             assert seen == facts[facts.index(seen[0]) :]
     return facts
 
@@ -84,7 +84,7 @@ async def test_a_watcher_that_never_reads_changes_nothing(store: Store, monkeypa
 
     alone, watched = await run_with(store, nobody), await run_with(store, sleepers)
     assert list_kinds(watched) == list_kinds(alone)
-    late = only_facts(await seen_by(kept[1]))
+    late = select_facts(await collect_events(kept[1]))
     assert late == watched, "it was asleep all the time, and has missed no fact"
     for watch in kept:
         watch.close()
@@ -93,8 +93,8 @@ async def test_a_watcher_that_never_reads_changes_nothing(store: Store, monkeypa
 async def test_every_watcher_sees_every_fact_once_and_in_order_whenever_and_wherever_it_starts(store: Store) -> None:
     async def join(session: Session, moment: int, after: int = 0) -> list[Event]:
         await wait_for(session, Fact, where=lambda fact: fact.seq >= moment)
-        seen = await seen_by(session.watch(after=after))
-        assert only_facts(seen)[0].seq == after + 1
+        seen = await collect_events(session.watch(after=after))
+        assert select_facts(seen)[0].seq == after + 1
         return seen
 
     async def watch(session: Session) -> list[Any]:
@@ -117,7 +117,7 @@ async def test_a_watcher_that_leaves_and_one_that_is_cancelled_change_nothing(st
 
     async def watch(session: Session) -> list[Any]:
         asyncio.create_task(leave(session.watch())).add_done_callback(lambda done: done.result())
-        doomed = asyncio.create_task(seen_by(session.watch()))
+        doomed = asyncio.create_task(collect_events(session.watch()))
         await asyncio.sleep(0)
         doomed.cancel()
         return []
@@ -134,8 +134,8 @@ async def test_a_slow_watcher_loses_fragments_but_no_facts_and_holds_nobody_up(s
         await anext(slow)
         await run_to_end(session)
         facts = await session.facts()
-        events = await seen_by(slow)
-    assert only_facts(events) == facts[1:]
+        events = await collect_events(slow)
+    assert select_facts(events) == facts[1:]
     assert len(events) - len(facts) < turns * 3000, "its buffer is bounded"
 
 
@@ -161,9 +161,9 @@ async def test_a_watcher_in_another_process_sees_every_fact(tmp_path: Any) -> No
     agent = Agent(Talkative(), tools=[chatter])
     other, _ = build_agent()
     async with agent.session(place.open()) as session, other.session(place.open(), id=session.id) as elsewhere:
-        watching = asyncio.create_task(seen_by(elsewhere.watch()))
+        watching = asyncio.create_task(collect_events(elsewhere.watch()))
         await run_to_end(session)
-        assert only_facts(await watching) == await session.facts()
+        assert select_facts(await watching) == await session.facts()
     await place.close()
 
 
@@ -211,10 +211,10 @@ async def test_whoever_joins_in_the_middle_of_a_reply_is_shown_its_beginning_and
                 break
         early.close()
         late = session.watch()
-        joined = asyncio.create_task(seen_by(late))
+        joined = asyncio.create_task(collect_events(late))
         await asyncio.sleep(0)
         free.set()
         await run.wait()
         events = await joined
-        assert only_facts(events) == await session.facts()
+        assert select_facts(events) == await session.facts()
     assert [event.text for event in select_events(events, TextDelta)] == ["new ", "words"]

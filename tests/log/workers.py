@@ -13,22 +13,22 @@ Worker = subprocess.Popen[str]
 Start = Callable[..., Worker]
 
 
-def line(worker: Worker) -> str:
+def read_line(worker: Worker) -> str:
     """The next line a worker says; what went wrong when it says none."""
     assert worker.stdout is not None
     assert worker.stderr is not None
     return worker.stdout.readline().strip() or pytest.fail(worker.stderr.read())
 
 
-def tell(worker: Worker, command: str) -> None:
+def send_command(worker: Worker, command: str) -> None:
     """Make a worker do something, and wait until it is done."""
     assert worker.stdin is not None
     worker.stdin.write(f"{command}\n")
     worker.stdin.flush()
-    assert line(worker) == command.split()[0]
+    assert read_line(worker) == command.split()[0]
 
 
-async def filled(path: Path, notes: int = 1) -> None:
+async def fill_store(path: Path, notes: int = 1) -> None:
     """A store with one session, closed again."""
     log = SqliteLog(path)
     facts: list[AnyFact] = [Custom(name=f"n{number}", data="x" * 300) for number in range(notes)]
@@ -36,5 +36,5 @@ async def filled(path: Path, notes: int = 1) -> None:
     await log.close()
 
 
-def pragma(log: SqliteLog, name: str) -> object:
+def read_pragma(log: SqliteLog, name: str) -> object:
     return log._file.get_connection().execute(f"PRAGMA {name}").fetchone()[0]  # pyright: ignore

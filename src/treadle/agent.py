@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, get_args
@@ -42,15 +42,15 @@ class SessionOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Agent(Generic[T]):
-    """Give it a model and tools; it runs the loop.
+    """A model, its tools and its rules.
 
-    `model` is a name such as "local" or "openai:gpt-4o", or any object with the model port. Without it the first model
-    that works is used (a key in the environment, a server on this machine, the embedded one). `grant` says what may
-    run and what is asked. `gate` brings a question to a person; without one the call is denied, and the model is told.
-    `on_error` is what follows a failed call. `output` is the type that the answer must have. `knowledge` is added to
-    the instructions: see `treadle.app.workspace_knowledge`. `secrets` are values that must not appear in any result
-    of a tool, besides those in the environment under names such as `…_KEY` and `…_TOKEN`; a `Keyring` also
-    holds the keys of models.
+    `model` is a name such as "local" or "openai:gpt-4o", or any object with the model port. Without it, the agent uses
+    the first model that works: a key in the environment, a server on this machine, or the embedded model. `grant` says
+    which calls may run and which need a question. `gate` brings a question to a person. Without a gate the call is
+    denied, and the model reads that as its result. `on_error` says what follows a failed call. `output` is the type of
+    the answer. `knowledge` is added to the instructions: see `treadle.app.workspace_knowledge`. `secrets` are values
+    that no result of a tool may contain, besides the environment's variables such as `…_KEY` and `…_TOKEN`. A
+    `Keyring` also has the keys of models.
     """
 
     model: str | Model | None = None
@@ -90,21 +90,15 @@ class Agent(Generic[T]):
         if self.approval_ttl is not None and not self.approval_ttl > 0:
             raise BadInput("approval_ttl must be more than 0 seconds; leave it out for questions that never expire")
 
-    def session(
+    @asynccontextmanager
+    async def session(
         self, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
-    ) -> AbstractAsyncContextManager[Session[T]]:
+    ) -> AsyncGenerator[Session[T]]:
         """Open a session: `async with agent.session("words.db") as session`. A path stores it, and resumes it later."""
         from treadle.runtime import Runtime
 
-        @asynccontextmanager
-        async def open_session() -> AsyncGenerator[Session[T]]:
-            async with (
-                Runtime(store, [self], recover=False) as runtime,
-                runtime.session(self.name, **options) as session,
-            ):
-                yield session
-
-        return open_session()
+        async with Runtime(store, [self], recover=False) as runtime, runtime.session(self.name, **options) as session:
+            yield session
 
     async def ask(self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]) -> T:
         """Get an answer in one call: open a session, run it, close it. Raises `NotAnswered` when there is no answer."""
@@ -120,7 +114,7 @@ class Agent(Generic[T]):
         raise BadInput("an event loop runs here already: write `await agent.ask(...)`")
 
     def config(self) -> AgentConfig:
-        """The agent as values, for the log."""
+        """Return the agent's configuration as values, for the log."""
         return AgentConfig(
             name=self.name,
             instructions=self.instructions,
@@ -132,7 +126,7 @@ class Agent(Generic[T]):
     def build_created_fact(
         self, session_id: str, workspace: Path, grants: Sequence[Grant] = (), parent: Parent | None = None
     ) -> SessionCreated:
-        """The first fact of a session of this agent. Each of `grants` can only narrow what the agent may do."""
+        """Build the first fact of a session of this agent. Each of `grants` can only narrow what the agent may do."""
         return SessionCreated(
             session_id=session_id,
             agent=self.config(),
@@ -144,7 +138,7 @@ class Agent(Generic[T]):
         )
 
     async def setup(self, created: SessionCreated, gate: Gate | None) -> Setup:
-        """Build what a session of this agent runs with. The narrower grants of its creation still hold."""
+        """Build the setup of a session of this agent. The narrower grants from its creation stay in force."""
         return Setup(
             model=self.resolve_model(),
             tools=self._tools,
@@ -170,7 +164,7 @@ class Agent(Generic[T]):
         return self._tools
 
     def _find_keyring(self) -> Keyring:
-        """The keyring that was given, or one for the environment and the given secrets, made at the first run."""
+        """Return the keyring of the user, or build one from the environment and `secrets` at the first run."""
         if isinstance(self.secrets, Keyring):
             return self.secrets
         if self._keyring is None or self._keyring.secrets != tuple(self.secrets):
@@ -178,7 +172,7 @@ class Agent(Generic[T]):
         return self._keyring
 
     def resolve_model(self) -> Model:
-        """The model object. A name is looked up once, when the model is first needed."""
+        """Return the model object. A name is looked up once, at its first use."""
         if self._model is None:
             if self.model is None or isinstance(self.model, str):
                 from treadle.models.catalog import resolve_model
@@ -196,7 +190,7 @@ class Agent(Generic[T]):
             self._model = None
 
     def parse_output(self, text: str) -> T:
-        """An answer as the agent's `output` type."""
+        """Parse an answer as the agent's `output` type."""
         return cast("T", text) if self.output is None else parse_output(self.output, text)
 
 

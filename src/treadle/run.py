@@ -1,4 +1,4 @@
-"""A run as its caller sees it: watch its events, get its outcome. The coordinator does the work."""
+"""A run as its caller sees it: its events and its outcome. The coordinator does the work."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from treadle.log.base import Watch
 class RunTracker:
     """Finds one run in a session's events, and its end.
 
-    It is the run that takes up a message, or without a message the next run that starts. With `is_running` it is the
-    run that is under way. `is_held` says that somebody cancelled before it began: the message stays in the queue
+    It is the run that processes a message, or without a message the next run that starts. With `is_running` it is the
+    current run. `is_held` means that somebody cancelled the run before it started: the message stays in the queue
     until the next one is posted.
     """
 
@@ -31,11 +31,11 @@ class RunTracker:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether no more events of the run can follow."""
         return self.outcome is not None or self.is_held
 
     def feed(self, event: events.Event) -> bool:
-        """Take the next event. True when the run is over."""
+        """Read the next event. Return True when the run is over."""
         match event:
             case events.TurnStarted() if self.message_id:
                 self._is_mine = self._is_mine or self.message_id in event.messages
@@ -53,14 +53,14 @@ class RunTracker:
 
 
 class Run:
-    """Work in progress. Iterate over it to see every event; leaving the block stops what is still under way.
+    """A run in progress. Iterate over it to get every event. Leaving the block stops the run if it has not ended.
 
-    The iteration ends when the run does, or when it waits for somebody: then `outcome` is None and `pending` holds
-    the open questions. After the block both say how things stood when it was left, however early. `detach` leaves
-    without stopping the run. A run that another process has taken over goes on there.
+    The iteration ends when the run ends, or when it waits for a person: then `outcome` is None and `pending` has the
+    open questions. After the block, both describe the moment at which the block was left. `detach` leaves without
+    stopping the run. A run that another process took over continues there.
 
-    A run that `Session.follow` gives was begun by somebody else. It needs no block, goes on while a question is open,
-    and is never stopped by leaving it.
+    `Session.follow` returns a run that somebody else started. It needs no block, its iteration continues while a
+    question is open, and leaving it never stops the run.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Run:
 
     @property
     def outcome(self) -> events.RunFinished | None:
-        """How the run ended; None while it has not."""
+        """How the run ended. None while it has not ended."""
         return self._tracker.outcome
 
     @property
     def message_id(self) -> str:
-        """The message that the run takes up; empty where it was not started by one."""
+        """The message that started the run. Empty if no message started it."""
         return self._tracker.message_id
 
     @message_id.setter
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody cancelled before the run began. The message is kept, and goes with the next one."""
+        """Whether somebody cancelled before the run started. The message is kept for the next run."""
         return self._tracker.is_held
 
     @property
@@ -108,7 +108,7 @@ class Run:
         return self.outcome is not None or (self._begin is None and self.is_held)
 
     def watch_from(self, position: int) -> None:
-        """Give the events after an earlier position too. Call it before the block."""
+        """Also iterate over the events after an earlier position. Call it before the block."""
         self._first = position
 
     async def __aenter__(self) -> Run:
@@ -139,13 +139,13 @@ class Run:
         return self._events()
 
     async def wait(self) -> events.RunFinished | None:
-        """Wait until the run ends, or until it waits for somebody (then None)."""
+        """Wait until the run ends, or until it waits for a person (then None)."""
         async for _ in self:
             pass
         return self.outcome
 
     def ready(self) -> list[events.Event]:
-        """The events that can be had without waiting. Those who send events use it to send several at once."""
+        """Return the events that are available without waiting, so that a sender can send several at once."""
         given: list[events.Event] = []
         for event in self._watch.ready() if self._watch is not None and not self.is_over else ():
             self._take(event)
@@ -178,10 +178,10 @@ class Run:
             if self.pending or not self._has_more(state) or state.seq == tried or self._coordinator.is_closed:
                 return
             tried = state.seq
-            await self._follow()  # another process has answered or written more, and nobody works on it now
+            await self._follow()  # another process answered or wrote more, and no process works on it now
 
     def _has_more(self, state: State) -> bool:
-        """Whether there are facts that were not given yet, or work that nobody does."""
+        """Whether there are facts that were not yielded yet, or work that no process does."""
         return state.seq > self._seen or state.run is not None or (bool(state.queue) and not state.held)
 
     async def _follow(self) -> None:

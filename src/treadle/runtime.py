@@ -1,4 +1,4 @@
-"""A store with agents: opens sessions, runs many of them at once, and resumes those that a crash interrupted."""
+"""A store with agents: it opens sessions, runs many at once, and resumes those that a crash interrupted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SessionUse(msgspec.Struct):
 
 
 class SessionHelpers:
-    """The runtime as a session sees it that has helpers do a part of its work."""
+    """The part of the runtime that the calls of one session use to run helpers."""
 
     def __init__(self, runtime: Runtime, created: SessionCreated, setup: Setup) -> None:
         self._runtime, self._setup = runtime, setup
@@ -87,8 +87,8 @@ class SessionHelpers:
 class Runtime:
     """`async with Runtime("work.db", [agent]) as runtime:` runs every session of these agents in one store.
 
-    When the block is entered, unfinished sessions go on, and from then on every session that others post to.
-    `recover=False` switches this off. When the block is left, a run stops at a fact and can be resumed.
+    Inside the block, it continues unfinished sessions, and every session that others post to. `recover=False`
+    switches this off. When the block ends, each run stops at a fact and can be resumed.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Runtime:
 
     @property
     def coordinator(self) -> Coordinator:
-        """The engine. It exists inside the block."""
+        """The coordinator of this runtime. It exists inside the block."""
         if self._coordinator is None:
             raise BadInput("use `async with Runtime(...) as runtime:`")
         return self._coordinator
@@ -224,7 +224,7 @@ class Runtime:
         return await self.log.list_sessions(query or SessionQuery())
 
     async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
-        """Find the places where a transcript of this store holds all the words of `text`."""
+        """Find the places in transcripts of this store that have all words of `text`."""
         return await self.log.search(text, limit)
 
     def _handle_rest(self, state: State, setup: Setup) -> None:
@@ -247,7 +247,7 @@ class Runtime:
             try:
                 session = await self.open(session_id)
                 await function(session, await session.state(), setup)
-            except Exception:  # nobody waits for it, and the answer is stored
+            except Exception:  # nobody waits for the function, and the answer is stored
                 _logger.exception("a function of after_answer failed; session %s is unchanged", session_id)
 
     async def _reopen_questions(self) -> None:
@@ -313,7 +313,7 @@ class Runtime:
         )
 
     def model(self, name: str) -> Model:
-        """The model of that name: an agent's model, or one that is looked up once and closed with the runtime."""
+        """Return the model of that name: an agent's, or one that is looked up once and closed with the runtime."""
         for agent in self.agents.values():
             if agent.resolve_model().name == name:
                 return agent.resolve_model()

@@ -1,4 +1,4 @@
-"""A session as its user sees it: send, run, ask, answer, cancel, fork, go back in time. The log holds all of it."""
+"""A session as its user sees it: send, run, ask, answer, cancel, fork, rewind. All of it is in the log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Session(Generic[T]):
         self._log = coordinator.log
 
     def run(self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = "") -> Run:
-        """Send a message and watch what comes of it: `async with session.run("...") as run: async for event in run`."""
+        """Send a message and watch its run: `async with session.run("...") as run: async for event in run`."""
         message_id = f"msg_{os.urandom(8).hex()}"
 
         async def begin() -> int:
@@ -79,7 +79,7 @@ class Session(Generic[T]):
         return self.agent.parse_output(outcome.answer)
 
     async def send(self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = "") -> str:
-        """Send a message without watching, and get its id. It steers a run that is under way, or interrupts it."""
+        """Send a message without watching, and get its id. It steers the current run, or interrupts it."""
         return (await self.post(content, mode=mode, key=key)).id
 
     async def post(
@@ -91,7 +91,7 @@ class Session(Generic[T]):
         return fact
 
     def continue_(self, limits: events.Limits | None = None) -> Run:
-        """Go on after a limit, a cancel or a failure, with a fresh budget."""
+        """Continue after a limit, a cancel or a failure, with a fresh budget."""
         return Run(self._coordinator, self.id, partial(self._post_request, "continue", limits))
 
     def regenerate(self, limits: events.Limits | None = None) -> Run:
@@ -107,7 +107,7 @@ class Session(Generic[T]):
         return position
 
     def resume(self) -> Run:
-        """Go on with an unfinished run after a crash or a failure. Without one the run ends at once."""
+        """Continue an unfinished run after a crash or a failure. Without one the run ends at once."""
 
         async def begin() -> int:
             state = await self._coordinator.load_state(self.id)
@@ -121,7 +121,7 @@ class Session(Generic[T]):
     def follow(self, posted: events.MessageReceived | int) -> Run:
         """Follow the run of a message that was posted, or the run that was requested at a position.
 
-        Unlike `run` it goes on while a question is open, and leaving it stops nothing.
+        Unlike `run`, its iteration continues while a question is open, and leaving it stops nothing.
         """
         message_id, position = ("", posted) if isinstance(posted, int) else (posted.id, posted.seq)
         return Run(self._coordinator, self.id, None, message_id, after=position)
@@ -129,13 +129,13 @@ class Session(Generic[T]):
     async def approve(self, call_id: str, answer: Answer | None = None, *, digest: str = "") -> None:
         """Answer an approval: allow it once, or as `answer` says. Anyone with the log may answer, at any time.
 
-        This process goes on with the session while it lives. After that, `resume` or another runtime does. With the
+        This process then continues the session. If it ends first, `resume` or another runtime continues it. With the
         `digest` of the question that was shown, the answer counts only for that question.
         """
         await self._coordinator.answer(self.id, call_id, answer or Answer(), digest)
 
     async def deny(self, call_id: str, comment: str = "", *, by: str = "user") -> None:
-        """Refuse a call. The model is told, with your comment, and goes on."""
+        """Refuse a call. The model reads the refusal with your comment, and the run continues."""
         await self._coordinator.answer(self.id, call_id, Answer("deny", comment=comment, by=by))
 
     async def answer(self, call_id: str, *answers: str, by: str = "user") -> None:
@@ -152,7 +152,7 @@ class Session(Generic[T]):
 
     @property
     def log(self) -> Log:
-        """The log of the store that holds this session."""
+        """The log of the store that has this session."""
         return self._log
 
     async def configure(
@@ -179,18 +179,18 @@ class Session(Generic[T]):
         await self._log.post(self.id, [events.validate_fact(events.Custom(name=name, data=data))], wake=False)
 
     async def state(self) -> State:
-        """The state of the session now. Do not change it."""
+        """Return the current state of the session. Do not change it."""
         return await self._coordinator.load_state(self.id)
 
     async def at(self, seq: int) -> State:
-        """The state of the session at a position."""
+        """Return the state of the session at a position."""
         facts = await self._log.read(self.id, limit=max(seq, 0))
         if not 1 <= seq <= len(facts):
             raise BadInput(f"session {self.id} has positions 1 to {(await self._log.get_info(self.id)).seq}, not {seq}")
         return fold(facts)
 
     async def facts(self, after: int = 0) -> list[events.AnyFact]:
-        """The facts after a position."""
+        """Return the facts after a position."""
         return await self._log.read(self.id, after)
 
     def watch(self, after: int = 0) -> Watch:
@@ -198,7 +198,7 @@ class Session(Generic[T]):
         return self._log.watch(self.id, after)
 
     async def spans(self) -> list[Span]:
-        """The session as tracing spans: each step with its duration and result."""
+        """Return the session as tracing spans: each step with its duration and result."""
         from treadle.export.spans import build_spans
 
         return build_spans(await self._log.read(self.id))
@@ -238,7 +238,7 @@ class Session(Generic[T]):
         return Session(self._coordinator, self.agent, fork_id)
 
     async def changes(self, after: int = 0) -> list[RewindChange]:
-        """How files that this session's calls changed differ from their content at a position."""
+        """List how files that this session's calls changed differ from their content at a position."""
         return await self._build_rewinder().list_changes(after)
 
     async def rewind(
@@ -260,7 +260,7 @@ class Session(Generic[T]):
         return Rewinder(self._coordinator, self.id, find_content_store(self.agent.tools))
 
     async def artifact(self, artifact_id: str) -> Artifact:
-        """The whole of an output that was too large for the model."""
+        """Return the whole of an output that was too large for the model."""
         return await load_output(self._log, self.id, artifact_id)
 
     async def compact(self) -> events.ContextCompacted | None:
@@ -279,12 +279,12 @@ class Session(Generic[T]):
         await self._log.post(self.id, [events.ContextCompacted(kind="undo")], wake=False)
 
     async def context(self) -> Breakdown:
-        """How many tokens of the model's window are used, and by what: system, tools, skills, files, history."""
+        """Measure how many tokens of the model's window the system, tools, skills, files and history use."""
         state = await self._coordinator.load_state(self.id)
         return build_breakdown(await self._coordinator.build_setup(state), state)
 
     async def delete(self) -> None:
-        """Delete the session and everything it holds. Refused while it runs."""
+        """Delete the session and everything in it. Refused while it runs."""
         await self._log.delete(self.id)
 
     async def _post_message(
@@ -318,7 +318,7 @@ class Session(Generic[T]):
 
 
 def generate_session_id() -> str:
-    """128 random bits, so that an id cannot be guessed and never repeats."""
+    """Generate an id of 128 random bits, which cannot be guessed and never repeats."""
     return os.urandom(16).hex()
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     T = TypeVar("T", default=str)
-    """What an agent answers with: text, unless its `output` says otherwise."""
+    """The type of an agent's answers: text, unless its `output` is another type."""
 else:
     from typing import TypeVar
 
@@ -24,7 +24,7 @@ _FENCE = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL | re.IGNORECASE)
 
 
 def _get_adapter(wanted: Any) -> TypeAdapter[Any]:
-    """The adapter of a type. Those of hashable types are kept."""
+    """Return the adapter of a type. Adapters of hashable types are cached."""
     try:
         hash(wanted)
     except TypeError:
@@ -40,7 +40,7 @@ def _build_adapter(wanted: Any) -> TypeAdapter[Any]:
 
 
 def build_output_schema(wanted: Any) -> dict[str, Json]:
-    """The JSON schema that an answer must fit. Raises `BadInput` when the type has no schema."""
+    """Build the JSON schema that an answer must fit. Raises `BadInput` when the type has no schema."""
     from pydantic.errors import PydanticUserError
 
     try:
@@ -57,7 +57,7 @@ def parse_output(wanted: Any, text: str) -> Any:
 
 
 def check_output(wanted: Any, text: str) -> str:
-    """Describe to the model what is wrong with an answer. Empty when it fits."""
+    """Describe the problems of an answer for the model. Empty when the answer fits."""
     from pydantic import ValidationError
 
     try:

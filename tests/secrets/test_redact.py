@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.secrets.redact import PLACEHOLDER, Redactor
+from treadle.secrets.redact import PLACEHOLDER, RedactedStream, Redactor
 
 SECRET = 'pa55/wörd+"quo\\te"\nline two'
 
 
 def redact_pieces(redactor: Redactor, text: str, cuts: list[int]) -> str:
     """Redact a text that comes in pieces."""
-    stream, places = redactor.start_stream(), sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    stream, places = RedactedStream(redactor), sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     return "".join([*(stream.feed(text[start:end]) for start, end in pairwise(places)), stream.finish()])
 
 
@@ -60,13 +60,13 @@ def test_a_secret_is_hidden_in_base64_with_line_breaks(before: str, after: str, 
 def test_text_without_secrets_does_not_change() -> None:
     for redactor in (Redactor([]), Redactor(["", "ab", "     "]), Redactor(["correct horse"])):
         assert redactor.redact_text("nothing ab here") == "nothing ab here"
-        assert redactor.start_stream().feed("nothing ab her") + "e" == "nothing ab here"
+        assert RedactedStream(redactor).feed("nothing ab her") + "e" == "nothing ab here"
 
 
 def test_the_longer_of_two_secrets_is_hidden_completely() -> None:
     redactor = Redactor(["abcdef", "abcdefghi"])
     assert redactor.redact_text("abcdefghi abcdef") == f"{PLACEHOLDER} {PLACEHOLDER}"
-    stream = redactor.start_stream()
+    stream = RedactedStream(redactor)
     assert stream.feed("abcdef") + stream.feed("ghi") + stream.finish() == PLACEHOLDER
 
 
@@ -80,7 +80,7 @@ def test_secrets_are_hidden_everywhere_in_a_json_value() -> None:
 
 
 def test_a_stream_holds_back_only_a_possible_start_of_a_secret() -> None:
-    stream = Redactor(["topsecret"]).start_stream()
+    stream = RedactedStream(Redactor(["topsecret"]))
     assert stream.feed("plain text") == "plain tex"
     assert stream.feed("ure, a to") == "ture, a "
     assert stream.feed("y") == "toy"

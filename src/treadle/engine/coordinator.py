@@ -1,6 +1,6 @@
 """Decides which sessions this process runs: at most one run per session, started by posts, recovered after a crash.
 
-A session is claimed, run until there is nothing to do, and released. A session that waits holds no task here.
+It claims a session, runs it until there is nothing to do, and releases it. A session that waits needs no task.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _logger = logging.getLogger("treadle")
 
 
 class SessionEntry(Struct, eq=False):
-    """Everything this process holds for one session.
+    """Everything that this process keeps for one session.
 
     `task` runs the session with `loop` under `lease`. `questions` are the gates that ask a person, by call id.
     `users` counts who has the session open: `state`, `projection` and `wake_at` are kept between runs only for them.
-    `unreleased` is a claim that could not be given back. `followers` wait for a run to end.
+    `unreleased` is a claim that could not be released. `followers` wait for a run to end.
     """
 
     id: str
@@ -64,7 +64,7 @@ class SessionEntry(Struct, eq=False):
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing would be lost without this entry."""
+        """Whether nothing is lost without this entry."""
         return not (self.task or self.questions or self.users or self.unreleased or self.followers)
 
     @property
@@ -73,15 +73,15 @@ class SessionEntry(Struct, eq=False):
         return self.task is not None or bool(self.questions) or self.wake_at is not None
 
     def reset_state(self) -> None:
-        """Forget the state; the next one who needs it reads the log."""
+        """Drop the state. It is read from the log when it is needed again."""
         self.state, self.projection = State(), Projection()
 
 
 class Follower:
-    """Ends a watch when nobody works on its session any more.
+    """Ends a watch when no process works on its session any more.
 
-    `failure` is the error that stopped the session, where its run did not end by itself. While the session runs in
-    this process the follower needs no task of its own. Most watches end before they need one.
+    `failure` is the error that stopped the session, if its run did not end by itself. While this process runs the
+    session, the follower needs no task. Most watches end before they need one.
     """
 
     __slots__ = ("_coordinator", "_entry", "_run", "_task", "failure", "watch")
@@ -152,14 +152,14 @@ class Coordinator:
         self.on_rest: Callable[[State, Setup], None] | None = None
         self._earlier_listener, log.listener = log.listener, self._handle_post
 
-    # ── what is held for a session ─────────────────────────────────────────────────────────────────────
+    # ── the entries of sessions ─────────────────────────────────────────────────────────────────────
 
     def keep_state(self, session_id: str) -> None:
         """Keep the session's state between runs until `forget_state` was called as often."""
         self._open_entry(session_id).users += 1
 
     def forget_state(self, session_id: str) -> None:
-        """One user of the session fewer. After the last one its state is not kept."""
+        """Count one user of the session fewer. After the last one the state is dropped."""
         entry = self._open_entry(session_id)
         entry.users -= 1
         if not entry.users:
@@ -168,7 +168,7 @@ class Coordinator:
             self.drop_if_unused(entry)
 
     def drop_if_unused(self, entry: SessionEntry) -> None:
-        """Forget an entry that holds nothing."""
+        """Drop an entry that is unused."""
         if entry.is_unused and self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
 
@@ -179,7 +179,7 @@ class Coordinator:
         return entry
 
     async def load_state(self, session_id: str) -> State:
-        """The session's state as the log has it now. The caller must not change it."""
+        """Return the session's current state. The caller must not change it."""
         entry = self._entries.get(session_id)
         if entry is None or not entry.users or entry.task is not None:
             return fold(await self.log.read(session_id))
@@ -200,14 +200,14 @@ class Coordinator:
         return is_due and info.agent in self.agents and not self.is_closed
 
     def check_open(self) -> None:
-        """Raise `Conflict` when nothing can be run here any more."""
+        """Raise `Conflict` when this process runs no sessions any more."""
         if self.is_closed:
             raise Conflict("this runtime is closed; open it again to go on")
 
     # ── running and waiting ────────────────────────────────────────────────────────────────────────────
 
     async def wake(self, session_id: str) -> None:
-        """Have the posts of a session worked on: here, or by the process that runs the session."""
+        """Process the posts of a session: here, or in the process that runs the session."""
         self.check_open()
         entry = self._entries.get(session_id)
         if entry is not None and entry.task is not None:
@@ -221,7 +221,7 @@ class Coordinator:
             self._start(claim)
 
     async def recover(self) -> int:
-        """Take over every unfinished session of our agents that nobody runs; from now on too."""
+        """Take over every unfinished session of our agents that no process runs, now and later."""
         self._is_scanning = True
         started = await self._claim_due()
         self._ensure_keeper()
@@ -236,7 +236,7 @@ class Coordinator:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def follow(self, session_id: str, watch: Watch) -> Follower:
-        """End a watch when nobody works on the session any more. If its owner dies, take the session over."""
+        """End a watch when no process works on the session any more. If its owner dies, take the session over."""
         return Follower(self, self._open_entry(session_id), watch)
 
     async def answer(self, session_id: str, call_id: str, answer: Answer, digest: str = "") -> None:
@@ -262,7 +262,7 @@ class Coordinator:
         await self.wake(session_id)
 
     async def cancel(self, session_id: str, by: str = "", why: str = "") -> RunFinished | None:
-        """Stop the run and wait until that is recorded. None when there was nothing to stop."""
+        """Stop the run and wait until the log has its end. Return None when there was nothing to stop."""
         state = await self.load_state(session_id)
         has_run, position = state.run is not None, state.seq
         if not has_run and not state.queue and state.requested is None:
@@ -285,11 +285,11 @@ class Coordinator:
         return None
 
     async def close(self, grace: float = 0.0) -> None:
-        """Stop running sessions: a run gets `grace` seconds, then it stops at a fact. Nothing is lost."""
+        """Stop running sessions. A run gets `grace` seconds, and then stops at a fact. Nothing is lost."""
         self.is_closed = True
         for task in self._list_questions():
             task.cancel()
-        await asyncio.sleep(0)  # a task that has not begun could not give its claim back
+        await asyncio.sleep(0)  # a task that has not started could not release its claim
         running = [entry.task for entry in self._entries.values() if entry.task is not None]
         if running and grace > 0:
             await asyncio.wait(running, timeout=grace)
@@ -383,7 +383,7 @@ class Coordinator:
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────
 
     def _ask_people(self, entry: SessionEntry, loop: Loop, rest: Rest) -> None:
-        """Bring open questions to people, and withdraw those that were settled in another way."""
+        """Bring open questions to people, and withdraw questions that were settled elsewhere."""
         gate, questions = loop.setup.gate, loop.state.pending if rest.waiting else []
         pending = {question.call_id: question for question in questions}
         for call_id, asking in entry.questions.items():
@@ -407,7 +407,7 @@ class Coordinator:
             _logger.exception("the gate failed; call %s still waits for an answer", question.call_id)
 
     def _remove_question(self, entry: SessionEntry, call_id: str, asking: asyncio.Task[None]) -> None:
-        """A gate has ended. The task does not do this itself: a task that is cancelled at once never begins."""
+        """Remove a gate that ended. Its task cannot do this: a task that is cancelled at once never starts."""
         if entry.questions.get(call_id) is asking:
             del entry.questions[call_id]
             self.drop_if_unused(entry)
@@ -419,7 +419,7 @@ class Coordinator:
             self._keeper = asyncio.create_task(self._keep_claims())
 
     async def _keep_claims(self) -> None:
-        """Renew claims and start sessions that are due, for as long as an entry needs it."""
+        """Renew claims and start due sessions, as long as an entry needs it."""
         while self._is_scanning or any(entry.needs_keeper for entry in self._entries.values()):
             await asyncio.sleep(min(self.ttl / 3, SCAN_SECONDS))
             try:
@@ -430,7 +430,7 @@ class Coordinator:
                         with suppress(NotFound):  # the session was deleted meanwhile
                             await self.wake(entry.id)
                 await self._claim_due()
-            except StoreError as error:  # the store may be usable again at the next look
+            except StoreError as error:  # the store may work again next time
                 _logger.warning("claims could not be renewed: %s", error)
 
     async def _renew_claim(self, entry: SessionEntry) -> None:

@@ -1,4 +1,4 @@
-"""What a session runs with: model, tools, grants, gate, middleware, clock, lease. Live objects, never stored."""
+"""The live objects of a session: model, tools, grants, gate, middleware, clock, lease. They are never stored."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def later(question: events.ApprovalRequested | events.InputRequested) -> N
 
 
 def build_answer_fact(call: CallState, answer: Answer) -> events.AnyFact:
-    """The answer as a fact. An answer of the other kind is refused, so that no text can pass for an approval."""
+    """Build the fact of an answer. An answer of the other kind is refused, so that no text counts as an approval."""
     call_id = call.call.id
     if call.asked is not None:
         if answer.answers:
@@ -82,7 +82,7 @@ def check_unanswered(call: CallState) -> None:
 
 
 def build_answered_error(call_id: str, fact: events.AnyFact) -> Conflict:
-    """The error for a second answer. `fact` is the first one."""
+    """Build the error for a second answer. `fact` is the first answer."""
     by = getattr(fact, "by", "")
     if by == "expiry":
         return build_expired_error(call_id)
@@ -91,7 +91,7 @@ def build_answered_error(call_id: str, fact: events.AnyFact) -> Conflict:
 
 
 def build_expired_error(call_id: str) -> Expired:
-    """The error for an answer that comes after the question expired."""
+    """Build the error for an answer that comes after the question expired."""
     return Expired(f"call {call_id}: the time to answer is over; the model is told that nobody answered")
 
 
@@ -136,7 +136,7 @@ class Clock:
 
 
 class Lease:
-    """A claim on a session, and when it was last known to hold."""
+    """A claim on a session, and the last time at which it was known to be valid."""
 
     def __init__(self, log: Log, claim: Claim) -> None:
         self.log, self.claim = log, claim
@@ -155,7 +155,7 @@ class Lease:
 
 
 RecoveryStrategy = Callable[[str, str, int], Recovery]
-"""(tool, error, attempt) -> what follows a failed call."""
+"""(tool, error, attempt) -> the reaction to a failed call."""
 
 
 class Setup(Struct, frozen=True):
@@ -192,11 +192,11 @@ class Setup(Struct, frozen=True):
 
 
 SetupBuilder = Callable[[State], Awaitable[Setup]]
-"""Builds what a session in a given state runs with."""
+"""Builds the setup of a session in a given state."""
 
 
 def compute_backoff(attempt: int, retry_after: float | None) -> float | None:
-    """Seconds before the next attempt, with jitter. None when the provider asks for too long a wait."""
+    """Compute the seconds before the next attempt, with jitter. None when the provider asks for too long a wait."""
     import random
 
     if retry_after is not None:

@@ -93,7 +93,7 @@ async def run_tool(ready: ReadyCall, context: ToolContext, redactor: Redactor, l
 
 
 async def _await_or_abandon(running: Coroutine[Any, Any, object]) -> object:
-    """Await a tool. A cancelled tool that does not stop within the grace period goes on without being awaited."""
+    """Await a tool. A cancelled tool that does not stop within the grace period is abandoned."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[object] = loop.create_future()
 
@@ -249,7 +249,7 @@ class LogToolServices(ToolServices):
         )
 
     def output(self, text: str) -> None:
-        self._live = self._live or self._redactor.start_stream()
+        self._live = self._live or RedactedStream(self._redactor)
         if safe_text := self._live.feed(text):
             self._publish(events.OutputDelta(call_id=self._call_id, text=safe_text, after=self._after))
 

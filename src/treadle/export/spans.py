@@ -27,7 +27,7 @@ Attribute = str | int | float | bool
 
 @dataclass(slots=True)
 class Span:
-    """An activity with a start and an end. `end` is None while it goes on. `ok` means that it succeeded."""
+    """An activity with a start and an end. `end` is None while it runs. `ok` means that it succeeded."""
 
     id: str
     parent: str

@@ -1,1 +1,1 @@
-"""Secrets: where keys are kept, how they are hidden in output, and how a text that holds one is recognised."""
+"""Secrets: the keyring, hiding them in output, and detecting them in a text."""

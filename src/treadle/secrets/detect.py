@@ -1,6 +1,6 @@
-"""Recognises secrets in a text by their form: keys of known providers, private keys, passwords with a value.
+"""Detect secrets in a text by their form: keys of known providers, private keys, passwords with a value.
 
-It is a guess, on the safe side. Use it to refuse to store a text, not to hide a value where it is needed.
+It is a guess, on the safe side. Use it to refuse to store a text, not to hide a value that is needed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MIN_ENTROPY = 4.2
 
 
 def find_secret(text: str) -> str:
-    """The kind of secret that a text seems to hold, in words, or nothing."""
+    """Return the kind of secret that a text seems to have, in words, or an empty string."""
     text = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
     for kind, form in _FORMS:
         if form.search(text):

@@ -1,6 +1,6 @@
-"""The keys and other secrets of one program: where they are found, and which values are hidden in output.
+"""The keys and other secrets of one program: where they come from, and which values are hidden in output.
 
-A keyring is an object that is passed to those who need it. Without one, keys are read from the environment.
+A keyring is an object that callers pass on. Without one, keys are read from the environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PR_SET_DUMPABLE = 4
 
 
 class Keyring:
-    """Finds keys by the names of their variables, in the environment or among those taken out of it.
+    """Finds keys by the names of their variables, in the environment or among the variables taken out of it.
 
     `redactor` hides `secrets`, and the values of all variables whose names say that they are secret.
     """
@@ -32,7 +32,7 @@ class Keyring:
         self.redactor = self._build_redactor()
 
     def get(self, variable: str) -> str:
-        """The value of a variable; empty when it is not set."""
+        """Return the value of a variable, or an empty string."""
         return self._environ.get(variable, "") or self._taken.get(variable, "")
 
     def add(self, variable: str, value: str) -> None:

@@ -1,6 +1,6 @@
-"""Hides known secrets in everything that leaves: by value, in each spelling that a program is likely to use. Pure.
+"""Hide known secrets in output: by value, in each spelling that a program is likely to use. Pure.
 
-It knows only the secrets that it is given. Recognising secrets by their form is in `detect.py`.
+`detect.py` finds unknown secrets by their form.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from urllib.parse import quote, quote_plus
 from treadle.messages import Json
 
 MIN_SECRET_LENGTH = 6
-"""Shorter values are not hidden: they would be found everywhere, and are too short to be secrets."""
+"""Shorter values are not hidden: they occur everywhere, and are too short to be secrets."""
 
 PLACEHOLDER = "[secret]"
 
 
 class Redactor:
-    """Hides the secrets it is made with. It costs next to nothing where there are none."""
+    """Hides its secrets. Without secrets it costs next to nothing."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         known = [secret for secret in secrets if len(secret.strip()) >= MIN_SECRET_LENGTH]
@@ -36,11 +36,11 @@ class Redactor:
         self._max_length = max((2 * len(form) if form in self._base64 else len(form) for form in patterns), default=0)
 
     def redact_text(self, text: str) -> str:
-        """The text without secrets."""
+        """Return the text without secrets."""
         return self._pattern.sub(PLACEHOLDER, text) if self._pattern is not None else text
 
     def redact_value(self, value: Json) -> Json:
-        """A JSON value without secrets, names of fields included."""
+        """Return a JSON value without secrets, also in the names of fields."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -52,12 +52,8 @@ class Redactor:
             return {self.redact_text(name): self.redact_value(one) for name, one in fields.items()}
         return value
 
-    def start_stream(self) -> RedactedStream:
-        """Start redacting a text that comes in pieces: a secret may be cut anywhere."""
-        return RedactedStream(self)
-
     def split_text(self, text: str) -> tuple[str, str]:
-        """The part of a text that can be passed on, without secrets, and an end that may be the start of a secret."""
+        """Return the part of a text that is certain, without secrets, and an end that may be the start of a secret."""
         if self._pattern is None:
             return text, ""
         cut, pieces, position = self._find_possible_start(text, 0), list[str](), 0
@@ -71,7 +67,7 @@ class Redactor:
         return "".join((*pieces, text[position:cut])), text[cut:]
 
     def _find_possible_start(self, text: str, start: int) -> int:
-        """Where a secret may start that the end of the text cuts off; the length of the text when there is none."""
+        """Return the position where a secret may start that the end cuts off, or the length of the text."""
         for position in range(max(start, len(text) - self._max_length + 1), len(text)):
             if text[position] in self._first_characters:
                 end = text[position:]
@@ -84,24 +80,24 @@ class Redactor:
 
 
 class RedactedStream:
-    """A text in pieces, without secrets. A possible start of a secret is held back until the next piece."""
+    """Redacts a text that comes in pieces. A possible start of a secret is held back until the next piece."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor, self._held = redactor, ""
 
     def feed(self, text: str) -> str:
-        """Add a piece, and return what can be passed on now."""
+        """Add a piece, and return the text that is certain by now."""
         ready, self._held = self._redactor.split_text(self._held + text)
         return ready
 
     def finish(self) -> str:
-        """Return the rest, when no more pieces come."""
+        """Return the rest: no more pieces follow."""
         held, self._held = self._held, ""
         return self._redactor.redact_text(held)
 
 
 def _list_plain_forms(secret: str) -> set[str]:
-    """The spellings of a secret in one piece: as it is, in a URL and in JSON."""
+    """List the spellings of a secret in one piece: unchanged, in a URL and in JSON."""
     in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
     in_urls = {
         quote(secret, safe="", errors="replace"),
@@ -113,7 +109,7 @@ def _list_plain_forms(secret: str) -> set[str]:
 
 
 def _list_base64_forms(secret: str) -> set[str]:
-    """The letters that encode nothing but the secret, for each of the three offsets at which it may start."""
+    """List the letters that encode only the secret, for each of the three offsets at which it may start."""
     data = secret.encode("utf-8", "surrogateescape")
     forms: set[str] = set()
     for offset in range(3):

@@ -14,7 +14,7 @@ from treadle.session import Session
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint:
-    """The facts that were stored when the process died. `plant` writes them into a log, to go on from there."""
+    """The facts that were stored when the process died. `plant` writes them into a log, to continue from there."""
 
     session_id: str
     facts: tuple[AnyFact, ...]

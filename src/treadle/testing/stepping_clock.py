@@ -8,7 +8,7 @@ from treadle.engine.setup import Clock
 
 
 class SteppingClock(Clock):
-    """Starts at a fixed time. `sleep` moves it forward without waiting, and `step` moves it by hand."""
+    """Starts at a fixed time. `sleep` moves it forward without waiting, and `step` moves it by any time."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start

@@ -1,6 +1,7 @@
 """The clock, the plan and the reader of long output: alone, and in a session with a real log."""
 
 import json
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ ID = "9f86d081884c7d659a2feaa0c55ad015"
 NOON = datetime(2026, 7, 1, 12, 0, 5, tzinfo=UTC)
 
 
-async def called(tool: FunctionTool, context: ToolContext, **arguments: Any) -> Any:
+async def run_tool(tool: FunctionTool, context: ToolContext, **arguments: Any) -> Any:
     return await tool.run(tool.parse(json.dumps(arguments)), context)
 
 
@@ -33,36 +34,59 @@ def call(name: str, id: str = "c1", **arguments: Any) -> Reply:
     return Reply(calls=(Call(id, name, json.dumps(arguments)),), finish="calls")
 
 
+@pytest.fixture
+def read(tool_context: ToolContext, services: RecordingServices) -> Callable[..., Awaitable[str]]:
+    """Read from an output with `read_output`."""
+
+    async def read_from(output: str, **arguments: Any) -> str:
+        services.artifacts[ID] = output.encode()
+        return await run_tool(read_output, tool_context, artifact=ID, **arguments)
+
+    return read_from
+
+
 # --- current_time
 
 
-def test_the_time_is_told_in_the_zone_that_is_asked_for() -> None:
-    assert format_moment(NOON, "Europe/Paris") == "Wednesday 2026-07-01 14:00:05 CEST (UTC+02:00)"
-    assert format_moment(NOON, "utc") == "Wednesday 2026-07-01 12:00:05 UTC (UTC+00:00)"
-    assert format_moment(NOON, "america/new york") == "Wednesday 2026-07-01 08:00:05 EDT (UTC-04:00)"
-    assert format_moment(NOON, "+05:30") == "Wednesday 2026-07-01 17:30:05 UTC+05:30"
-    assert format_moment(NOON, "UTC-3") == "Wednesday 2026-07-01 09:00:05 UTC-03:00"
+@pytest.mark.parametrize(
+    ("zone", "text"),
+    [
+        ("Europe/Paris", "Wednesday 2026-07-01 14:00:05 CEST (UTC+02:00)"),
+        ("utc", "Wednesday 2026-07-01 12:00:05 UTC (UTC+00:00)"),
+        ("america/new york", "Wednesday 2026-07-01 08:00:05 EDT (UTC-04:00)"),
+        ("+05:30", "Wednesday 2026-07-01 17:30:05 UTC+05:30"),
+        ("UTC-3", "Wednesday 2026-07-01 09:00:05 UTC-03:00"),
+    ],
+)
+def test_the_time_is_written_in_the_zone_that_is_asked_for(zone: str, text: str) -> None:
+    assert format_moment(NOON, zone) == text
 
 
-def test_an_unknown_zone_is_told_with_one_that_may_be_meant() -> None:
-    with pytest.raises(ToolError, match="Did you mean Europe/Paris"):
-        format_moment(NOON, "Pariss")
-    with pytest.raises(ToolError, match=r"no time zone '.*/etc/passwd'"):
-        format_moment(NOON, "../../etc/passwd")
+@pytest.mark.parametrize(
+    ("zone", "error"),
+    [
+        ("Pariss", "Did you mean Europe/Paris"),
+        ("../../etc/passwd", r"no time zone '.*/etc/passwd'"),
+        ("+24", "no time"),
+    ],
+)
+def test_an_unknown_zone_is_refused_with_a_similar_one(zone: str, error: str) -> None:
+    with pytest.raises(ToolError, match=error):
+        format_moment(NOON, zone)
 
 
 @given(st.text(max_size=30))
-def test_any_zone_is_told_or_refused_in_words(zone: str) -> None:
+def test_any_zone_has_a_time_or_an_error(zone: str) -> None:
     try:
-        words = format_moment(NOON, zone)
+        text = format_moment(NOON, zone)
     except ToolError as error:
-        words = str(error)
-    assert "time zone" in words or words.startswith(("Tuesday 2026", "Wednesday 2026", "Thursday 2026"))
+        text = str(error)
+    assert "time zone" in text or text.startswith(("Tuesday 2026", "Wednesday 2026", "Thursday 2026"))
 
 
 async def test_without_a_zone_it_is_the_time_now(tool_context: ToolContext) -> None:
     before = datetime.now().astimezone().replace(microsecond=0)
-    words = (await called(current_time, tool_context)).split()
+    words = (await run_tool(current_time, tool_context)).split()
     then = datetime.fromisoformat(f"{words[1]} {words[2]}").astimezone()
     assert before <= then <= datetime.now().astimezone()
 
@@ -70,28 +94,22 @@ async def test_without_a_zone_it_is_the_time_now(tool_context: ToolContext) -> N
 # --- todo
 
 
-async def test_a_plan_is_shown_with_marks_and_kept(tool_context: ToolContext, services: RecordingServices) -> None:
+async def test_a_plan_is_shown_with_marks_and_kept_until_it_is_cleared(
+    tool_context: ToolContext, services: RecordingServices
+) -> None:
     items = [{"text": "test", "status": "done"}, {"text": "fix", "status": "doing"}, "tell"]
-    assert await called(todo, tool_context, items=items) == "[x] test\n[>] fix\n[ ] tell\n1 of 3 done."
-    assert services.notes[TODO] == [
-        {"text": "test", "status": "done"},
-        {"text": "fix", "status": "doing"},
-        {"text": "tell", "status": "pending"},
-    ]
-
-
-async def test_an_empty_plan_clears_it(tool_context: ToolContext, services: RecordingServices) -> None:
-    await called(todo, tool_context, items=["one"])
-    assert await called(todo, tool_context, items=[]) == "The plan is empty."
+    assert await run_tool(todo, tool_context, items=items) == "[x] test\n[>] fix\n[ ] tell\n1 of 3 done."
+    assert services.notes[TODO] == [*items[:2], {"text": "tell", "status": "pending"}]
+    assert await run_tool(todo, tool_context, items=[]) == "The plan is empty."
     assert services.notes[TODO] == []
 
 
 @pytest.mark.parametrize("items", [["x"] * 101, [" "], ["x" * 501]])
-async def test_a_plan_that_is_no_plan_changes_nothing(
+async def test_a_plan_that_is_too_long_or_empty_changes_nothing(
     items: list[str], tool_context: ToolContext, services: RecordingServices
 ) -> None:
     with pytest.raises(ToolError, match="Nothing was changed"):
-        await called(todo, tool_context, items=items)
+        await run_tool(todo, tool_context, items=items)
     assert services.notes == {}
 
 
@@ -100,7 +118,7 @@ def test_a_status_that_does_not_exist_is_refused() -> None:
         todo.parse(json.dumps({"items": [{"text": "x", "status": "perhaps"}]}))
 
 
-async def test_a_plan_outlives_the_process_that_made_it(tmp_path: Path) -> None:
+async def test_a_plan_outlives_its_process(tmp_path: Path) -> None:
     agent, _ = build_agent(call("todo", items=["one", "two"]), Reply("planned"), tools=[todo])
     async with agent.session(tmp_path / "s.db") as session:
         await run_message(session)
@@ -118,76 +136,57 @@ def test_folding_keeps_every_character(text: str) -> None:
     assert "".join(lines) == text.removesuffix("\n").replace("\n", "")
 
 
-async def test_output_is_read_a_slice_at_a_time(tool_context: ToolContext, services: RecordingServices) -> None:
-    services.artifacts[ID] = "".join(f"line {number}\n" for number in range(1, 501)).encode()
-    assert await called(read_output, tool_context, artifact=ID, offset=499) == (
-        "499: line 499\n500: line 500\n[500 lines.]"
-    )
-    some = await called(read_output, tool_context, artifact=ID, offset=10, limit=2)
-    assert some == "10: line 10\n11: line 11\n[500 lines. Go on with offset=12.]"
-    assert "no" in (await called(read_output, tool_context, artifact=ID, offset=501)).lower()
+NUMBERED = "".join(f"line {number}\n" for number in range(1, 501))
+MIXED = "all well\nERROR one\nall well\nerror: two error\n"
 
 
-async def test_output_is_searched_with_the_numbers_of_the_lines(
-    tool_context: ToolContext, services: RecordingServices
-) -> None:
-    services.artifacts[ID] = b"all well\nERROR one\nall well\nerror: two error\n"
-    found = await called(read_output, tool_context, artifact=ID, pattern="(?i)error")
-    assert found == "2: ERROR one\n4: error: two error\n[2 of 4 lines match.]"
-    assert "0 of 4" in await called(read_output, tool_context, artifact=ID, pattern="nowhere")
+@pytest.mark.parametrize(
+    ("output", "arguments", "shown"),
+    [
+        (NUMBERED, {"offset": 499}, "499: line 499\n500: line 500\n[500 lines.]"),
+        (NUMBERED, {"offset": 10, "limit": 2}, "10: line 10\n11: line 11\n[500 lines. Go on with offset=12.]"),
+        (NUMBERED, {"offset": 501}, "Nothing to show: the output has 500 lines from line 501 on."),
+        (MIXED, {"pattern": "(?i)error"}, "2: ERROR one\n4: error: two error\n[2 of 4 lines match.]"),
+        (MIXED, {"pattern": "nowhere"}, "Nothing to show: the output has 0 of 4 lines match."),
+        ("a" * 1900 + "b", {"pattern": "^(a+)+$"}, "Nothing to show: the output has 0 of 1 lines match."),
+        ("x" * 50_000 + "the end", {"pattern": "the end"}, "26: the end\n[1 of 26 lines match.]"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+async def test_output_is_read_by_line_numbers_or_a_pattern(read: Any, output: str, arguments: Any, shown: str) -> None:
+    assert await read(output, **arguments) == shown
 
 
-async def test_a_long_line_can_be_read_to_its_end(tool_context: ToolContext, services: RecordingServices) -> None:
-    services.artifacts[ID] = ("x" * 50_000 + "the end").encode()
-    found = await called(read_output, tool_context, artifact=ID, pattern="the end")
-    assert found.startswith("26: the end")
-    page, read = 1, ""
+async def test_a_long_line_can_be_read_to_its_end(read: Any) -> None:
+    page, text = 1, ""
     while page:
-        shown = await called(read_output, tool_context, artifact=ID, offset=page)
-        read += "".join(line.partition(": ")[2] for line in shown.splitlines()[:-1])
+        shown = await read("x" * 50_000 + "the end", offset=page)
+        text += "".join(line.partition(": ")[2] for line in shown.splitlines()[:-1])
         page = int(shown.rpartition("offset=")[2].rstrip(".]")) if "offset=" in shown else 0
-    assert read == "x" * 50_000 + "the end"
+    assert text == "x" * 50_000 + "the end"
 
 
-async def test_what_is_shown_never_needs_cutting_again(tool_context: ToolContext, services: RecordingServices) -> None:
-    services.artifacts[ID] = ("ü" * 1990 + "\n").encode() * 300
-    shown = await called(read_output, tool_context, artifact=ID, limit=300)
-    assert len(shown.encode()) <= read_output.cap
+async def test_a_part_of_an_output_is_never_too_large_itself(read: Any) -> None:
+    assert len((await read(("ü" * 1990 + "\n") * 300, limit=300)).encode()) <= read_output.cap
 
 
 @pytest.mark.parametrize("pattern", ["(unclosed", "[", "(?P<a>x)(?P<a>y)"])
-async def test_a_pattern_that_cannot_be_used_is_told(
-    pattern: str, tool_context: ToolContext, services: RecordingServices
-) -> None:
-    services.artifacts[ID] = b"text"
+async def test_a_pattern_that_cannot_be_used_is_an_error(pattern: str, read: Any) -> None:
     with pytest.raises(ToolError, match="pattern cannot be used"):
-        await called(read_output, tool_context, artifact=ID, pattern=pattern)
-
-
-async def test_a_pattern_that_would_never_end_elsewhere_ends(
-    tool_context: ToolContext, services: RecordingServices
-) -> None:
-    services.artifacts[ID] = b"a" * 1900 + b"b"
-    assert "0 of 1" in await called(read_output, tool_context, artifact=ID, pattern="^(a+)+$")
+        await read("text", pattern=pattern)
 
 
 @pytest.mark.parametrize("arguments", [{"offset": 0}, {"limit": 0}, {"limit": 10**6}])
-async def test_a_slice_that_does_not_exist_is_told(
-    arguments: Any, tool_context: ToolContext, services: RecordingServices
-) -> None:
-    services.artifacts[ID] = b"text"
+async def test_a_part_that_cannot_exist_is_refused(arguments: Any, read: Any) -> None:
     with pytest.raises(ToolInputError, match="offset starts at 1"):
-        await called(read_output, tool_context, artifact=ID, **arguments)
+        await read("text", **arguments)
 
 
-def test_a_files_name_is_not_taken_for_an_artifact() -> None:
+async def test_an_unknown_artifact_and_a_file_name_are_errors(tool_context: ToolContext) -> None:
     with pytest.raises(ToolInputError, match="artifact"):
         read_output.parse(json.dumps({"artifact": "notes.txt"}))
-
-
-async def test_an_unknown_artifact_is_told(tool_context: ToolContext) -> None:
     with pytest.raises(NotFound, match="no artifact '000"):
-        await called(read_output, tool_context, artifact="0" * 32)
+        await run_tool(read_output, tool_context, artifact="0" * 32)
 
 
 async def test_the_model_reads_what_was_cut_from_its_own_calls_output(tmp_path: Path) -> None:

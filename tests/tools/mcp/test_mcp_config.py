@@ -2,50 +2,49 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from treadle.errors import BadInput
 from treadle.tools.mcp.mcp_tool import build_tool_name
-from treadle.tools.mcp.server_config import McpServer
+from treadle.tools.mcp.server_config import McpServer, read_mcp_servers
 from treadle.tools.mcp.servers import McpServers
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("name", "options", "error"),
     [
-        ({"name": "a"}, "either a command to start or a url"),
-        ({"name": "a", "command": "x", "url": "http://x/"}, "either a command to start or a url"),
-        ({"name": "a__b", "command": "x"}, "no __"),
-        ({"name": "", "command": "x"}, "a name has"),
-        ({"name": "x" * 33, "command": "x"}, "at most 32"),
-        ({"name": "a", "url": "ftp://x/"}, "https://"),
-        ({"name": "a", "url": "http://me:secret@x/"}, "put them into headers"),
-        ({"name": "a", "url": "http://x/", "env": {"A": "b"}}, "use headers"),
-        ({"name": "a", "command": "x", "headers": {"A": "b"}}, "from env"),
-        ({"name": "a", "command": "x", "timeout": 0}, "more than 0"),
+        ("a", {}, "MCP server 'a': give either a command to start or a url"),
+        ("a", {"command": "x", "url": "http://x/"}, "either a command to start or a url"),
+        ("a__b", {"command": "x"}, "no __"),
+        ("", {"command": "x"}, "a name has"),
+        ("x" * 33, {"command": "x"}, "at most 32"),
+        ("a", {"url": "ftp://x/"}, "https://"),
+        ("a", {"url": "http://me:secret@x/"}, "put them into headers"),
+        ("a", {"url": "http://x/", "env": {"A": "b"}}, "use headers"),
+        ("a", {"command": "x", "headers": {"A": "b"}}, "from env"),
+        ("a", {"command": "x", "timeout": 0}, "more than 0"),
+        ("git", {"command": "x", "arg": []}, "MCP server 'git'.*unknown field `arg`.*It takes command, args"),
+        ("git", {"command": ["x"]}, "MCP server 'git'.*Expected `str`"),
     ],
 )
-def test_a_config_that_cannot_work_is_refused_in_words(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
-        McpServer(**options)
+def test_a_config_that_cannot_work_is_refused_with_the_reason(name: str, options: dict[str, Any], error: str) -> None:
+    with pytest.raises(BadInput, match=error):
+        read_mcp_servers({name: options})
 
 
 def test_a_config_is_read_from_plain_values() -> None:
-    given = {"name": "git", "command": "git-mcp", "args": ["--fast"], "env": {"TOKEN": "t"}, "safety": "caution"}
-    server = msgspec.convert(given, McpServer)
-    assert (server.args, server.safety) == (("--fast",), "caution")
-    with pytest.raises(msgspec.ValidationError, match="unknown field `enviroment`"):
-        msgspec.convert({"name": "git", "command": "x", "enviroment": {}}, McpServer)
+    started = {"command": "git-mcp", "args": ["--fast"], "env": {"TOKEN": "t"}, "timeout": 60, "safety": "caution"}
+    remote = {"url": "https://tracker.example/mcp", "headers": {"Authorization": "Bearer t"}}
+    git, tracker = read_mcp_servers({"git": started, "tracker": remote})
+    assert (git.name, git.command, git.args, git.timeout) == ("git", "git-mcp", ("--fast",), 60.0)
+    assert git.safety == "caution" and tracker.url == "https://tracker.example/mcp"
 
 
 def test_a_config_never_shows_its_secrets() -> None:
-    local = McpServer(
-        name="a", command="x", env={"TOKEN": "sk-secret-1", "DEBUG": "verbose", "DB": "pg://me:secret@db"}
-    )
-    remote = McpServer(
-        name="b", url="https://x/", headers={"Authorization": "Bearer sk-secret-2", "Accept": "text/plain"}
-    )
+    variables = {"TOKEN": "sk-secret-1", "DEBUG": "verbose", "DB": "pg://me:secret@db"}
+    local = McpServer(name="a", command="x", env=variables)
+    headers = {"Authorization": "Bearer sk-secret-2", "Accept": "text/plain"}
+    remote = McpServer(name="b", url="https://x/", headers=headers)
     assert "secret" not in repr(local) + repr(remote) + str([local, remote])
     assert local.find_secrets() == ("pg://me:secret@db", "sk-secret-1")
     assert remote.find_secrets() == ("Bearer sk-secret-2", "sk-secret-2")

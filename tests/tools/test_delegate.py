@@ -4,28 +4,32 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.kit.sessions import (
+    DROP,
     PATIENCE,
     HeldTool,
     Store,
+    Tables,
     either_store,
     read_finished_calls,
     resume_run,
     run_to_end,
     select_events,
-    select_results,
+    some_tables,
     wait_for,
 )
 from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished, CallStarted, Limits, RunFinished, Runtime, Session, ToolContext, later, tool
 from treadle.errors import ModelError
 from treadle.events import (
-    AnyFact,
     ApprovalRequested,
     CancelRequested,
     Custom,
@@ -34,107 +38,121 @@ from treadle.events import (
     Progress,
     SessionCreated,
 )
-from treadle.log.base import Log, SessionQuery
+from treadle.log.base import Log, SessionInfo, SessionQuery
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Request, Usage, UserMessage, render_parts
 from treadle.runtime import MAX_PARALLEL_HELPERS
 from treadle.testing import ScriptedModel, call, crash_points, say
 from treadle.tools.delegate import build_delegate_tool, derive_helper_id
 
-store = either_store
+store, tables = either_store, some_tables
+DELEGATE = call("delegate", id="d", task="task x")
+HelperScript = Callable[[str, int], Any]
+"""What a helper says, by its task and the number of messages so far."""
 
 
-def first_words(request: Request) -> str:
+def read_task(request: Request) -> str:
     first = request.messages[0]
     assert isinstance(first, UserMessage)
     return render_parts(first.parts)
 
 
-class Crew(ScriptedModel):
-    """One model for parent and helpers: `lines` for the parent, `helped(task, turn)` for whoever has a task."""
+class FamilyModel(ScriptedModel):
+    """One model for parent and helpers: `lines` for the parent, `helper` for every session with a task."""
 
-    def __init__(self, *lines: Any, helped: Any = None, spent: Usage | None = None) -> None:
+    def __init__(self, *lines: Any, helper: HelperScript | None = None) -> None:
         super().__init__(*lines)
-        self._helped, self._spent = helped, spent or Usage(100, 10, cost=0.5)
+        self._helper = helper
 
     async def stream(self, request: Request) -> Any:
-        if self._helped is None or not first_words(request).startswith("task"):
+        if self._helper is None or not read_task(request).startswith("task"):
             async for event in super().stream(request):
                 yield event
             return
-        line = self._helped(first_words(request), len(request.messages))
+        line = self._helper(read_task(request), len(request.messages))
         line = await line if asyncio.iscoroutine(line) else line
         if isinstance(line, Exception):
             raise line
-        inner = ScriptedModel(say(line, usage=self._spent) if isinstance(line, str) else line)
+        inner = ScriptedModel(say(line, usage=Usage(100, 10, cost=0.5)) if isinstance(line, str) else line)
         async for event in inner.stream(request):
             yield event
 
 
-def crew(*lines: Any, helped: Any = None, tools: Any = (), **options: Any) -> Agent:
-    return Agent(StrictModel(Crew(*lines, helped=helped)), tools=[build_delegate_tool(), *tools], **options)
+def build_parent(*lines: Any, helper: Any = "ok", tools: Any = (), **options: Any) -> Agent:
+    """Build an agent that can delegate. A helper has a script, or always gives the same answer."""
+    script = helper if callable(helper) else lambda task, turn: helper
+    model = StrictModel(FamilyModel(*lines, helper=script))
+    return Agent(model, tools=[build_delegate_tool(), *tools], **options)
 
 
-async def children(log: Log, session: Session) -> list[Any]:
+def call_then_answer(first: Any, answer: str) -> HelperScript:
+    return lambda task, turn: first if turn == 1 else answer
+
+
+async def list_helpers(log: Log, session: Session) -> list[SessionInfo]:
     return list((await log.list_sessions(SessionQuery(parent=session.id))).sessions)
 
 
-async def child_of(session: Session, call_id: str) -> Session:
-    """The session of a helper, as soon as there is one."""
-    await wait_for(session, Custom, lambda fact: fact.name == f"treadle.helper.{call_id}")
+def get_helper(session: Session, call_id: str = "d") -> Session:
     return Session(session._coordinator, session.agent, derive_helper_id(session.id, call_id))  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_what_a_helper_does_is_seen_live_under_its_parent() -> None:
+async def wait_for_helper(session: Session, call_id: str = "d") -> Session:
+    await wait_for(session, Custom, lambda fact: fact.name == f"treadle.helper.{call_id}")
+    return get_helper(session, call_id)
+
+
+@asynccontextmanager
+async def run_until_helper(
+    agent: Agent, kind: type[Any], log: Log | str = ":memory:"
+) -> AsyncIterator[tuple[Session, Session, asyncio.Task[RunFinished | None]]]:
+    """Run a parent until its helper has a fact. Yield both sessions and the task that waits for the parent's end."""
+    async with agent.session(log) as session, session.run("go") as run:
+        waiting = asyncio.create_task(run.wait())
+        helper = await wait_for_helper(session)
+        await wait_for(helper, kind)
+        yield session, helper, waiting
+
+
+async def test_the_work_of_a_helper_is_seen_live_under_its_parent() -> None:
     @tool(safety="safe")
     def look() -> str:
         """Look."""
         return "seen"
 
-    helped: Any = lambda task, turn: call("look") if turn == 1 else "ok"  # noqa: E731
-    agent = crew(call("delegate", id="d", task="task x"), "Done.", helped=helped, tools=[look])
+    agent = build_parent(DELEGATE, "Done.", helper=call_then_answer(call("look"), "ok"), tools=[look])
     async with agent.session() as session, session.run("go") as run:
-        told = [event.message for event in [event async for event in run] if isinstance(event, Progress)]
-    assert told == ["agent: turn 1", "agent: look", "agent: turn 2"]
+        messages = [event.message for event in [event async for event in run] if isinstance(event, Progress)]
+    assert messages == ["agent: turn 1", "agent: look", "agent: turn 2"]
 
 
 async def test_a_helper_has_its_own_log_and_only_its_answer_comes_back(store: Store) -> None:
-    agent = crew(call("delegate", id="d", task="task one"), "All done.", helped=lambda task, turn: f"did {task}")
     log = store.open()
-    async with agent.session(log) as session:
-        outcome = await run_to_end(session, "go")
-        [child] = await children(log, session)
-        facts = await log.read(child.id)
-        parent = await session.facts()
-    assert outcome.answer == "All done."
-    assert select_results(agent.model.requests[-1])["d"].text == "did task one"  # type: ignore[union-attr]
+    done = await store.run_agent(build_parent(DELEGATE, "All done.", helper=lambda task, turn: f"did {task}"))
+    assert done.answer == "All done." and done.messages["d"].text == "did task x"
+    helper_id = derive_helper_id(done.session_id, "d")
+    facts, info = await log.read(helper_id), await log.get_info(helper_id)
     created = facts[0]
     assert isinstance(created, SessionCreated) and created.parent is not None
-    assert (created.parent.session_id, created.parent.call_id, child.id) == (
-        session.id,
-        "d",
-        derive_helper_id(session.id, "d"),
+    assert (created.parent.session_id, created.parent.call_id, info.name) == (done.session_id, "d", "task x")
+    assert [render_parts(fact.parts) for fact in select_events(facts, MessageReceived)] == ["task x"]
+    [note] = [fact for fact in done.select(Custom) if fact.name.startswith("treadle.helper.")]
+    assert note.data["session_id"] == helper_id
+
+
+async def test_the_cost_of_helpers_is_added_to_the_parents_run(store: Store) -> None:
+    done = await store.run_agent(
+        build_parent((call("delegate", task="task a"), call("delegate", task="task b")), "Done.")
     )
-    assert [render_parts(fact.parts) for fact in select_events(facts, MessageReceived)] == ["task one"]
-    [note] = [fact for fact in select_events(parent, Custom) if fact.name.startswith("treadle.helper.")]
-    assert note.data["session_id"] == child.id and child.name == "task one"
-
-
-async def test_what_helpers_cost_adds_up_in_the_parents_run(store: Store) -> None:
-    lines = [(call("delegate", task="task a"), call("delegate", task="task b")), "Done."]
-    agent = crew(*lines, helped=lambda task, turn: task)
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session, "go")
-        state = await session.state()
-    assert outcome.usage.cost == state.usage.cost == 1.0
-    assert outcome.usage.output_tokens >= 20
+    assert done.outcome.usage.cost == done.state.usage.cost == 1.0
+    assert done.outcome.usage.output_tokens >= 20
 
 
 async def test_five_at_once_one_broken_one_cancelled_one_over_its_limit_give_one_result_each(store: Store) -> None:
     began: set[str] = set()
     all_began, free = asyncio.Event(), asyncio.Event()
 
-    async def helped(task: str, turn: int) -> Any:
+    async def help_with(task: str, turn: int) -> Any:
         began.add(task)
         if len(began) == MAX_PARALLEL_HELPERS:
             all_began.set()
@@ -152,26 +170,19 @@ async def test_five_at_once_one_broken_one_cancelled_one_over_its_limit_give_one
 
     names = ["task fine", "task broken", "task cancel", "task endless", "task good"]
     calls = [call("delegate", id=name, task=name) for name in names]
-    agent = crew(calls, "Done.", helped=helped, tools=[look], limits=Limits(turns=4))
+    agent = build_parent(calls, "Done.", helper=help_with, tools=[look], limits=Limits(turns=4))
     log = store.open()
     async with agent.session(log) as session, session.run("go") as run:
         waiting = asyncio.create_task(run.wait())
         await asyncio.wait_for(all_began.wait(), PATIENCE)
-        child = Session(session._coordinator, agent, derive_helper_id(session.id, "task cancel"))  # pyright: ignore[reportPrivateUsage]
         free.set()
-        await child.cancel(by="somebody")
+        await get_helper(session, "task cancel").cancel(by="somebody")
         outcome = await asyncio.wait_for(waiting, PATIENCE * 2)
         done = await read_finished_calls(session)
-        tree = await children(log, session)
+        tree = await list_helpers(log, session)
         costs = [ending.usage.cost for one in tree for ending in select_events(await log.read(one.id), RunFinished)]
     assert outcome is not None and outcome.reason == "answered"
-    assert {name: fact.status for name, fact in done.items()} == {
-        "task fine": "ok",
-        "task broken": "error",
-        "task cancel": "error",
-        "task endless": "error",
-        "task good": "ok",
-    }
+    assert [done[name].status for name in names] == ["ok", "error", "error", "error", "ok"]
     assert "the model died" in done["task broken"].output and "cancelled by somebody" in done["task cancel"].output
     assert "turn limit" in done["task endless"].output
     assert sorted(one.status for one in tree) == ["answered", "answered", "cancelled", "failed", "stopped"]
@@ -182,7 +193,7 @@ async def test_no_more_than_five_run_at_once(store: Store) -> None:
     running, most = 0, 0
     full = asyncio.Event()
 
-    async def helped(task: str, turn: int) -> str:
+    async def help_with(task: str, turn: int) -> str:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -195,23 +206,16 @@ async def test_no_more_than_five_run_at_once(store: Store) -> None:
         return "ok"
 
     calls = [call("delegate", task=f"task {number}") for number in range(12)]
-    agent = crew(calls, "Done.", helped=helped)
-    async with agent.session(store.open()) as session:
-        assert (await run_to_end(session, "go")).calls == 12
+    assert (await store.run_agent(build_parent(calls, "Done.", helper=help_with))).outcome.calls == 12
     assert most == MAX_PARALLEL_HELPERS
 
 
-async def test_cancel_goes_down_the_tree(store: Store) -> None:
-    held = HeldTool()
-    agent = crew(call("delegate", id="d", task="task x"), helped=lambda task, turn: call("wait"), tools=[held.tool])
-    log = store.open()
-    async with agent.session(log) as session, session.run("go") as run:
-        waiting = asyncio.create_task(run.wait())
-        await wait_for(await child_of(session, "d"), CallStarted)
+async def test_cancelling_a_parent_cancels_its_helper(store: Store) -> None:
+    agent = build_parent(DELEGATE, helper=lambda task, turn: call("wait"), tools=[HeldTool().tool])
+    async with run_until_helper(agent, CallStarted, store.open()) as (session, helper, waiting):
         outcome = await session.cancel()
         await waiting
-        [child] = await children(log, session)
-        facts = await log.read(child.id)
+        facts = await helper.facts()
     assert outcome is not None and outcome.reason == "cancelled"
     assert [ending.reason for ending in select_events(facts, RunFinished)] == ["cancelled"]
     assert select_events(facts, CallFinished)[0].status == "cancelled"
@@ -219,85 +223,59 @@ async def test_cancel_goes_down_the_tree(store: Store) -> None:
 
 async def test_a_parent_is_not_stopped_before_its_helper_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.engine.tool_call.GRACE_SECONDS", 0.05)
-    let_go = asyncio.Event()
+    release = asyncio.Event()
 
     @tool(name="wait")
-    async def slow_to_stop() -> str:
+    async def stop_slowly() -> str:
         try:
             await asyncio.Event().wait()
         finally:
-            await let_go.wait()
+            await release.wait()
         return "never"
 
-    slow_to_stop.ends_when_cancelled = True
-    agent = crew(call("delegate", id="d", task="task x"), helped=lambda task, turn: call("wait"), tools=[slow_to_stop])
-    async with agent.session() as session, session.run("go") as run:
-        waiting = asyncio.create_task(run.wait())
-        child = await child_of(session, "d")
-        await wait_for(child, CallStarted)
+    stop_slowly.ends_when_cancelled = True
+    agent = build_parent(DELEGATE, helper=lambda task, turn: call("wait"), tools=[stop_slowly])
+    async with run_until_helper(agent, CallStarted) as (session, helper, waiting):
         cancelling = asyncio.create_task(session.cancel())
-        await wait_for(child, CancelRequested)
+        await wait_for(helper, CancelRequested)
         early, _ = await asyncio.wait([cancelling], timeout=0.5)  # ten times what another tool is given
-        let_go.set()
+        release.set()
         await asyncio.gather(cancelling, waiting)
-        endings = select_events(await child.facts(), RunFinished)
+        endings = select_events(await helper.facts(), RunFinished)
     assert not early and [ending.reason for ending in endings] == ["cancelled"]
 
 
-async def test_a_helper_that_waits_for_an_answer_is_cancelled_with_its_parent(store: Store) -> None:
-    @tool(safety="destructive")
-    def erase(path: str) -> str:
-        """Erase a file."""
-        raise AssertionError("it ran")
-
-    agent = crew(
-        call("delegate", id="d", task="task x"),
-        helped=lambda task, turn: call("erase", id="e", path="x"),
-        tools=[erase],
-        gate=later,
-    )
-    log = store.open()
-    async with agent.session(log) as session, session.run("go") as run:
-        waiting = asyncio.create_task(run.wait())
-        child = await child_of(session, "d")
-        await wait_for(child, ApprovalRequested)
+async def test_a_helper_that_waits_for_an_answer_is_cancelled_with_its_parent(store: Store, tables: Tables) -> None:
+    agent = build_parent(DELEGATE, helper=lambda task, turn: DROP, tools=tables.tools, gate=later)
+    async with run_until_helper(agent, ApprovalRequested, store.open()) as (session, helper, waiting):
         outcome = await session.cancel()
         await waiting
-        assert outcome is not None and outcome.reason == "cancelled"
-        ending = await wait_for(child, RunFinished)
+        ending = await wait_for(helper, RunFinished)
+    assert outcome is not None and outcome.reason == "cancelled" and tables.done == []
     assert ending.reason == "cancelled" and "its parent was stopped" in ending.error
 
 
 async def test_a_helper_whose_run_is_killed_goes_on_and_gives_one_result(store: Store) -> None:
-    held = HeldTool()
-
-    def helped(task: str, turn: int) -> Any:
-        return call("wait", id="w") if turn == 1 else "did it after all"
-
-    agent = crew(call("delegate", id="d", task="task x"), "Done.", helped=helped, tools=[held.tool])
-    log = store.open()
-    async with agent.session(log) as session, session.run("go") as run:
-        waiting = asyncio.create_task(run.wait())
-        child = await child_of(session, "d")
-        await wait_for(child, CallStarted)
-        running = session._coordinator._entries[child.id].task  # pyright: ignore[reportPrivateUsage]
+    script = call_then_answer(call("wait", id="w"), "did it after all")
+    agent = build_parent(DELEGATE, "Done.", helper=script, tools=[HeldTool().tool])
+    async with run_until_helper(agent, CallStarted, store.open()) as (session, helper, waiting):
+        running = session._coordinator._entries[helper.id].task  # pyright: ignore[reportPrivateUsage]
         assert running is not None and running.cancel()
         outcome = await asyncio.wait_for(waiting, PATIENCE)
         done = await read_finished_calls(session)
-        facts = await child.facts()
+        facts = await helper.facts()
     assert outcome is not None and outcome.answer == "Done." and done["d"].output == "did it after all"
-    assert [fact.status for fact in select_events(facts, CallFinished)] == ["interrupted"] and len(
-        select_events(facts, RunFinished)
-    ) == 1
+    assert [fact.status for fact in select_events(facts, CallFinished)] == ["interrupted"]
+    assert len(select_events(facts, RunFinished)) == 1
 
 
 WORKER = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {root!r})
-from tests.tools.test_delegate import tree_agent
+from tests.tools.test_delegate import build_family
 
 async def main():
-    async with tree_agent().session("tree.db", workspace=".") as session, session.run("go") as run:
+    async with build_family().session("tree.db", workspace=".") as session, session.run("go") as run:
         async for event in run:
             if {where}:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -314,33 +292,30 @@ def mark(name: str, context: ToolContext) -> str:
     return f"marked {name}"
 
 
-def tree_agent() -> Agent:
-    """A parent with three helpers, each of which leaves a mark."""
+def build_family() -> Agent:
+    """Build a parent with three helpers. Each leaves a mark."""
     calls = [call("delegate", id=f"d{number}", task=f"task {number}") for number in range(3)]
 
     def parent(request: Request) -> Any:
         return calls if len(request.messages) == 1 else "All marked."
 
-    def helped(task: str, turn: int) -> Any:
+    def helper(task: str, turn: int) -> Any:
         return call("mark", name=task) if turn == 1 else f"{task} is marked"
 
-    return crew(parent, parent, parent, helped=helped, tools=[mark])
+    return build_parent(parent, parent, parent, helper=helper, tools=[mark])
 
 
 @pytest.mark.parametrize(
     "where", ["type(event).__name__ == 'CallStarted'", "'mark' in str(event)", "type(event).__name__ == 'CallFinished'"]
 )
 async def test_after_kill_9_the_same_helpers_go_on_and_no_mark_is_left_twice(where: str, tmp_path: Path) -> None:
-    root = str(Path(__file__).parents[2])
-    program = WORKER.format(root=root, where=where)
-    died = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", program], cwd=tmp_path, timeout=500, check=False
-    )
+    program = [sys.executable, "-c", WORKER.format(root=str(Path(__file__).parents[2]), where=where)]
+    died = await asyncio.to_thread(subprocess.run, program, cwd=tmp_path, timeout=500, check=False)
     assert died.returncode == -signal.SIGKILL
-    async with tree_agent().session(tmp_path / "tree.db") as session:
+    async with build_family().session(tmp_path / "tree.db") as session:
         outcome = await resume_run(session)
         done = await read_finished_calls(session)
-        tree = await children(session.log, session)
+        tree = await list_helpers(session.log, session)
     assert outcome is not None and outcome.answer == "All marked."
     assert {fact.output for fact in done.values()} == {f"task {number} is marked" for number in range(3)}
     assert sorted(one.id for one in tree) == sorted(derive_helper_id(session.id, f"d{number}") for number in range(3))
@@ -349,86 +324,61 @@ async def test_after_kill_9_the_same_helpers_go_on_and_no_mark_is_left_twice(whe
 
 
 async def test_closing_the_runtime_leaves_the_helper_to_be_resumed_and_not_started_again(tmp_path: Path) -> None:
-    held, path = HeldTool(), tmp_path / "tree.db"
-
-    def helped(task: str, turn: int) -> Any:
-        return call("wait") if turn == 1 else f"did {task} at last"
-
-    agent = crew(call("delegate", id="d", task="task x"), "Done.", helped=helped, tools=[held.tool])
-    async with agent.session(path) as session:
+    path, script = tmp_path / "tree.db", call_then_answer(call("wait"), "did it at last")
+    async with build_parent(DELEGATE, "Done.", helper=script, tools=[HeldTool().tool]).session(path) as session:
         await session.send("go")
-        child_id = derive_helper_id(session.id, "d")
-        await wait_for(await child_of(session, "d"), CallStarted)
-    again = crew("Done.", helped=helped, tools=[HeldTool().tool])
+        await wait_for(await wait_for_helper(session), CallStarted)
+    again = build_parent("Done.", helper=script, tools=[HeldTool().tool])
     async with again.session(path, id=session.id) as session:
         outcome = await resume_run(session)
-        log = session._log  # pyright: ignore[reportPrivateUsage]
-        tree, facts = await children(log, session), await log.read(child_id)
+        helpers, facts = await list_helpers(session.log, session), await get_helper(session).facts()
         done = await read_finished_calls(session)
-    assert outcome is not None and outcome.answer == "Done."
-    assert [one.id for one in tree] == [child_id] and select_events(facts, CancelRequested) == []
-    assert done["d"].output == "did task x at last"
-    assert [fact.status for fact in select_events(facts, CallFinished)] == ["interrupted"], (
-        "its own call is not run again"
-    )
+    assert outcome is not None and outcome.answer == "Done." and done["d"].output == "did it at last"
+    assert [one.id for one in helpers] == [derive_helper_id(session.id, "d")]
+    assert select_events(facts, CancelRequested) == []
+    statuses = [fact.status for fact in select_events(facts, CallFinished)]
+    assert statuses == ["interrupted"], "its own call is not run again"
 
 
-async def test_a_helper_may_wait_for_an_answer_through_any_number_of_restarts(tmp_path: Path) -> None:
-    done: list[str] = []
-
-    @tool(safety="destructive")
-    def erase(path: str) -> str:
-        """Erase a file."""
-        done.append(path)
-        return "erased"
-
-    def helped(task: str, turn: int) -> Any:
-        return call("erase", id="e", path="x") if turn == 1 else "erased it"
-
-    store, options = tmp_path / "tree.db", {"helped": helped, "tools": [erase], "gate": later}
-    async with crew(call("delegate", id="d", task="task x"), **options).session(store) as session:
+async def test_a_helper_may_wait_for_an_answer_through_any_number_of_restarts(tmp_path: Path, tables: Tables) -> None:
+    store, options = tmp_path / "tree.db", {"helper": call_then_answer(DROP, "It is gone."), "gate": later}
+    options["tools"] = tables.tools
+    async with build_parent(DELEGATE, **options).session(store) as session:
         await session.send("go")
-        await wait_for(await child_of(session, "d"), ApprovalRequested)
+        await wait_for(await wait_for_helper(session), ApprovalRequested)
         seq = (await session.state()).seq
     for _ in range(5):
-        async with Runtime(store, [crew("Done.", **options)]) as runtime:
+        async with Runtime(store, [build_parent("Done.", **options)]) as runtime:
             again = await wait_for(await runtime.open(session.id), CallStarted | CallFinished, after=seq)
             assert isinstance(again, CallStarted)
             seq = again.seq
-    async with Runtime(store, [crew("Done.", **options)]) as runtime:
-        parent, child = await runtime.open(session.id), await runtime.open(derive_helper_id(session.id, "d"))
-        await child.approve("e")
+    async with Runtime(store, [build_parent("Done.", **options)]) as runtime:
+        parent, helper = await runtime.open(session.id), await runtime.open(derive_helper_id(session.id, "d"))
+        await helper.approve("a")
         assert (await wait_for(parent, RunFinished)).answer == "Done."
-        assert ((await read_finished_calls(parent))["d"].output, done) == ("erased it", ["x"])
+        assert ((await read_finished_calls(parent))["d"].output, tables.done) == ("It is gone.", ["users"])
 
 
-async def test_after_a_cut_at_any_fact_of_the_parent_there_is_one_child_and_one_answer() -> None:
+async def test_after_a_cut_at_any_fact_of_the_parent_there_is_one_helper_and_one_answer() -> None:
     log = InMemoryLog()
-    agent = crew(call("delegate", id="d", task="task x"), "Done.", helped=lambda task, turn: "did it")
-    async with agent.session(log) as session:
-        await run_to_end(session, "go")
+    async with build_parent(DELEGATE, "Done.", helper="did it").session(log) as session:
+        await run_to_end(session)
         points = await crash_points(session)
-        child_facts = list(await log.read(derive_helper_id(session.id, "d")))
+        helper_id = derive_helper_id(session.id, "d")
+        helper_facts = [msgspec.structs.replace(fact, seq=0) for fact in await log.read(helper_id)]
     for point in points:
-        for length in {0, 3, len(child_facts)}:  # the child did not exist yet, had just been made, or was done
+        for length in {0, 3, len(helper_facts)}:  # the helper did not exist yet, had just been made, or was done
             other = InMemoryLog()
             await point.plant(other)
             started = any(isinstance(fact, CallStarted) for fact in point.facts)
             if length and started:
-                await other.create(derive_helper_id(session.id, "d"), fresh(child_facts[:length]))
+                await other.create(helper_id, helper_facts[:length])
             called = any(isinstance(fact, ModelReplied) for fact in point.facts)
-            lines = ["Done."] if called else [call("delegate", id="d", task="task x"), "Done."]
-            again = crew(*lines, "More.", helped=lambda task, turn: "did it")
+            again = build_parent(*([] if called else [DELEGATE]), "Done.", "More.", helper="did it")
             async with again.session(other, id=point.session_id) as reopened:
                 await resume_run(reopened)
                 if not any(isinstance(fact, MessageReceived) for fact in point.facts):
                     continue
                 done = await read_finished_calls(reopened)
-                assert len(await children(other, reopened)) <= 1
+                assert len(await list_helpers(other, reopened)) <= 1
                 assert done["d"].output == "did it", point
-
-
-def fresh(facts: list[AnyFact]) -> list[AnyFact]:
-    import msgspec
-
-    return [msgspec.structs.replace(fact, seq=0) for fact in facts]

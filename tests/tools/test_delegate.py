@@ -141,9 +141,8 @@ async def test_a_helper_has_its_own_log_and_only_its_answer_comes_back(store: St
 
 
 async def test_the_cost_of_helpers_is_added_to_the_parents_run(store: Store) -> None:
-    done = await store.run_agent(
-        build_parent((call("delegate", task="task a"), call("delegate", task="task b")), "Done.")
-    )
+    calls = call("delegate", task="task a"), call("delegate", task="task b")
+    done = await store.run_agent(build_parent(calls, "Done."))
     assert done.outcome.usage.cost == done.state.usage.cost == 1.0
     assert done.outcome.usage.output_tokens >= 20
 

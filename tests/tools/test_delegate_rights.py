@@ -44,7 +44,9 @@ store, tables = either_store, some_tables
 
 async def test_a_helper_has_no_more_rights_than_its_parent(store: Store, tables: Tables) -> None:
     def helper(task: str, turn: int) -> Any:
-        return ("tried" if turn > 1 else call("note", text="x")) if "read" in task else "tried" if turn > 1 else DROP
+        if turn > 1:
+            return "tried"
+        return call("note", text="x") if "read" in task else DROP
 
     # The helper's own agent is as wide as can be. The parent may not drop, and asks for one that only reads.
     full = Grant(tier="full", yes=True)
@@ -135,9 +137,8 @@ async def test_helpers_that_run_at_once_share_what_is_left() -> None:
     log = InMemoryLog()
     calls = [call("delegate", id=name, task=f"task {name}") for name in "abcd"]
     limits = Limits(cost=1.0, tokens=1000, seconds=600)
-    done = await run_agent(
-        build_parent(say("", *calls, usage=Usage(10, 100, cost=0.2)), "Done.", limits=limits), log=log
-    )
+    agent = build_parent(say("", *calls, usage=Usage(10, 100, cost=0.2)), "Done.", limits=limits)
+    done = await run_agent(agent, log=log)
     shares = [await read_limits(log, done.session_id, name) for name in "abcd"]
     assert sum(one.cost or 9 for one in shares) <= 0.8 + 1e-6 and all(one.cost for one in shares)
     assert sum(one.tokens or 9999 for one in shares) <= 900 and all((one.seconds or 999) < 600 for one in shares)

@@ -1,6 +1,7 @@
 """`apply_patch`: unified diffs over several files, all or nothing."""
 
 import difflib
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -80,21 +81,39 @@ async def test_a_failure_while_writing_puts_back_what_was_written(
     assert contents(files.workspace) == before
 
 
-async def test_line_numbers_may_be_off_and_the_nearest_place_counts(files: FileTools) -> None:
-    file = files.put("a.txt", "x\n" * 30 + "one\ntwo\nthree\n" + "x\n" * 5)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"x\n" * 30 + b"one\ntwo\nthree\n" + b"x\n" * 5, b"x\n" * 30 + b"one\n2\nthree\n" + b"x\n" * 5),
+        ("one\r\ntwo\r\nthree\r\n".encode("utf-16"), "one\r\n2\r\nthree\r\n".encode("utf-16")),
+    ],
+    ids=["line numbers may be off", "line ends and encoding stay"],
+)
+async def test_a_patch_is_applied_where_its_lines_are(files: FileTools, before: bytes, after: bytes) -> None:
+    file = files.put("a.txt", before)
     await files.call("apply_patch", patch=EDIT)
-    assert file.read_text() == "x\n" * 30 + "one\n2\nthree\n" + "x\n" * 5
+    assert file.read_bytes() == after
 
 
-async def test_context_that_is_not_there_to_the_letter_is_refused(files: FileTools) -> None:
-    files.put("a.txt", "one\n two\nthree\n")
-    assert "does not fit" in await files.get_error("apply_patch", patch=EDIT)
-
-
-async def test_line_ends_and_encoding_survive_a_patch(files: FileTools) -> None:
-    file = files.put("a.txt", "one\r\ntwo\r\nthree\r\n".encode("utf-16"))
-    await files.call("apply_patch", patch=EDIT)
-    assert file.read_bytes() == "one\r\n2\r\nthree\r\n".encode("utf-16")
+@pytest.mark.parametrize(
+    ("path", "content", "patch", "error"),
+    [
+        ("a.txt", "one\n two\nthree\n", EDIT, "does not fit"),
+        ("new/b.txt", "mine", MAKE, "is there already"),
+        ("b.txt", "", EDIT, "no such file to patch"),
+        ("a.txt", "one\n2\nthree\n", EDIT.replace("-two", " 2").replace("+2\n", ""), "changes nothing"),
+        ("c.txt", "gone\nmore\n", DELETE, "the patch leaves lines"),
+        ("a.txt", "one", "diff --git a/a.txt b/a.txt\nGIT binary patch\n", "binary files"),
+        *(("a.txt", "one", patch, "not a unified diff") for patch in ("", "hello", "*** Begin Patch", "--- a/x\n")),
+    ],
+    ids=lambda value: repr(value[:20]),
+)
+async def test_a_patch_that_does_not_fit_is_refused(
+    files: FileTools, path: str, content: str, patch: str, error: str
+) -> None:
+    file = files.put(path, content)
+    assert error in await files.get_error("apply_patch", patch=patch)
+    assert file.read_text() == content
 
 
 async def test_paths_out_of_the_workspace_and_protected_ones_are_refused(files: FileTools) -> None:
@@ -104,33 +123,13 @@ async def test_paths_out_of_the_workspace_and_protected_ones_are_refused(files: 
     assert contents(files.workspace) == {} and not (files.workspace.parent / "out.txt").exists()
 
 
-async def test_making_what_is_there_and_patching_what_is_not_are_refused(files: FileTools) -> None:
-    files.put("new/b.txt", "mine")
-    assert "is there already" in await files.get_error("apply_patch", patch=MAKE)
-    assert "no such file to patch" in await files.get_error("apply_patch", patch=EDIT)
-
-
-@pytest.mark.parametrize("patch", ["", "hello", "*** Begin Patch", "--- a/x\n"])
-async def test_what_is_no_diff_is_explained(files: FileTools, patch: str) -> None:
-    assert "not a unified diff" in await files.get_error("apply_patch", patch=patch)
-
-
 def test_the_policy_sees_the_files_of_a_patch(files: FileTools) -> None:
-    import json
-
     tool = files.tools["apply_patch"]
     parsed = tool.parse(json.dumps({"patch": EDIT + RENAME}))
     assert parsed.arguments["files"] == ["a.txt", "d.txt", "e/d.txt"]
     assert tool.assess_safety(parsed.arguments) == "caution"
     hostile = tool.parse(json.dumps({"patch": EDIT + MAKE.replace("new/b.txt", "AGENTS.md")}))
     assert tool.assess_safety(hostile.arguments) == "destructive"
-
-
-async def test_a_file_changed_since_it_was_read_is_not_patched(files: FileTools) -> None:
-    files.put("a.txt", "one\ntwo\nthree\n")
-    await files.call("read_file", path="a.txt")
-    files.put("a.txt", "one\ntwo\nthree\nfour\n")
-    assert "changed since you last read it" in await files.get_error("apply_patch", patch=EDIT)
 
 
 lines = st.lists(st.sampled_from(["a", "b", "", "-- x", "++ y", "@@", " c"]), max_size=12)
@@ -161,15 +160,8 @@ async def test_what_git_writes_is_applied_exactly(files: FileTools, tmp_path: Pa
     environment = {**os.environ, "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words],
-            cwd=repository,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
+        return subprocess.check_output(command, cwd=repository, env=environment, text=True)
 
     def write(folder: Path, path: str, text: str) -> None:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from typing import Any
 
 import pytest
 
@@ -13,15 +14,33 @@ files = file_tools
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
 
 
-async def test_lines_are_numbered_from_the_offset(files: FileTools) -> None:
-    files.put("a.txt", "one\ntwo\nthree\nfour\n")
-    shown = await files.call("read_file", path="a.txt", offset=2, limit=2)
-    assert shown == "    2\ttwo\n    3\tthree\n[a.txt: lines 2 to 3 of 4; go on with offset=4]"
-
-
-async def test_a_whole_file_is_shown_without_a_word_more(files: FileTools) -> None:
-    files.put("a.txt", "one\ntwo")
-    assert await files.call("read_file", path="a.txt") == "    1\tone\n    2\ttwo"
+@pytest.mark.parametrize(
+    ("data", "arguments", "shown"),
+    [
+        (b"one\ntwo", {}, "    1\tone\n    2\ttwo"),
+        (
+            b"one\ntwo\nthree\nfour\n",
+            {"offset": 2, "limit": 2},
+            "    2\ttwo\n    3\tthree\n[a: lines 2 to 3 of 4; go on with offset=4]",
+        ),
+        (b"one\n", {"offset": 2}, "a has only 1 lines; there is no line 2."),
+        (b"", {}, "a is empty."),
+        ("grüße\n".encode("utf-16"), {}, "    1\tgrüße\n[a: encoding utf-16-le]"),
+        (b"\xfe\xff" + "grüße\n".encode("utf-16-be"), {}, "    1\tgrüße\n[a: encoding utf-16-be]"),
+        ("grüße\n".encode("utf-8-sig"), {}, "    1\tgrüße\n[a: encoding utf-8-sig]"),
+        ("grüße\n".encode("latin-1"), {}, "    1\tgrüße\n[a: encoding latin-1, which is a guess]"),
+        (bytes(range(256)), {}, f"a is not text: 256 bytes, beginning with {bytes(range(16)).hex(' ')}."),
+        (
+            PNG + bytes(5 << 20),
+            {},
+            f"a is an image of {48 + (5 << 20)} bytes, and {4 << 20} is the most that can be shown.",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, bytes) else str(value)[:40],
+)
+async def test_a_file_is_shown_by_its_content(files: FileTools, data: bytes, arguments: Any, shown: str) -> None:
+    files.put("a", data)
+    assert await files.call("read_file", path="a", **arguments) == shown
 
 
 async def test_a_long_file_is_shown_in_parts_that_together_are_the_whole(files: FileTools) -> None:
@@ -35,40 +54,11 @@ async def test_a_long_file_is_shown_in_parts_that_together_are_the_whole(files: 
     assert seen == lines
 
 
-@pytest.mark.parametrize(
-    ("data", "encoding"),
-    [
-        ("grüße\n".encode("utf-16"), "utf-16-le"),
-        (b"\xfe\xff" + "grüße\n".encode("utf-16-be"), "utf-16-be"),
-        ("grüße\n".encode("utf-8-sig"), "utf-8-sig"),
-        ("grüße\n".encode("latin-1"), "latin-1"),
-    ],
-)
-async def test_text_in_any_usual_encoding_is_read_and_the_encoding_is_said(
-    files: FileTools, data: bytes, encoding: str
-) -> None:
-    files.put("a.txt", data)
-    shown = await files.call("read_file", path="a.txt")
-    assert "\tgrüße" in shown and f"encoding {encoding}" in shown
-
-
-async def test_what_is_not_text_is_described_and_not_dumped(files: FileTools) -> None:
-    files.put("a.bin", bytes(range(256)))
-    assert await files.call("read_file", path="a.bin") == (
-        "a.bin is not text: 256 bytes, beginning with 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f."
-    )
-
-
 async def test_an_image_comes_as_a_part(files: FileTools) -> None:
     files.put("a.png", PNG)
-    shown = await files.run("read_file", path="a.png")
-    assert isinstance(shown, ToolResult) and isinstance(shown.parts[0], ImagePart)
-    assert shown.parts[0].media_type == "image/png"
-
-
-async def test_an_image_over_the_cap_is_only_described(files: FileTools) -> None:
-    files.put("a.png", PNG + bytes(5 * 1024 * 1024))
-    assert "is the most that can be shown" in await files.call("read_file", path="a.png")
+    result = await files.run("read_file", path="a.png")
+    assert isinstance(result, ToolResult) and isinstance(result.parts[0], ImagePart)
+    assert result.parts[0].media_type == "image/png"
 
 
 async def test_a_file_over_the_cap_is_refused_before_it_is_read(files: FileTools) -> None:
@@ -96,24 +86,17 @@ async def test_pipes_sockets_and_devices_are_not_opened(files: FileTools) -> Non
             assert "not a regular file" in await files.get_error("write_file", path=name, content="x")
 
 
-async def test_a_link_that_stays_inside_is_followed_for_reading(files: FileTools) -> None:
-    files.put("real/a.txt", "here")
+async def test_links_and_absolute_paths_that_stay_inside_are_followed(files: FileTools) -> None:
+    file = files.put("real/a.txt", "here")
     (files.workspace / "link").symlink_to("real/a.txt")
     (files.workspace / "folder").symlink_to("real")
-    assert "here" in await files.call("read_file", path="link")
-    assert "here" in await files.call("read_file", path="folder/a.txt")
-
-
-async def test_an_absolute_path_in_the_workspace_is_taken(files: FileTools) -> None:
-    file = files.put("a.txt", "here")
-    assert "here" in await files.call("read_file", path=str(file))
+    for path in ("link", "folder/a.txt", str(file)):
+        assert await files.call("read_file", path=path) == "    1\there"
 
 
 async def test_secrets_are_masked_also_behind_a_link_and_in_any_case(files: FileTools) -> None:
-    files.put(".env", "KEY=canary")
-    files.put(".env.production", "KEY=canary")
-    files.put(".envrc", "export KEY=canary")
-    files.put(".SSH/config", "canary")
+    for path in (".env", ".env.production", ".envrc", ".SSH/config"):
+        files.put(path, "KEY=canary")
     (files.workspace / "innocent.txt").symlink_to(".env")
     for path in (".env", "./.env", ".env.production", ".envrc", ".SSH/config", "innocent.txt", "x/../.env"):
         shown = await files.get_error("read_file", path=path)

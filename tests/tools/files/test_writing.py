@@ -21,13 +21,52 @@ async def test_a_new_file_is_made_with_its_folders(files: FileTools) -> None:
     assert files.services.kept == [KeptFile("a/b/c.txt")]
 
 
-async def test_the_old_content_is_kept_and_recorded_before_the_file_changes(files: FileTools) -> None:
-    files.put("a.txt", "old\n")
-    shown = await files.call("write_file", path="a.txt", content="new\n")
-    assert "-old\n+new" in shown
+PATCH = "--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-old\n+new\n"
+CHANGES = pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("write_file", {"path": "a.txt", "content": "new\n"}),
+        ("edit_file", {"path": "a.txt", "old": "old", "new": "new"}),
+        ("apply_patch", {"patch": PATCH}),
+    ],
+    ids=["write_file", "edit_file", "apply_patch"],
+)
+
+
+@CHANGES
+async def test_the_old_content_is_kept_and_recorded_before_the_file_changes(
+    files: FileTools, tool: str, arguments: dict[str, str]
+) -> None:
+    file = files.put("a.txt", "old\n")
+    await files.call(tool, **arguments)
     (kept,) = files.services.kept
-    assert files.kept.get(kept.before) == b"old\n"
+    assert files.kept.get(kept.before) == b"old\n" and file.read_text() == "new\n"
     assert files.services.content_when_kept == {"a.txt": b"old\n"}
+
+
+@CHANGES
+async def test_a_file_changed_since_it_was_read_is_not_changed(
+    files: FileTools, tool: str, arguments: dict[str, str]
+) -> None:
+    files.put("a.txt", "one\n")
+    await files.call("read_file", path="a.txt")
+    file = files.put("a.txt", "old\n")
+    assert "was changed since you last read it" in await files.get_error(tool, **arguments)
+    assert file.read_text() == "old\n"
+    await files.call("read_file", path="a.txt")
+    await files.call(tool, **arguments)
+    assert file.read_text() == "new\n"
+    await files.call("edit_file", path="a.txt", old="new", new="newer")  # our own change needs no second reading
+
+
+@CHANGES
+async def test_a_file_larger_than_the_limit_is_not_written(
+    files: FileTools, tool: str, arguments: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = files.put("a.txt", "old\n")
+    monkeypatch.setattr("treadle.tools.files.change.MAX_FILE_BYTES", 3)
+    assert "a.txt would have 4 bytes, and 3 is the most" in await files.get_error(tool, **arguments)
+    assert file.read_text() == "old\n" and files.services.kept == []
 
 
 async def test_the_mode_of_a_file_survives(files: FileTools) -> None:
@@ -99,16 +138,6 @@ async def test_a_repository_by_another_name_is_never_written(files: FileTools) -
     await files.call("write_file", path="trees/two.txt", content="x")
 
 
-async def test_a_file_changed_since_it_was_read_is_not_overwritten(files: FileTools) -> None:
-    files.put("a.txt", "one")
-    await files.call("read_file", path="a.txt")
-    files.put("a.txt", "the user's")
-    assert "changed since you last read it" in await files.get_error("write_file", path="a.txt", content="mine")
-    assert (files.workspace / "a.txt").read_text() == "the user's"
-    await files.call("read_file", path="a.txt")
-    await files.call("write_file", path="a.txt", content="mine")
-
-
 async def test_a_failed_write_leaves_no_file_behind(files: FileTools) -> None:
     files.put("folder/a.txt", "x")
     assert "folder" in await files.get_error("write_file", path="folder", content="x")
@@ -145,7 +174,7 @@ def test_instruction_files_and_what_leaves_the_workspace_are_asked_for(
         assert files.tools[name].assess_safety({"path": path}) == safety
 
 
-def test_an_absolute_path_is_judged_by_where_the_workspace_lies(files: FileTools) -> None:
+def test_an_absolute_path_is_assessed_by_where_the_workspace_lies(files: FileTools) -> None:
     tool = files.tools["write_file"]
     for path, safety, why in (
         (f"{files.workspace}/a.txt", "caution", ""),
@@ -178,12 +207,12 @@ def test_what_shows_the_contents_of_files_is_private(files: FileTools) -> None:
 def test_what_the_users_shell_or_desktop_would_run_is_asked_for(
     files: FileTools, monkeypatch: pytest.MonkeyPatch, path: str, action: str
 ) -> None:
-    def judged(home: Path, path: str) -> str:
+    def decide(home: Path, path: str) -> str:
         monkeypatch.setenv("HOME", str(home))
         tool = files.tools["write_file"]
         parsed = tool.parse(json.dumps({"path": path, "content": "x"}))
         return decide_call([Grant()], [], tool.name, parsed.arguments, tool.assess(parsed, files.workspace)).action
 
-    assert judged(files.workspace, path) == action
-    assert judged(files.workspace / "anna", f"anna/{path}") == action
-    assert judged(files.workspace / "elsewhere", path) == "allow"
+    assert decide(files.workspace, path) == action
+    assert decide(files.workspace / "anna", f"anna/{path}") == action
+    assert decide(files.workspace / "elsewhere", path) == "allow"

@@ -1,13 +1,12 @@
 """Real MCP servers to talk to: child processes and loopback ports, written with the SDK or by hand."""
 
-import asyncio
 import json
 import random
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ import pytest
 
 from tests.kit.sessions import PATIENCE
 from treadle.tools.base import Tool, ToolContext, ToolResult
+from treadle.tools.mcp.connection import McpHealth
 from treadle.tools.mcp.server_config import McpServer
+from treadle.tools.mcp.servers import McpServers
 
 HERE = Path(__file__).parent
 
@@ -32,33 +33,24 @@ def odd(how: str, name: str = "odd", **options: Any) -> McpServer:
     return McpServer(name=name, command=sys.executable, args=(str(HERE / "odd.py"), how), **options)
 
 
-async def until(so: Callable[[], bool]) -> None:
-    """Wait until something is so that only another process decides."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            if so():
-                return
-            await asyncio.sleep(0.01)
-
-
-def quiet_port() -> socket.socket:
-    """A port that the system gives to nobody by itself, held so that nobody else takes it while no server is there."""
+def reserve_port() -> socket.socket:
+    """Bind a port that the system assigns to nobody, so that nobody else takes it while no server listens."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(100):
         with socket.socket() as tried, suppress(OSError):
             port = random.randrange(first // 2, first)
             tried.bind(("127.0.0.1", port))
-            # From here on those may bind it too who share; who listens is found, and who only holds it is not.
+            # From here on a server that shares the port may bind it too. Only a socket that listens gets connections.
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             return tried.dup()
     raise AssertionError("no port is free")
 
 
 class Web:
-    """A server written with the SDK, on a loopback port; it can go away and come back on the same one."""
+    """A server written with the SDK, on a loopback port. It can stop and start again on the same port."""
 
     def __init__(self) -> None:
-        self._held = quiet_port()
+        self._held = reserve_port()
         self.port = self._held.getsockname()[1]
         self._process: subprocess.Popen[str] | None = None
 
@@ -84,26 +76,40 @@ class Web:
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    made = Web()
-    made.start()
-    yield made
-    made.close()
+    server = Web()
+    server.start()
+    yield server
+    server.close()
 
 
-class Caller:
-    """Calls tools as the engine would, and hears their progress."""
+class McpClient:
+    """Open servers and their tools, which are called as the engine calls them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.heard: list[tuple[Any, ...]] = []
-        self.context = ToolContext("session", "call", folder, progress=lambda *args: self.heard.append(args))
+    def __init__(self, servers: McpServers, tools: list[Tool]) -> None:
+        self.servers, self.tools = servers, tools
+        self.progress: list[tuple[Any, ...]] = []
+        self._context = ToolContext("session", "call", Path(), progress=lambda *args: self.progress.append(args))
 
-    async def __call__(self, tools: list[Tool], name: str, **arguments: Any) -> ToolResult:
-        tool = {tool.name: tool for tool in tools}[name]
-        result = await tool.run(tool.parse(json.dumps(arguments)), self.context)
+    @property
+    def health(self) -> McpHealth:
+        """The state of the first server."""
+        return self.servers.get_health()[0]
+
+    async def call(self, name: str, **arguments: Any) -> ToolResult:
+        tool = {tool.name: tool for tool in self.tools}[name]
+        result = await tool.run(tool.parse(json.dumps(arguments)), self._context)
         assert isinstance(result, ToolResult)
         return result
 
+    async def add(self, a: int, b: int) -> str:
+        return (await self.call("served__add", a=a, b=b)).text
 
-@pytest.fixture
-def call(tmp_path: Path) -> Caller:
-    return Caller(tmp_path)
+    async def look_around(self, server: str = "served") -> dict[str, Any]:
+        """Return the environment of a server, as it sees it."""
+        return json.loads((await self.call(f"{server}__surroundings")).text)
+
+
+@asynccontextmanager
+async def connect(*servers: McpServer, **limits: int) -> AsyncIterator[McpClient]:
+    async with McpServers(servers, **limits) as opened:
+        yield McpClient(opened, await opened.list_tools())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.sandbox import until
 from tests.kit.sessions import (
     advance_loop_clock,
     build_agent,
@@ -16,12 +17,11 @@ from tests.kit.sessions import (
     select_results,
     wait_for,
 )
-from tests.tools.mcp.conftest import child, odd, until
+from tests.tools.mcp.conftest import child, connect, odd
 from treadle import CallStarted
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant, Progress
 from treadle.messages import Call, Reply
-from treadle.tools.mcp.servers import McpServers
 
 
 def calls(*wanted: tuple[str, dict[str, Any]]) -> Reply:
@@ -30,15 +30,15 @@ def calls(*wanted: tuple[str, dict[str, Any]]) -> Reply:
 
 
 async def test_a_call_is_allowed_asked_or_denied_as_any_other(tmp_path: Path) -> None:
-    async with McpServers([child()]) as servers:
+    async with connect(child()) as mcp:
         script = calls(("served__add", {"a": 1, "b": 2}), ("served__wipe", {})), Reply("done")
-        agent, _ = build_agent(*script, tools=await servers.list_tools())
+        agent, _ = build_agent(*script, tools=mcp.tools)
         async with agent.session(workspace=tmp_path) as session:
             await run_message(session)
             done = await read_finished_calls(session)
             assert (done["c1"].status, done["c1"].output) == ("ok", "3")
             assert done["c2"].status == "denied" and "destructive in tier sandbox" in done["c2"].output
-        agent, _ = build_agent(*script, tools=await servers.list_tools(), grant=Grant(tier="read-only"), gate=later)
+        agent, _ = build_agent(*script, tools=mcp.tools, grant=Grant(tier="read-only"), gate=later)
         async with agent.session(workspace=tmp_path) as session:
             assert await run_message(session) is None
             (asked,) = select_events(await session.facts(), ApprovalRequested)
@@ -47,12 +47,12 @@ async def test_a_call_is_allowed_asked_or_denied_as_any_other(tmp_path: Path) ->
 
 async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    async with McpServers([child(safety="caution", timeout=300.0)]) as servers:
+    async with connect(child(safety="caution", timeout=300.0)) as mcp:
         agent, _ = build_agent(
             calls(("served__wait", {"path": str(trace)})),
             calls(("served__append", {"path": str(trace), "word": "after"})),
             Reply("done"),
-            tools=await servers.list_tools(),
+            tools=mcp.tools,
         )
         async with agent.session(workspace=tmp_path) as session, session.run("go") as run:
             await until(lambda: trace.exists() and trace.read_text() == "waiting\n")
@@ -65,8 +65,8 @@ async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Pa
 
 async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    async with McpServers([child(safety="caution")]) as servers:
-        agent, _ = build_agent(calls(("served__wait", {"path": str(trace)})), tools=await servers.list_tools())
+    async with connect(child(safety="caution")) as mcp:
+        agent, _ = build_agent(calls(("served__wait", {"path": str(trace)})), tools=mcp.tools)
         async with agent.session(workspace=tmp_path) as session:
             seen = asyncio.create_task(wait_for(session, Progress))
             await asyncio.sleep(0)  # from here on it watches: what was said before is not told again
@@ -77,15 +77,13 @@ async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(tmp
                 outcome = await run.wait()
                 assert outcome is not None and outcome.reason == "cancelled"
         await until(lambda: "cancelled" in trace.read_text())
-        (served,) = servers.get_health()
-        assert served.state == "up"
+        assert mcp.health.state == "up"
     assert trace.read_text().splitlines() == ["waiting", "cancelled"]
 
 
 async def test_two_hundred_tools_are_searched_for_and_called_under_their_own_names(tmp_path: Path) -> None:
-    async with McpServers([child("served", "--many", "200", safety="caution")]) as servers:
-        tools = await servers.list_tools()
-        assert [tool.name for tool in tools] == ["search_tools", "call_tool"]
+    async with connect(child("served", "--many", "200", safety="caution")) as mcp:
+        assert [tool.name for tool in mcp.tools] == ["search_tools", "call_tool"]
         agent, model = build_agent(
             calls(("search_tools", {"query": "topic77"})),
             calls(
@@ -96,7 +94,7 @@ async def test_two_hundred_tools_are_searched_for_and_called_under_their_own_nam
                 ("call_tool", {"name": "served__job_77", "arguments": {"text": 5}}),
             ),
             Reply("done"),
-            tools=tools,
+            tools=mcp.tools,
             grant=Grant(forbid=("served__job_9*",)),
         )
         async with agent.session(workspace=tmp_path) as session:
@@ -121,12 +119,9 @@ async def test_two_hundred_tools_are_searched_for_and_called_under_their_own_nam
 
 
 async def test_a_destructive_tool_is_asked_for_by_its_own_name_also_when_it_was_searched_for(tmp_path: Path) -> None:
-    async with McpServers([odd("plain", safety="destructive")], max_tools=3) as servers:
+    async with connect(odd("plain", safety="destructive"), max_tools=3) as mcp:
         agent, _ = build_agent(
-            calls(("call_tool", {"name": "odd__ok", "arguments": {"n": 1}})),
-            Reply("done"),
-            tools=await servers.list_tools(),
-            gate=later,
+            calls(("call_tool", {"name": "odd__ok", "arguments": {"n": 1}})), Reply("done"), tools=mcp.tools, gate=later
         )
         async with agent.session(workspace=tmp_path) as session:
             assert await run_message(session) is None
@@ -136,7 +131,7 @@ async def test_a_destructive_tool_is_asked_for_by_its_own_name_also_when_it_was_
 
 @pytest.mark.parametrize("limits", [{"max_tools": 4}, {"max_bytes": 500}])
 async def test_either_limit_makes_tools_searched_for(limits: dict[str, int], tmp_path: Path) -> None:
-    async with McpServers([odd("plain")]) as servers:
-        assert len(await servers.list_tools()) == 5
-    async with McpServers([odd("plain")], **limits) as servers:
-        assert [tool.name for tool in await servers.list_tools()] == ["search_tools", "call_tool"]
+    async with connect(odd("plain")) as mcp:
+        assert len(mcp.tools) == 5
+    async with connect(odd("plain"), **limits) as mcp:
+        assert [tool.name for tool in mcp.tools] == ["search_tools", "call_tool"]

@@ -7,66 +7,59 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.mcp.conftest import Caller, Web
+from tests.tools.mcp.conftest import Web, connect
 from treadle.tools.base import ToolError
 from treadle.tools.mcp import connection
 from treadle.tools.mcp.server_config import McpServer
-from treadle.tools.mcp.servers import McpServers
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 
 
 @ERAS
-async def test_tools_are_listed_and_called_over_http_in_both_eras(era: str, web: Web, call: Caller) -> None:
-    async with McpServers([web.server(protocol=era)]) as servers:
-        tools = await servers.list_tools()
-        assert len(tools) == servers.get_health()[0].tools == 8
-        assert (servers.get_health()[0].protocol >= "2026") == (era == "auto")
-        assert (await call(tools, "served__add", a=1, b=2)).text == "3"
-        assert not (await call(tools, "served__fail", why="no")).ok
+async def test_tools_are_listed_and_called_over_http_in_both_eras(era: str, web: Web) -> None:
+    async with connect(web.server(protocol=era)) as mcp:
+        assert len(mcp.tools) == mcp.health.tools == 8
+        assert (mcp.health.protocol >= "2026") == (era == "auto")
+        assert await mcp.add(1, 2) == "3"
+        assert not (await mcp.call("served__fail", why="no")).ok
 
 
 @ERAS
 async def test_a_server_that_was_restarted_has_forgotten_us_and_the_call_still_works_once(
-    era: str, web: Web, call: Caller, tmp_path: Path
+    era: str, web: Web, tmp_path: Path
 ) -> None:
-    async with McpServers([web.server(protocol=era)]) as servers:
-        tools = await servers.list_tools()
-        await call(tools, "served__append", path=str(tmp_path / "trace"), word="one")
+    async with connect(web.server(protocol=era)) as mcp:
+        await mcp.call("served__append", path=str(tmp_path / "trace"), word="one")
         web.stop()
         web.start()
-        await call(tools, "served__append", path=str(tmp_path / "trace"), word="two")
+        await mcp.call("served__append", path=str(tmp_path / "trace"), word="two")
         assert (tmp_path / "trace").read_text() == "one\ntwo\n"
-        assert servers.get_health()[0].state == "up"
+        assert mcp.health.state == "up"
 
 
 @ERAS
-async def test_a_call_whose_connection_is_lost_is_not_sent_again(
-    era: str, web: Web, call: Caller, tmp_path: Path
-) -> None:
-    async with McpServers([web.server(protocol=era)]) as servers:
-        tools = await servers.list_tools()
+async def test_a_call_whose_connection_is_lost_is_not_sent_again(era: str, web: Web, tmp_path: Path) -> None:
+    async with connect(web.server(protocol=era)) as mcp:
         with pytest.raises(ToolError, match="outcome unknown, it may have run"):
-            await call(tools, "served__die", path=str(tmp_path / "trace"))
+            await mcp.call("served__die", path=str(tmp_path / "trace"))
         assert (tmp_path / "trace").read_text() == "died\n"
 
 
 async def test_a_server_that_is_away_is_told_as_not_run_and_found_again(
-    web: Web, call: Caller, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "BACKOFF", 0.01)
-    async with McpServers([web.server()]) as servers:
-        tools = await servers.list_tools()
+    async with connect(web.server()) as mcp:
         web.stop()
         with pytest.raises(ToolError, match=r"served is down: the server cannot be reached .* Not run"):
-            await call(tools, "served__add", a=1, b=2)
-        assert servers.get_health()[0].state == "down"
+            await mcp.call("served__add", a=1, b=2)
+        assert mcp.health.state == "down"
         web.start()
-        assert (await call(tools, "served__add", a=1, b=2)).text == "3"
-        assert servers.get_health()[0].state == "up"
+        assert await mcp.add(1, 2) == "3"
+        assert mcp.health.state == "up"
 
 
-class Grumpy(BaseHTTPRequestHandler):
+class RefusingHandler(BaseHTTPRequestHandler):
     """Answers every request with one status, and keeps the headers."""
 
     status, seen = 401, list[str]()
@@ -83,9 +76,9 @@ class Grumpy(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def grumpy() -> Iterator[ThreadingHTTPServer]:
-    Grumpy.seen.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Grumpy)
+def refusing_server() -> Iterator[ThreadingHTTPServer]:
+    RefusingHandler.seen.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), RefusingHandler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -96,13 +89,13 @@ def grumpy() -> Iterator[ThreadingHTTPServer]:
 
 @pytest.mark.parametrize(("status", "words"), [(401, "look at the headers"), (500, "HTTP 500")])
 async def test_a_server_that_refuses_us_is_down_and_says_why(
-    status: int, words: str, grumpy: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+    status: int, words: str, refusing_server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Grumpy, "status", status)
-    address = f"http://127.0.0.1:{grumpy.server_address[1]}/mcp"
-    server = McpServer(name="grumpy", url=address, headers={"Authorization": "Bearer sk-secret"})
-    async with McpServers([server]) as servers:
-        assert await servers.list_tools() == []
-        (health,) = servers.get_health()
+    monkeypatch.setattr(RefusingHandler, "status", status)
+    address = f"http://127.0.0.1:{refusing_server.server_address[1]}/mcp"
+    server = McpServer(name="refusing", url=address, headers={"Authorization": "Bearer sk-secret"})
+    async with connect(server) as mcp:
+        assert mcp.tools == []
+        health = mcp.health
     assert health.state == "down" and words in health.error and "secret" not in health.error
-    assert set(Grumpy.seen) == {"Bearer sk-secret"}
+    assert set(RefusingHandler.seen) == {"Bearer sk-secret"}

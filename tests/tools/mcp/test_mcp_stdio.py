@@ -2,15 +2,16 @@
 
 import asyncio
 import gc
-import json
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.tools.mcp.conftest import Caller, child, odd, until
+from tests.kit.sandbox import until
+from tests.tools.mcp.conftest import child, connect, odd
 from treadle.messages import FilePart, ImagePart
 from treadle.tools.base import ToolError, ToolInputError
 from treadle.tools.mcp import connection
@@ -22,98 +23,83 @@ ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 
 
 @pytest.fixture
-def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers are started again without much waiting."""
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers start again without much waiting."""
     monkeypatch.setattr(connection, "BACKOFF", 0.01)
 
 
-async def lines_of(path: Path, count: int) -> list[str]:
-    """What a server wrote to a file, as soon as it is so many lines."""
+async def read_lines(path: Path, count: int) -> list[str]:
+    """Wait until a server has written so many lines to a file, and return them."""
     await until(lambda: path.exists() and len(path.read_text().splitlines()) >= count)
     return path.read_text().splitlines()
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def is_odd(pid: int) -> bool:
-    try:
-        return "odd.py" in Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return False
-
-
 @ERAS
-async def test_tools_are_listed_and_called_in_both_eras(era: str, call: Caller, tmp_path: Path) -> None:
-    async with McpServers([child(protocol=era)]) as servers:
-        tools = await servers.list_tools()
-        assert [tool.name for tool in tools][:3] == ["served__add", "served__append", "served__die"]
-        (health,) = servers.get_health()
+async def test_tools_are_listed_and_called_in_both_eras(era: str, tmp_path: Path) -> None:
+    async with connect(child(protocol=era)) as mcp:
+        assert [tool.name for tool in mcp.tools][:3] == ["served__add", "served__append", "served__die"]
+        (health,) = mcp.servers.get_health()
         assert (health.state, health.tools, health.error) == ("up", 8, "")
         assert (health.protocol >= "2026") == (era == "auto")
-        added = await call(tools, "served__add", a=1, b=2)
+        added = await mcp.call("served__add", a=1, b=2)
         assert (added.text, added.ok) == ("3", True)
-        failed = await call(tools, "served__fail", why="no such table")
+        failed = await mcp.call("served__fail", why="no such table")
         assert (failed.text, failed.ok) == ("Error executing tool fail: no such table", False)
-        picture = await call(tools, "served__picture")
+        picture = await mcp.call("served__picture")
         assert picture.text == "here it is"
         (image,) = picture.parts
         assert isinstance(image, ImagePart) and image.media_type == "image/png"
         with pytest.raises(ToolInputError, match="b: is missing"):
-            await call(tools, "served__add", a=1)
+            await mcp.call("served__add", a=1)
         with pytest.raises(ToolInputError, match="a: must be integer"):
-            await call(tools, "served__add", a="one", b=2)
+            await mcp.call("served__add", a="one", b=2)
 
 
 @ERAS
-async def test_cancelling_a_call_cancels_it_at_the_server_and_progress_is_heard(
-    era: str, call: Caller, tmp_path: Path
-) -> None:
-    async with McpServers([child(protocol=era)]) as servers:
-        tools = await servers.list_tools()
-        waiting = asyncio.create_task(call(tools, "served__wait", path=str(tmp_path / "trace")))
-        await lines_of(tmp_path / "trace", 1)
-        await until(lambda: bool(call.heard))
+async def test_cancelling_a_call_cancels_it_at_the_server_and_progress_is_heard(era: str, tmp_path: Path) -> None:
+    async with connect(child(protocol=era)) as mcp:
+        waiting = asyncio.create_task(mcp.call("served__wait", path=str(tmp_path / "trace")))
+        await read_lines(tmp_path / "trace", 1)
+        await until(lambda: bool(mcp.progress))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert await lines_of(tmp_path / "trace", 2) == ["waiting", "cancelled"]
-        assert call.heard == [("a quarter", 1.0, 4.0)]
-        assert (await call(tools, "served__add", a=2, b=2)).text == "4"
+        assert await read_lines(tmp_path / "trace", 2) == ["waiting", "cancelled"]
+        assert mcp.progress == [("a quarter", 1.0, 4.0)]
+        assert await mcp.add(2, 2) == "4"
 
 
 @ERAS
 async def test_a_server_that_dies_in_a_call_is_started_again_and_the_call_is_not_repeated(
-    era: str, call: Caller, tmp_path: Path
+    era: str, tmp_path: Path
 ) -> None:
-    async with McpServers([child(protocol=era)]) as servers:
-        tools = await servers.list_tools()
-        first = json.loads((await call(tools, "served__surroundings")).text)["pid"]
+    async with connect(child(protocol=era)) as mcp:
+        first = (await mcp.look_around())["pid"]
         with pytest.raises(ToolError, match="outcome unknown, it may have run"):
-            await call(tools, "served__die", path=str(tmp_path / "trace"))
-        assert (await call(tools, "served__add", a=1, b=2)).text == "3"
-        second = json.loads((await call(tools, "served__surroundings")).text)["pid"]
-        assert second != first and not alive(first)
+            await mcp.call("served__die", path=str(tmp_path / "trace"))
+        assert await mcp.add(1, 2) == "3"
+        second = (await mcp.look_around())["pid"]
+        assert second != first and not is_alive(first)
         assert (tmp_path / "trace").read_text() == "died\n"
-    await until(lambda: not alive(second))
+    await until(lambda: not is_alive(second))
 
 
-async def test_a_server_that_was_killed_between_calls_is_back_for_the_next_one(call: Caller) -> None:
-    async with McpServers([child()]) as servers:
-        tools = await servers.list_tools()
-        pid = json.loads((await call(tools, "served__surroundings")).text)["pid"]
+async def test_a_server_that_was_killed_between_calls_is_back_for_the_next_one() -> None:
+    async with connect(child()) as mcp:
+        pid = (await mcp.look_around())["pid"]
         os.kill(pid, 9)
-        await until(lambda: servers.get_health()[0].state != "up")
-        assert (await call(tools, "served__add", a=1, b=2)).text == "3"
+        await until(lambda: mcp.health.state != "up")
+        assert await mcp.add(1, 2) == "3"
 
 
-async def test_a_server_sees_its_own_secrets_and_none_of_ours(
-    call: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_server_sees_its_own_secrets_and_none_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-ours")
     monkeypatch.setenv("HTTPS_PROXY", "http://me:password@proxy")
     monkeypatch.chdir(tmp_path)
@@ -122,43 +108,39 @@ async def test_a_server_sees_its_own_secrets_and_none_of_ours(
     elsewhere.mkdir()
     given = {"MODE": "fast", "TOKEN": "hunter2-hunter2"}
     one, two = child("one", env=given), child("two", env={"MODE": "slow"}, cwd=str(elsewhere))
-    async with McpServers([one, two]) as servers:
-        tools = await servers.list_tools()
-        told = json.loads((await call(tools, "one__surroundings")).text)
-        other = json.loads((await call(tools, "two__surroundings")).text)
-    assert (told["env"]["MODE"], other["env"]["MODE"]) == ("fast", "slow")
-    assert told["env"]["TOKEN"] == "[secret]" and "TOKEN" not in other["env"], "it has it, and cannot show it"
-    assert told["env"]["PATH"] == os.environ["PATH"]
+    async with connect(one, two) as mcp:
+        first, second = await mcp.look_around("one"), await mcp.look_around("two")
+    assert (first["env"]["MODE"], second["env"]["MODE"]) == ("fast", "slow")
+    assert first["env"]["TOKEN"] == "[secret]" and "TOKEN" not in second["env"], "it has it, and cannot show it"
+    assert first["env"]["PATH"] == os.environ["PATH"]
     usual = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TERM", "USER", "TZ", "TMPDIR"}
-    assert set(told["env"]) <= usual | set(given)
-    assert told["files"] == [] and not told["cwd"].startswith(str(tmp_path))
-    assert not Path(told["cwd"]).exists(), "its folder goes with it"
-    assert other["cwd"] == str(elsewhere) and elsewhere.exists(), "its config says where it begins"
+    assert set(first["env"]) <= usual | set(given)
+    assert first["files"] == [] and not first["cwd"].startswith(str(tmp_path))
+    assert not Path(first["cwd"]).exists(), "its folder goes with it"
+    assert second["cwd"] == str(elsewhere) and elsewhere.exists(), "its config says where it begins"
 
 
-async def test_a_server_that_cannot_start_is_down_with_its_own_words_and_the_others_work(call: Caller) -> None:
+async def test_a_server_that_cannot_start_is_down_with_its_own_words_and_the_others_work() -> None:
     absent = McpServer(name="absent", command="there-is-no-such-command")
-    async with McpServers([odd("exit"), absent, odd("plain", "fine")]) as servers:
-        tools = await servers.list_tools()
-        health = {one.server: one for one in servers.get_health()}
+    async with connect(odd("exit"), absent, odd("plain", "fine")) as mcp:
+        health = {one.server: one for one in mcp.servers.get_health()}
         assert {name: one.state for name, one in health.items()} == {"odd": "down", "absent": "down", "fine": "up"}
         assert "cannot find the database" in health["odd"].error
         assert "there-is-no-such-command" in health["absent"].error
-        assert (await call(tools, "fine__ok", n=1)).text == '{"sum":3}'
+        assert (await mcp.call("fine__ok", n=1)).text == '{"sum":3}'
 
 
-@pytest.mark.usefixtures("in_a_hurry")
-async def test_a_server_that_always_dies_is_not_started_for_ever(call: Caller) -> None:
-    async with McpServers([odd("fleeting")]) as servers:
-        tools = await servers.list_tools()
-        await until(lambda: servers.get_health()[0].state == "down")
-        assert "gone again" in servers.get_health()[0].error
+@pytest.mark.usefixtures("short_backoff")
+async def test_a_server_that_always_dies_is_not_started_for_ever() -> None:
+    async with connect(odd("fleeting")) as mcp:
+        await until(lambda: mcp.health.state == "down")
+        assert "gone again" in mcp.health.error
         with pytest.raises(ToolError, match=r"outcome unknown|is down.*gone again.*Not run"):
-            await call(tools, "odd__ok", n=1)
+            await mcp.call("odd__ok", n=1)
 
 
-@pytest.mark.usefixtures("in_a_hurry")
-async def test_a_server_that_was_down_is_tried_again_when_it_is_called(call: Caller, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("short_backoff")
+async def test_a_server_that_was_down_is_tried_again_when_it_is_called(tmp_path: Path) -> None:
     command = tmp_path / "server"
 
     def install(how: str) -> None:
@@ -167,60 +149,53 @@ async def test_a_server_that_was_down_is_tried_again_when_it_is_called(call: Cal
         command.chmod(0o755)
 
     install("fleeting")
-    async with McpServers([McpServer(name="odd", command=str(command))]) as servers:
-        tools = await servers.list_tools()
-        await until(lambda: servers.get_health()[0].state == "down")
+    async with connect(McpServer(name="odd", command=str(command))) as mcp:
+        await until(lambda: mcp.health.state == "down")
         install("plain")
-        assert (await call(tools, "odd__ok", n=1)).text == '{"sum":3}'
-        assert servers.get_health() == [McpHealth("odd", "up", 5, "", "2025-11-25")]
+        assert (await mcp.call("odd__ok", n=1)).text == '{"sum":3}'
+        assert mcp.servers.get_health() == [McpHealth("odd", "up", 5, "", "2025-11-25")]
 
 
-async def test_what_a_server_says_of_itself_is_believed_only_as_a_warning(call: Caller) -> None:
-    async with McpServers([odd("plain"), child(), odd("plain", "strict", safety="destructive")]) as servers:
-        classes = {tool.name: tool.assess_safety({}) for tool in await servers.list_tools()}
-    assert classes["odd__ok"] == "caution", "it says that it reads only"
-    assert classes["served__add"] == "caution"
-    assert classes["served__append"] == "caution"
-    assert classes["served__wipe"] == "destructive"
-    assert classes["served__fail"] == "destructive", "it says nothing"
-    assert classes["strict__ok"] == "destructive", "its config says so"
+async def test_what_a_server_says_of_itself_is_believed_only_as_a_warning() -> None:
+    async with connect(odd("plain"), child(), odd("plain", "strict", safety="destructive")) as mcp:
+        classes = {tool.name: tool.assess_safety({}) for tool in mcp.tools}
+    for name in ("odd__ok", "served__add", "served__append"):
+        assert classes[name] == "caution", "it says that it reads only or does not destroy"
+    for name in ("served__wipe", "served__fail", "strict__ok"):
+        assert classes[name] == "destructive", "it says so, it says nothing, or its config says so"
 
 
 async def test_names_and_texts_of_a_hostile_server_are_made_harmless() -> None:
-    async with McpServers([odd("plain")]) as servers:
-        tools = await servers.list_tools()
-    names = [tool.name for tool in tools]
+    async with connect(odd("plain")) as mcp:
+        names = [tool.name for tool in mcp.tools]
     assert len(set(names)) == len(names) == 5, "the same tool twice is one"
     assert all(len(name) <= 64 and name.isascii() and "/" not in name for name in names)
-    said = tools[0].spec.description
+    said = mcp.tools[0].spec.description
     assert len(said) <= 2000 and said.isprintable()
-    assert tools[0].spec.parameters["properties"]["n"]["description"].isprintable()
+    assert mcp.tools[0].spec.parameters["properties"]["n"]["description"].isprintable()
 
 
-@pytest.mark.usefixtures("in_a_hurry")
-async def test_a_tool_of_which_its_server_says_something_else_later_is_asked_for_each_time(call: Caller) -> None:
-    async with McpServers([odd("turncoat")]) as servers:
-        tools = await servers.list_tools()
-        parsed = tools[0].parse('{"n": 1}')
-        first, told = tools[0].assess(parsed, Path()), tools[0].spec.description
+@pytest.mark.usefixtures("short_backoff")
+async def test_a_tool_of_which_its_server_says_something_else_later_is_asked_for_each_time() -> None:
+    async with connect(odd("turncoat")) as mcp:
+        parsed = mcp.tools[0].parse('{"n": 1}')
+        first, told = mcp.tools[0].assess(parsed, Path()), mcp.tools[0].spec.description
         assert (first.safety, first.is_once_only) == ("caution", False)
-        await call(tools, "odd__ok", n=1)  # after which it starts again
-        await until(lambda: tools[0].assess(parsed, Path()).is_once_only)
-        assert tools[0].assess(parsed, Path()).safety == "destructive" and tools[0].spec.description == told
+        await mcp.call("odd__ok", n=1)  # after which it starts again
+        await until(lambda: mcp.tools[0].assess(parsed, Path()).is_once_only)
+        assert mcp.tools[0].assess(parsed, Path()).safety == "destructive" and mcp.tools[0].spec.description == told
 
 
 async def test_a_list_that_never_ends_is_cut_off() -> None:
-    async with McpServers([odd("endless")]) as servers:
-        await servers.list_tools()
-        assert servers.get_health()[0].tools == 100
+    async with connect(odd("endless")) as mcp:
+        assert mcp.health.tools == 100
 
 
-async def test_parts_that_would_spoil_the_next_request_are_left_out(call: Caller) -> None:
-    async with McpServers([odd("broken")]) as servers:
-        result = await call(await servers.list_tools(), "odd__ok", n=1)
-    assert (
-        result.text == "[image, image/png: left out, it cannot be read]\n[memo://a/b.txt]\nthe memo\n[more: memo://a/c]"
-    )
+async def test_parts_that_would_spoil_the_next_request_are_left_out() -> None:
+    async with connect(odd("broken")) as mcp:
+        result = await mcp.call("odd__ok", n=1)
+    left_out = "[image, image/png: left out, it cannot be read]"
+    assert result.text == f"{left_out}\n[memo://a/b.txt]\nthe memo\n[more: memo://a/c]"
     assert result.parts == (
         FilePart("image", "AAAA", "image/svg+xml"),
         FilePart("audio", "AAAA", "audio/wav"),
@@ -228,39 +203,37 @@ async def test_parts_that_would_spoil_the_next_request_are_left_out(call: Caller
     )
 
 
-async def test_an_error_of_the_server_is_told_as_it_is_and_without_its_secrets(call: Caller) -> None:
-    async with McpServers([odd("error"), odd("secret", "safe", env={"PASSWORD": "hunter2-hunter2"})]) as servers:
-        tools = await servers.list_tools()
+async def test_an_error_of_the_server_is_told_as_it_is_and_without_its_secrets() -> None:
+    async with connect(odd("error"), odd("secret", "safe", env={"PASSWORD": "hunter2-hunter2"})) as mcp:
         with pytest.raises(ToolError, match=r"^odd: quota used up$"):
-            await call(tools, "odd__ok", n=1)
+            await mcp.call("odd__ok", n=1)
         with pytest.raises(ToolError, match=r"^safe: cannot log in with \[secret\]$"):
-            await call(tools, "safe__ok", n=1)
+            await mcp.call("safe__ok", n=1)
 
 
 async def test_closing_ends_a_server_that_is_still_starting(tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path}/pid; exec sleep 600"
     async with McpServers([McpServer(name="mute", command="sh", args=("-c", script))]) as servers:
-        (pid,) = await lines_of(tmp_path / "pid", 1)
-        assert servers.get_health()[0].state == "starting" and alive(int(pid))
-    assert servers.get_health()[0].state == "closed" and not alive(int(pid))
+        (pid,) = await read_lines(tmp_path / "pid", 1)
+        assert servers.get_health()[0].state == "starting" and is_alive(int(pid))
+    assert servers.get_health()[0].state == "closed" and not is_alive(int(pid))
 
 
 async def test_a_server_that_never_answers_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, hold = list[Connection](), Connection._connect
+    tries, connect_once = list[Connection](), Connection._connect
 
-    async def counted(self: Connection) -> None:
-        held.append(self)
-        await hold(self)
+    async def count_tries(self: Connection) -> None:
+        tries.append(self)
+        await connect_once(self)
 
-    monkeypatch.setattr(Connection, "_connect", counted)
+    monkeypatch.setattr(Connection, "_connect", count_tries)
     server = McpServer(name="mute", command="sleep", args=("600",), start_timeout=0.2, protocol="legacy")
-    async with McpServers([server]) as servers:
-        assert await servers.list_tools() == []
-        assert servers.get_health()[0].state == "down" and "timed out" in servers.get_health()[0].error
-    assert len(held) == 1
+    async with connect(server) as mcp:
+        assert mcp.tools == [] and mcp.health.state == "down" and "timed out" in mcp.health.error
+    assert len(tries) == 1
 
 
-@pytest.mark.usefixtures("in_a_hurry")
+@pytest.mark.usefixtures("short_backoff")
 async def test_closing_at_any_moment_leaves_no_process(tmp_path: Path) -> None:
     script = f"echo $$ >> {tmp_path}/pids; trap '' TERM; sleep 0.05; echo garbage; exec sleep 600"
     server = McpServer(name="stubborn", command="sh", args=("-c", script), start_timeout=0.2, protocol="legacy")
@@ -268,39 +241,35 @@ async def test_closing_at_any_moment_leaves_no_process(tmp_path: Path) -> None:
         async with McpServers([server]):
             await asyncio.sleep(moment)
             if moment > 0.5:
-                await lines_of(tmp_path / "pids", 1)
+                await read_lines(tmp_path / "pids", 1)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert [pid for pid in pids if alive(pid)] == []
+    assert [pid for pid in pids if is_alive(pid)] == []
 
 
-async def test_opening_and_closing_leaves_nothing_behind(call: Caller) -> None:
-    async def once() -> None:
-        async with McpServers([odd("plain"), odd("exit", "sick")]) as servers:
-            await call(await servers.list_tools(), "odd__ok", n=1)
+async def test_opening_and_closing_leaves_nothing_behind() -> None:
+    async def open_and_close() -> None:
+        async with connect(odd("plain"), odd("exit", "sick")) as mcp:
+            await mcp.call("odd__ok", n=1)
 
-    await once()
+    await open_and_close()
     gc.collect()  # what earlier tests left would be counted
     before, tasks = set(os.listdir("/proc/self/fd")), asyncio.all_tasks()
     for _ in range(5):
-        await once()
+        await open_and_close()
     await until(lambda: len(set(os.listdir("/proc/self/fd"))) <= len(before))
     assert asyncio.all_tasks() == tasks
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert [child for child in children if is_odd(int(child))] == []
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        with suppress(OSError):
+            assert "odd.py" not in Path(f"/proc/{pid}/cmdline").read_text()
 
 
-async def test_many_calls_at_once_share_one_connection(call: Caller) -> None:
-    async with McpServers([child()]) as servers:
-        tools = await servers.list_tools()
-        sums = await asyncio.gather(*(call(tools, "served__add", a=number, b=1) for number in range(50)))
-        assert [int(one.text) for one in sums] == list(range(1, 51))
-        pid = json.loads((await call(tools, "served__surroundings")).text)["pid"]
+async def test_many_calls_at_once_share_one_connection() -> None:
+    async with connect(child()) as mcp:
+        sums = await asyncio.gather(*(mcp.add(number, 1) for number in range(50)))
+        assert sums == [str(number + 1) for number in range(50)]
+        pid = (await mcp.look_around())["pid"]
         os.kill(pid, 9)
-        outcomes = await asyncio.gather(
-            *(call(tools, "served__add", a=number, b=1) for number in range(20)), return_exceptions=True
-        )
+        outcomes = await asyncio.gather(*(mcp.add(number, 1) for number in range(20)), return_exceptions=True)
     for number, outcome in enumerate(outcomes):
-        if isinstance(outcome, ToolError):
-            assert "outcome unknown" in str(outcome)
-        else:
-            assert not isinstance(outcome, BaseException) and outcome.text == str(number + 1)
+        is_unknown = isinstance(outcome, ToolError) and "outcome unknown" in str(outcome)
+        assert is_unknown or outcome == str(number + 1)

@@ -10,7 +10,7 @@ import pytest
 from mcp.types import Tool as ListedTool
 
 from tests.kit.sessions import build_agent, read_finished_calls, run_message, select_events, wait_for
-from tests.tools.mcp.conftest import odd
+from tests.tools.mcp.conftest import connect, odd
 from treadle import Answer, CallStarted, RunFinished, Session
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, CallFinished, Grant
@@ -18,7 +18,6 @@ from treadle.messages import Call, Reply
 from treadle.permissions.patterns import pin_version, select_for_version, unpin_version
 from treadle.permissions.saved_rules import apply_rules, load_all_rules, load_rules, save_rule
 from treadle.tools.mcp.connection import compute_version
-from treadle.tools.mcp.servers import McpServers
 
 READ = Grant(tier="read-only")
 """Every call of a server's tool is asked for."""
@@ -39,10 +38,8 @@ async def process(says: str, call_id: str, store: Path | str = ":memory:", **opt
     """A session as a new process has it: the server is started anew, and says this of its tool."""
     options = {"grant": READ, "gate": later, "most_tools": 30, **options}
     most = options.pop("most_tools")
-    async with McpServers([odd(f"says {says}")], max_tools=most) as servers:
-        agent, _ = build_agent(
-            one_call(call_id, found=not most), Reply("done"), tools=await servers.list_tools(), **options
-        )
+    async with connect(odd(f"says {says}"), max_tools=most) as mcp:
+        agent, _ = build_agent(one_call(call_id, found=not most), Reply("done"), tools=mcp.tools, **options)
         async with agent.session(store) as session:
             yield session
 

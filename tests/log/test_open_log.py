@@ -18,13 +18,9 @@ async def test_a_path_is_an_sqlite_file(tmp_path: Path) -> None:
         assert Path(store).exists()
 
 
-def test_memory_is_not_kept() -> None:
-    assert isinstance(open_log(":memory:"), InMemoryLog)
-
-
-def test_a_log_is_itself() -> None:
-    log = InMemoryLog()
-    assert open_log(log) is log
+def test_memory_is_not_stored_and_a_log_is_itself() -> None:
+    log = open_log(":memory:")
+    assert isinstance(log, InMemoryLog) and open_log(log) is log
 
 
 @pytest.mark.parametrize(

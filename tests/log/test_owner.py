@@ -6,11 +6,8 @@ import sys
 from treadle.log.owner import is_gone, make_owner_name
 
 
-def test_every_owner_has_a_name_of_its_own() -> None:
+def test_every_owner_has_a_name_of_its_own_and_this_process_is_not_gone() -> None:
     assert make_owner_name() != make_owner_name()
-
-
-def test_this_process_is_not_gone() -> None:
     assert not is_gone(make_owner_name())
 
 

@@ -315,7 +315,7 @@ class HubWatch(Watch):
 
 
 class HubLog(Log):
-    """What every log with a hub does alike: show what is stored to watchers, observer and listener."""
+    """The part that all logs share: they show stored facts to watchers, observer and listener."""
 
     _hub: Hub
 
@@ -333,7 +333,7 @@ class HubLog(Log):
             self.observer.on_first_delta(session_id)
 
     def _announce(self, session_id: str, facts: Sequence[AnyFact], seconds: float, *, from_owner: bool = False) -> None:
-        """Show facts that were just stored, which took `seconds`. The listener is told only what others posted."""
+        """Show facts that were just stored, which took `seconds`. The listener is called only for posts of others."""
         self._hub.add_facts(session_id, facts, from_owner=from_owner)
         if self.observer is not None:
             self.observer.on_stored(session_id, facts, seconds)

@@ -134,7 +134,7 @@ def build_first_info(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
 
 
 def format_cursor(updated_at: float, number: int) -> str:
-    """Write the end of a page as text that the caller hands back."""
+    """Write the end of a page as text that the caller passes for the next page."""
     return f"{updated_at!r}_{number}"
 
 

@@ -77,12 +77,12 @@ _INSTRUCTION_FOLDERS = (
 
 
 def fold_name(name: str) -> str:
-    """A name in the form in which a file system that ignores case compares it."""
+    """Fold a name as a file system that ignores case does before it compares names."""
     return unicodedata.normalize("NFKC", name).casefold()
 
 
 def split_path(path: str) -> list[str]:
-    """The names in a path, folded."""
+    """Split a path into its names, folded."""
     return [fold_name(part) for part in path.split("/") if part not in ("", ".")]
 
 
@@ -130,7 +130,7 @@ def may_match_secret(name: str) -> bool:
 
 
 def is_protected_path(path: str) -> bool:
-    """Whether no tool ever writes this path: what is there runs at the user's next command."""
+    """Whether no tool ever writes this path, because its files run at the user's next command."""
     return any(part in PROTECTED for part in split_path(path))
 
 
@@ -146,7 +146,7 @@ def is_log_file(head: bytes) -> bool:
 
 
 def explain_write_risk(path: str, roots: Sequence[str] = ()) -> str:
-    """Why a person must see that this path is written, or nothing. `roots` are all names of the workspace."""
+    """Say why a person must see that a path is written, or nothing. `roots` are all names of the workspace."""
     normal = posixpath.normpath(path)
     is_inside = any(f"{normal}/".startswith(f"{root.rstrip('/')}/") for root in roots)
     if normal.split("/")[0] == ".." or (roots and normal.startswith("/") and not is_inside):
@@ -155,7 +155,7 @@ def explain_write_risk(path: str, roots: Sequence[str] = ()) -> str:
 
 
 def list_own_folders() -> tuple[Path, ...]:
-    """Where treadle keeps this user's rules, tokens, logs and settings. Who writes there widens what is allowed."""
+    """List the folders of this user's rules, tokens, logs and settings. Who writes there can allow more."""
     environ, home = os.environ, Path(os.path.expanduser("~"))
     data = environ.get("TREADLE_DATA_DIR") or Path(environ.get("XDG_DATA_HOME") or home / ".local/share", "treadle")
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config", "treadle")

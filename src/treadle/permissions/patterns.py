@@ -90,7 +90,7 @@ class Glob:
         return self.matches_without_backtracking(text)
 
     def matches_without_backtracking(self, text: str) -> bool:
-        """The same in linear time. Each bit of `reached` is a position that the text so far can lead to."""
+        """Do the same in linear time. Each bit of `reached` is a position that the text so far can lead to."""
         jumps = [
             (length, sum(1 << number for number, position in enumerate(self._positions) if length in position.jumps))
             for length in (1, 2, 3)
@@ -107,7 +107,7 @@ class Glob:
         return bool(reached >> len(self._positions) & 1)
 
     def _find_moves(self, character: str) -> tuple[int, int]:
-        """The positions that this character leads on from, and those where it stays."""
+        """Find the positions that this character leads on from, and those where it stays."""
         steps = stays = 0
         for number, position in enumerate(self._positions):
             steps |= bool(position.step and _is_in_class(character, position.step)) << number
@@ -132,13 +132,13 @@ def _add_jumps(reached: int, jumps: list[tuple[int, int]]) -> int:
 
 @lru_cache(maxsize=1024)
 def compile_name_glob(pattern: str) -> Glob:
-    """A glob for names."""
+    """Compile a glob for names."""
     return Glob(pattern, run=_ANY, one=_NO_SLASH if "/" in pattern else _ANY)
 
 
 @lru_cache(maxsize=1024)
 def compile_text_glob(pattern: str) -> Glob:
-    """A glob for text. `git *` matches git with or without more words, as a person would read it."""
+    """Compile a glob for text. `git *` matches git with or without more words, as a person would read it."""
     if pattern.endswith(" *"):
         return Glob(pattern[:-2], run=_ANY, one=_ANY, tail="[ \t\n]")
     return Glob(pattern, run=_ANY, one=_ANY)
@@ -146,7 +146,7 @@ def compile_text_glob(pattern: str) -> Glob:
 
 @lru_cache(maxsize=1024)
 def compile_path_glob(pattern: str) -> Glob:
-    """A glob for paths, where `*` stays within a folder. `src/**` also matches `src`."""
+    """Compile a glob for paths, where `*` stays within a folder. `src/**` also matches `src`."""
     if pattern.endswith("/**"):
         return Glob(pattern[:-3], run=_NO_SLASH, one=_NO_SLASH, tail="/")
     return Glob(pattern, run=_NO_SLASH, one=_NO_SLASH)
@@ -156,19 +156,19 @@ def compile_path_glob(pattern: str) -> Glob:
 
 
 def pin_version(pattern: str, version: str) -> str:
-    """A pattern that holds only for this version of its tool: `git__log@1f3a…(path=src/**)`."""
+    """Make a pattern hold only for one version of its tool: `git__log@1f3a…(path=src/**)`."""
     name, bracket, rest = pattern.partition("(")
     return f"{name}@{version}{bracket}{rest}" if version else pattern
 
 
 def unpin_version(pattern: str) -> str:
-    """A pattern that holds for every version of its tool."""
+    """Make a pattern hold for every version of its tool."""
     name, bracket, rest = pattern.partition("(")
     return f"{name.partition('@')[0]}{bracket}{rest}"
 
 
 def select_for_version(patterns: Sequence[str], version: str) -> tuple[str, ...]:
-    """The patterns that hold for a version of a tool, unpinned. Patterns for another version are left out."""
+    """Select the patterns that hold for a version of a tool, and unpin them."""
     unpinned = {pattern: unpin_version(pattern) for pattern in patterns}
     return tuple(plain for pattern, plain in unpinned.items() if pattern in (plain, pin_version(plain, version)))
 
@@ -200,7 +200,7 @@ def covers_call(
 def find_touched_part(
     pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None
 ) -> str | None:
-    """The part of the call that the pattern is about, so that it can deny or ask; None if there is none.
+    """Find the part of a call that a pattern matches, so that it can deny or ask; None when it matches none.
 
     The part is a command, or empty for the call as a whole.
     """
@@ -221,7 +221,7 @@ def find_touched_part(
 def find_possible_match(
     pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None
 ) -> str | None:
-    """A command that the pattern may be about: it agrees with all words that are known before the command runs."""
+    """Find a command that the pattern may match: it agrees with all words that are known before the command runs."""
     found = _split_pattern(pattern, tool, arguments) if commands else None
     if found is None or _argument_kind(found[0]) != "command":
         return None
@@ -241,7 +241,7 @@ def _may_match(globs: Sequence[str], words: Sequence[str]) -> bool:
 
 
 def _split_pattern(pattern: str, tool: str, arguments: Mapping[str, Json]) -> tuple[str, str] | None:
-    """The argument that a pattern is about and its glob, both empty for the whole call; None for another tool."""
+    """Split a pattern into an argument and its glob, both empty for the whole call; None for another tool."""
     name, bracket, rest = pattern.partition("(")
     if not compile_name_glob(name).matches(tool):
         return None
@@ -255,7 +255,7 @@ def _split_pattern(pattern: str, tool: str, arguments: Mapping[str, Json]) -> tu
 
 
 def _list_values(value: Json) -> tuple[list[Json], list[str]]:
-    """An argument as a list, and the texts of those values that can be matched."""
+    """List the values of an argument, and the texts of those that can be matched."""
     values = cast("list[Json]", value) if isinstance(value, list) else [value]
     return values, [str(one) for one in values if isinstance(one, str | int | float)]
 
@@ -283,7 +283,7 @@ def _covers_value(glob: str, value: str, kind: str, commands: tuple[str, ...] | 
 
 
 def _list_readings(value: str, kind: str, commands: tuple[str, ...] | None) -> list[str]:
-    """All that one argument may mean. A denial looks at each reading, so that no spelling gets around it."""
+    """List all that one argument may mean. A denial looks at each reading, so that no spelling gets around it."""
     if kind == "text":
         return [value]
     if kind == "path":
@@ -302,7 +302,7 @@ def _list_readings(value: str, kind: str, commands: tuple[str, ...] | None) -> l
 
 
 def _drop_options(command: str) -> list[str]:
-    """A command without the options before its verb: `git -C x push` is `git push`, whatever `-C` takes."""
+    """Drop the options before a command's verb: `git -C x push` is `git push`, whatever `-C` takes."""
     name, *words = _WORDS.findall(command) or [command]
     readings, starts = list[str](), {0}
     for number, word in enumerate(words[:_MAX_OPTIONS]):
@@ -323,14 +323,14 @@ def _normalize(path: str) -> str:
 
 
 def _find_root(path: str) -> str:
-    """Where a path starts: in the workspace (empty), at the root, or so many folders above."""
+    """Find where a path starts: in the workspace (empty), at the root, or so many folders above."""
     if path.startswith("/"):
         return "/"
     return "".join(piece for piece in path.split("/") if piece == "..")
 
 
 def _escape_glob(value: str) -> str:
-    """A glob that matches this value and nothing else."""
+    """Make a glob that matches this value and nothing else."""
     return re.sub(r"[*?]", r"[\g<0>]", value)
 
 
@@ -338,7 +338,7 @@ def _escape_glob(value: str) -> str:
 
 
 def suggest_pattern(tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None) -> str:
-    """The rule that scope `pattern` would remember for this call. A person sees it before it is saved."""
+    """Suggest the rule that scope `pattern` saves for this call. A person sees it before it is saved."""
     argument = next(iter(arguments), "")
     value = arguments.get(argument)
     if isinstance(value, list) and _argument_kind(argument) == "path":
@@ -361,7 +361,7 @@ def suggest_pattern(tool: str, arguments: Mapping[str, Json], commands: tuple[st
 
 
 def _find_rule_words(command: str) -> str:
-    """The first words of a command that a rule can be made of; nothing where that would allow too much."""
+    """Find the first words of a command that make a rule; nothing where such a rule would allow too much."""
     from treadle.permissions.shell.command_table import load_command_table
 
     facts = load_command_table().rules

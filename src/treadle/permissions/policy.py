@@ -118,7 +118,7 @@ def decide_call(
 
 
 def find_narrowest_tier(grants: Sequence[Grant]) -> Tier:
-    """The narrowest tier in a chain of grants."""
+    """Find the narrowest tier in a chain of grants."""
     if len(grants) == 1:
         return grants[0].tier
     tiers: list[Tier] = [grant.tier for grant in grants or (Grant(),)]
@@ -126,14 +126,14 @@ def find_narrowest_tier(grants: Sequence[Grant]) -> Tier:
 
 
 def choose_strictest(*verdicts: Verdict) -> Verdict:
-    """The verdict that allows least; the first of equals."""
+    """Choose the verdict that allows least; the first of equals."""
     return max(
         verdicts, key=lambda verdict: (_STRICTNESS[verdict.action], verdict.is_once_only, verdict.may_be_forbidden)
     )
 
 
 def apply_posture(grant: Grant, posture: Posture) -> Grant:
-    """The grant of an agent with this posture.
+    """Narrow or widen a grant to an agent's posture.
 
     A cautious agent asks for every call that is not safe. A trusting one asks only for what must be asked each time;
     only the user's own configuration may make an agent trusting.
@@ -144,7 +144,7 @@ def apply_posture(grant: Grant, posture: Posture) -> Grant:
 
 
 def apply_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
-    """A grant whose patterns also mean a tool by its other names: to forbid `bash` is to forbid `shell`."""
+    """Let a grant's patterns also match a tool by its other names: to forbid `bash` is to forbid `shell`."""
     if not aliases:
         return grant
 
@@ -169,7 +169,7 @@ def apply_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
 
 
 def make_printable(text: str, max_length: int = 200) -> str:
-    """A part of a call for a person to read: short, and without characters that a screen hides or reverses."""
+    """Make a text fit to show: short, and without characters that a screen hides or reverses."""
     visible = "".join(
         character if character.isprintable() else repr(character)[1:-1] for character in text[:max_length]
     )
@@ -226,7 +226,7 @@ def _in_brackets(part: str) -> str:
 def _find_covering_patterns(
     patterns: Sequence[str], tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None
 ) -> list[str]:
-    """The patterns that together cover the whole call; none when a part of it is not covered."""
+    """Find the patterns that together cover the whole call; none when a part of it is not covered."""
     rules: list[str] = []
     for part in [(command,) for command in commands] if commands else [None]:
         rule = next((pattern for pattern in patterns if covers_call(pattern, tool, arguments, part)), None)

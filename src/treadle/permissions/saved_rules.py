@@ -39,13 +39,13 @@ class _RulesFile(Struct, forbid_unknown_fields=True):
 
 
 def load_rules(data_folder: Path, workspace: Path | None = None) -> tuple[SavedRule, ...]:
-    """The rules that hold in a workspace; without one, those that hold everywhere."""
+    """Load the rules that hold in a workspace; without one, those that hold everywhere."""
     here = _normalize_workspace(workspace)
     return tuple(rule for rule in load_all_rules(data_folder) if rule.workspace in ("", here))
 
 
 def load_all_rules(data_folder: Path) -> tuple[SavedRule, ...]:
-    """The rules of all workspaces."""
+    """Load the rules of all workspaces."""
     file = data_folder / RULES_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=_RulesFile).rules
@@ -59,7 +59,7 @@ def load_all_rules(data_folder: Path) -> tuple[SavedRule, ...]:
 
 
 def apply_rules(grant: Grant, rules: tuple[SavedRule, ...]) -> Grant:
-    """A grant with the saved rules: a no forbids, a yes allows what may be remembered at all."""
+    """Add saved rules to a grant: a no forbids, and a yes allows calls that need not be asked each time."""
     allowed = tuple(rule.pattern for rule in rules if rule.decision == "allow")
     denied = tuple(rule.pattern for rule in rules if rule.decision == "deny")
     return replace(grant, always=(*grant.always, *allowed), forbid=(*grant.forbid, *denied))

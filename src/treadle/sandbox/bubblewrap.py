@@ -63,7 +63,7 @@ _HIDDEN_FROM_ROOT = (
 )
 _TIMEOUT = 20.0
 _MAX_MOUNTS = 2000
-"""Mounts for what is found in a workspace: bubblewrap takes 9000 words, and each mount takes time."""
+"""Mounts for files found in a workspace: bubblewrap takes 9000 words, and each mount takes time."""
 
 _READY = b"\x06"
 # The command waits in the sandbox until its limits are set and its network is open. If we die before that, it reads the
@@ -174,7 +174,7 @@ class _Box:
         return bool(data)
 
     def _check_mounts(self, pid: int) -> None:
-        """Check what is mounted: another command may have replaced a repository by a link before it was mounted."""
+        """Check the mounts: another command may have replaced a repository by a link before it was mounted."""
         for name, descriptor in self._plan.descriptors.items():
             if name in PROTECTED or _can_bind_descriptors():
                 continue

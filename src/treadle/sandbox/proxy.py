@@ -86,7 +86,7 @@ def is_host_allowed(hosts: Sequence[str], host: str, port: int) -> bool:
 
 
 def read_request(head: bytes) -> Target:
-    """Read what a client asks the proxy for: a tunnel, or one plain request to forward."""
+    """Read a client's request: a tunnel, or one plain request to forward."""
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     # To some servers these characters end a line too. What follows them would be a header that was not checked here.

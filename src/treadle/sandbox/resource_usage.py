@@ -93,7 +93,7 @@ class DiskWatch:
         return self._written > self._limit
 
     def _measure_file_systems(self) -> int:
-        """Return what is used of the file systems. One that holds two folders counts twice: the alarm comes sooner."""
+        """Return the used bytes of the file systems. One with two folders counts twice: the alarm comes sooner."""
         used = 0
         for folder in self._folders:
             with suppress(OSError):  # a command on the host may remove its own workspace

@@ -36,7 +36,7 @@ _EXPANSION = re.compile(r"[$`*?\[{]")
 def classify_command(
     parts: Sequence[CommandPart], workspace: str, folder: str = "", *, in_sandbox: bool = True
 ) -> tuple[Safety, str]:
-    """The class of a command that starts in a folder of the workspace, and the reason when it is destructive.
+    """Classify a command that starts in a folder of the workspace. A destructive one also has a reason.
 
     Outside of the sandbox the files in /tmp belong to other programs too.
     """
@@ -73,7 +73,7 @@ class _Classifier:
         self._instruction_folder = next((place for place in places if _explain_instruction(f"{place}x")), "")
 
     def find_danger(self, part: CommandPart) -> str:
-        """Why this part must not run unasked; empty when nothing is known against it."""
+        """Say why this part must not run unasked; empty when nothing is known against it."""
         if self._downloads and self._runs_download(part):
             return "it runs a download that nobody has seen"
         if part.kind == "assignment":
@@ -101,7 +101,7 @@ class _Classifier:
         return is_reader and not self._is_elsewhere and not any(map(self._is_outside, part.words[1:]))
 
     def _find_downloaded_names(self, parts: Sequence[CommandPart]) -> frozenset[str]:
-        """The names of the files that a download may be written to."""
+        """Find the names of the files that a download may be written to."""
         names: set[str] = set()
         for part in parts:
             if part.name in self._files.downloads or part.kind == "redirect" or part.name == "tee":
@@ -152,7 +152,7 @@ class _Classifier:
         return any(map(self._is_outside, part.words[1:]))
 
     def _find_known_danger(self, part: CommandPart) -> str:
-        """What the table says against a command."""
+        """Say why the table calls a command destructive, or nothing."""
         name = posixpath.basename(part.name)
         words = [word.text for word in part.words[1:]]
         if name == "git":
@@ -164,7 +164,7 @@ class _Classifier:
         return self._table.find_danger(name, " ".join(words))
 
     def _find_bad_write(self, part: CommandPart) -> str:
-        """Why a file that a command writes or deletes must not be changed unasked, or nothing."""
+        """Say why a file that a command writes or deletes must not be changed unasked, or nothing."""
         name, words = posixpath.basename(part.name), part.words[1:]
         flags = " ".join(word.text for word in words if word.text.startswith("-"))
         deletes = name == "rm" or (name == "find" and "-delete" in flags)
@@ -193,7 +193,7 @@ class _Classifier:
         return ""
 
     def _find_outputs(self, name: str, words: Sequence[ShellWord]) -> Iterator[ShellWord]:
-        """The files and folders that a command is told to write to."""
+        """Find the files and folders that options tell a command to write to."""
         for number, word in enumerate(words):
             output = self._read_output_option(word.text)
             if output is not None:
@@ -202,12 +202,12 @@ class _Classifier:
             yield from self._find_git_folders(words)
 
     def _read_output_option(self, word: str) -> str | None:
-        """The value that stands in an output option, empty when it is the next word; None for another word."""
+        """Read the value of an output option, empty when it is the next word; None for another word."""
         found = re.fullmatch(rf"({self._files.output_options.pattern})=?(?P<value>.*)", word, re.DOTALL)
         return found["value"] if found else None
 
     def _find_git_folders(self, words: Sequence[ShellWord]) -> Iterator[ShellWord]:
-        """The folders in which git works when it does more than read, and those that it creates."""
+        """Find the folders in which git works when it does more than read, and those that it creates."""
         git = self._table.git
         options = self._count_git_options([word.text for word in words])
         if not self._is_reader("git", words[options:]):
@@ -220,7 +220,7 @@ class _Classifier:
             yield from operands[git.folder_position.get(operands[0].text, len(operands)) :]
 
     def _count_git_options(self, words: Sequence[str]) -> int:
-        """How many words stand before git's verb."""
+        """Count the words before git's verb."""
         number = 0
         while number < len(words) and words[number].startswith("-"):
             number += 2 if words[number] in self._table.git.value_options else 1
@@ -241,7 +241,7 @@ class _Classifier:
         return row.is_always_safe or all(word.is_literal and row.allows_word(word.text) for word in words)
 
     def _explain_written(self, word: ShellWord) -> str:
-        """Why a person must see that this file is written, or nothing."""
+        """Say why a person must see that this file is written, or nothing."""
         why = _explain_instruction(word.text)
         if why or not self._instruction_folder or word.text.startswith("/"):
             return why
@@ -273,7 +273,7 @@ def _word_at(words: Sequence[ShellWord], number: int) -> ShellWord:
 
 
 def _explain_instruction(path: str) -> str:
-    """Why a person must see that this path is written: it instructs agents or programs later on. Or nothing."""
+    """Say why a person must see that a path is written, or nothing. It may instruct agents or programs later on."""
     if is_protected_path(path):
         return _CHANGES_PROTECTED
     # A folder that is copied or moved there brings all its files.

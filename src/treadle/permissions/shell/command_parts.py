@@ -48,7 +48,7 @@ def _quote_word(word: ShellWord) -> str:
 
 
 def render_commands(parts: Sequence[CommandPart]) -> tuple[str, ...]:
-    """The parts as the policy sees them. `< FILE` in the workspace is left out: it only reads a file."""
+    """Render the parts as the policy sees them. `< FILE` in the workspace is left out: it only reads a file."""
     return tuple(
         part.text
         for part in parts
@@ -57,7 +57,7 @@ def render_commands(parts: Sequence[CommandPart]) -> tuple[str, ...]:
 
 
 def find_exec_commands(words: Sequence[ShellWord]) -> list[tuple[ShellWord, ...]]:
-    """The commands that `find` runs on the files it finds; an empty one where it is not clear which."""
+    """Find the commands that `find` runs on files; an empty one where it is not clear which."""
     found: list[tuple[ShellWord, ...]] = []
     start = 0
     for number, word in enumerate(words):
@@ -70,7 +70,7 @@ def find_exec_commands(words: Sequence[ShellWord]) -> list[tuple[ShellWord, ...]
 
 
 def find_xargs_placeholder(options: Sequence[ShellWord]) -> str:
-    """The text that `xargs` replaces with its input."""
+    """Find the text that `xargs` replaces with its input."""
     for number, word in enumerate(options):
         if found := re.match(r"-\w*I(.*)", word.text):
             return found[1] or (options[number + 1].text if number + 1 < len(options) else "") or "{}"

@@ -76,7 +76,7 @@ class Wrapper(_Row, frozen=True):
     is_listed: bool = False
 
     def find_first_operand(self, words: Sequence[str]) -> int | None:
-        """The number of the first word after the options; None when an option is not known."""
+        """Find the number of the first word after the options; None when an option is not known."""
         number = 1
         while number < len(words):
             word = words[number]
@@ -91,7 +91,7 @@ class Wrapper(_Row, frozen=True):
         return number
 
     def _count_option_words(self, text: str) -> int | None:
-        """How many words an option takes, its value included; None when the option is not known."""
+        """Count the words that an option takes, its value included; None when the option is not known."""
         if text.startswith("--"):
             name, equals, _ = text[2:].partition("=")
             if name in self.values:
@@ -187,14 +187,14 @@ class CommandTable(_Row, frozen=True):
         return next((row for row in self.safe if name in row.commands), None)
 
     def find_danger(self, name: str, words: str) -> str:
-        """Why a command with these words is destructive, or nothing."""
+        """Say why a command with these words is destructive, or nothing."""
         return next((row.why for row in self.destructive if row.matches(name, words)), "")
 
     def find_wrapper(self, name: str) -> Wrapper | None:
         return next((row for row in self.wrapper if name in row.commands), None)
 
     def find_helper_commands(self, words: Sequence[str]) -> list[tuple[int, str]]:
-        """The commands that options make a command run: the number of the word that holds it, and its text.
+        """Find the commands that options make a command run: the number of the word that holds it, and its text.
 
         The text is empty where the value of an option is missing.
         """
@@ -210,7 +210,7 @@ class CommandTable(_Row, frozen=True):
 
 
 def complete_option(word: str, options: Sequence[str]) -> str:
-    """A long option in full: most programs accept the beginning of one."""
+    """Complete a long option: most programs accept the beginning of one."""
     name, equals, value = word.partition("=")
     if not re.match(r"--.", name):
         return word

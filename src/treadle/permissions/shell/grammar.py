@@ -1,7 +1,7 @@
 """Bash's grammar: the syntax tree, how words are quoted, and where the grammar differs from bash.
 
-What the grammar overlooks or takes for something else is found in the text, so that a person is asked. What a
-command does is read in `parse.py`.
+Where the grammar overlooks or misreads something, the text shows it, so that a person is asked. `parse.py` reads
+what a command does.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def _load_parser() -> Parser:
 
 
 def parse_script(source: str) -> Node:
-    """The syntax tree of a script."""
+    """Parse a script into its syntax tree."""
     return _load_parser().parse(source.encode()).root_node
 
 
 def get_node_text(node: Node) -> str:
-    """The text of a node as it is written."""
+    """Return the text of a node as it is written."""
     return (node.text or b"").decode("utf-8", "replace")
 
 
@@ -78,7 +78,7 @@ def is_misread(root: Node) -> bool:
 
 
 def find_arithmetic(node: Node) -> list[str]:
-    """The texts in a node that bash takes for numbers or names of elements: it runs commands in their values.
+    """Find the texts that bash takes for numbers or names of elements: it runs commands in their values.
 
     `[` may get such a name from a value without quotes.
     """
@@ -145,13 +145,13 @@ def _is_verbatim_heredoc(node: Node) -> bool:
 
 
 def remove_escapes(text: str, *, in_quotes: bool = False) -> str:
-    """A text as bash reads it: without its backslashes, and with joined lines where one ends in a backslash."""
+    """Remove the backslashes of a text as bash does, and join lines where one ends in a backslash."""
     escaped = _ESCAPED_IN_QUOTES if in_quotes else _ESCAPED
     return escaped.sub(lambda found: "" if found[1] == "\n" else found[1], text)
 
 
 def decode_ansi_quotes(text: str) -> str:
-    """The text in `$'…'` as bash reads it."""
+    """Decode the text in `$'…'` as bash does."""
 
     def decode(found: re.Match[str]) -> str:
         code = found[1]

@@ -60,7 +60,7 @@ _HARMLESS_SHELL_OPTION = re.compile(r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc
 
 @lru_cache(maxsize=256)
 def parse_command(command: str) -> tuple[CommandPart, ...]:
-    """Everything that a command line would do, as far as it can be read without running it."""
+    """Find everything that a command line would do, as far as that can be read without running it."""
     reader = _CommandReader()
     reader.read_script(command, 0)
     reader.finish()
@@ -93,7 +93,7 @@ class _CommandReader:
         self._depth = before
 
     def finish(self) -> None:
-        """Add what is known only at the end: whether a variable that may hold any text is used as a number."""
+        """Add arithmetic on a variable that may hold any text. That is known only at the end."""
         if self._arithmetic and self._has_any_text:
             self._add_arithmetic(self._arithmetic)
 
@@ -169,7 +169,7 @@ class _CommandReader:
                     self._visit(child, reads_pipe=reads_pipe)
 
     def _visit_loop(self, node: Node) -> None:
-        """`for x in …` and `select`: their variable takes any text that stands there."""
+        """Visit `for x in …` and `select`: their variable takes any of the listed texts."""
         values, variable = node.children_by_field_name("value"), node.child_by_field_name("variable")
         if variable is not None and _RUN_LATER.match(get_node_text(variable)):
             self._add_unknown(get_node_text(node))
@@ -254,7 +254,7 @@ class _CommandReader:
         return ShellWord(f"{name}{word.text}", word.is_literal)
 
     def _read_word(self, node: Node) -> ShellWord:
-        """The value of a word. The commands that it runs on the way are collected."""
+        """Read the value of a word, and collect the commands that it runs."""
         text = get_node_text(node)
         match node.type:
             case "word" | "number" | "variable_name" | "command_name" | "special_character" if not node.named_children:
@@ -324,7 +324,7 @@ class _CommandReader:
                 self._add_script(words, [ShellWord(script, one.is_literal) for one in words[number : number + 1]])
 
     def _add_wrapped(self, wrapper: Wrapper, words: Sequence[ShellWord], *, reads_pipe: bool) -> None:
-        """A command that runs the command in the rest of its words."""
+        """Add a command that runs the command in the rest of its words."""
         name = words[0].text
         if name == "env":  # for which a lone dash is an option
             words = [word for word in words if word.text != "-"]
@@ -350,7 +350,7 @@ class _CommandReader:
             self.parts.append(CommandPart("command", tuple(words)))
 
     def _add_shell(self, words: Sequence[ShellWord], *, reads_pipe: bool) -> None:
-        """`bash -c "…"` is the script in the quotes. A shell that reads its commands from elsewhere is unreadable."""
+        """Add the script of `bash -c "…"`. A shell that reads its commands from elsewhere is unreadable."""
         for number, word in enumerate(words[1:], 1):
             # Longer ones are other options: bash takes some with one dash.
             if word.is_literal and _SCRIPT_OPTION.fullmatch(word.text):
@@ -369,7 +369,7 @@ class _CommandReader:
         self.parts.append(CommandPart("unknown", tuple(words), reads_pipe))
 
     def _add_evaluated(self, name: str, words: Sequence[ShellWord]) -> None:
-        """`eval`, `trap` and `su -c`: their words are a script."""
+        """Add the words of `eval`, `trap` and `su -c` as a script."""
         if name != "eval":
             self.parts.append(CommandPart("command", tuple(words)))
         if name == "su":
@@ -383,7 +383,7 @@ class _CommandReader:
             self._add_script(words, script)
 
     def _add_script(self, words: Sequence[ShellWord], script: Sequence[ShellWord]) -> None:
-        """Words that a shell reads as a script of their own."""
+        """Add words that a shell reads as a script of their own."""
         # The text that replaces `{}` gets into the script before the shell reads it, whatever it says.
         if script and all(word.is_literal and "{}" not in word.text for word in script):
             self.read_script(" ".join(word.text for word in script), self._depth + 1)

@@ -52,7 +52,16 @@ def test_there_are_examples_to_run() -> None:
 def test_the_first_example_does_its_jobs_on_the_embedded_model(tmp_path: Path) -> None:
     done = run(ROOT / "examples" / "hello.py", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    for result in ("-> list_files", "call Anna", "14 words", "1050", "-> write_file", "5 of 5 jobs answered"):
+    called = re.findall(r"^  -> (\w+)", done.stdout, re.MULTILINE)
+    assert called == ["list_files", "read_file", "count_words", "calculate", "write_file"]
+    for result in (
+        "budget.txt",
+        "call Anna",
+        "14 words",
+        "1050",
+        "note.txt: the bike is fixed",
+        "5 of 5 jobs answered",
+    ):
         assert result in done.stdout
 
 

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from treadle import Agent, CallStarted
 from treadle.history.rewind import find_content_store
 from treadle.messages import Json
-from treadle.models.local import weights
-from treadle.models.local.local_model import LocalModel
 from treadle.tools.base import Tool
 from treadle.tools.builtin import build_default_tools
 
@@ -68,37 +65,6 @@ def test_the_module_is_light_to_import() -> None:
     code = "import treadle.tools.builtin, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"mcp", "pydantic", "httpx2", "tree_sitter", "aiohttp"} & set(loaded)
-
-
-@pytest.mark.skipif(
-    weights.find_weights(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights"
-)
-async def test_the_embedded_model_does_four_jobs_with_real_tools_on_real_files(
-    tools: dict[str, Tool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = weights.ensure_weights(None)
-    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
-    folder = tmp_path / "workspace"
-    folder.mkdir()
-    (folder / "garden.txt").write_text("water the roses\ncut the grass\n")
-    (folder / "prices.txt").write_text("apples 3\npears 4\n")
-    model = LocalModel(path)
-    offered = ("list_files", "read_file", "write_file", "search_files", "calculate", "current_time")
-    agent = Agent(model, tools=[tools[name] for name in offered])
-    jobs = ("What files are in the folder?", "What does garden.txt say?", "What is 125 times 8?")
-    try:
-        async with agent.session(tmp_path / "jobs.db", workspace=folder) as session:
-            listed, read, worked_out = [str(await session.ask(job)) for job in jobs]
-            await session.ask("Write the file note.txt: the roses are fine")
-            facts = await session.facts()
-    finally:
-        model.unload()
-    assert "garden.txt" in listed and "prices.txt" in listed
-    assert "water the roses" in read
-    assert "1000" in worked_out
-    assert (folder / "note.txt").read_text() == "the roses are fine"
-    called = [fact.tool for fact in facts if isinstance(fact, CallStarted)]
-    assert called == ["list_files", "read_file", "calculate", "write_file"]
 
 
 def test_the_web_can_be_read_through_a_proxy(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup system weights run test again check fmt bench soak schema picture lock clean
+.PHONY: help setup system weights run test tests again check fmt bench soak schema picture lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +33,11 @@ weights: $(STAMP) ## fetch the weights of the embedded model, once
 run: $(STAMP) weights ## small jobs on the embedded model, for real
 	$(BIN)/python examples/hello.py
 
-test: check system weights ## check, then run all tests but the soak tests
+# The check uses one core, so it runs beside the tests.
+test: $(STAMP) system weights ## check, and run all tests but the soak tests
+	@$(MAKE) --no-print-directory --jobs 2 check tests
+
+tests:
 	$(BIN)/python -m pytest -n 2 $(PYTEST_FLAGS) || { test $$? = 1 && $(MAKE) --no-print-directory again; }
 
 again: # what failed gets one more try, alone: see CONTRIBUTING.md

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.dialects.test_loop_events import accept
-from tests.kit.server import OWNER, Client, listening, served, until
-from tests.kit.sessions import PATIENCE, HeldTool, SteppingClock, Store, Tables, build_agent, file_store, note
+from tests.kit.server import OWNER, Client, listen, read_until, serve_agents, serve_script
+from tests.kit.sessions import PATIENCE, SteppingClock, Store, Tables, build_agent, file_store, note
 from treadle import Limits, Runtime
 from treadle.events import SessionRenamed
 from treadle.server.app import create_app
@@ -34,22 +34,20 @@ def of(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 async def test_a_run_is_streamed_in_order_and_ends_with_its_summary() -> None:
-    agent, model = build_agent([call("note", text="a"), call("note", text="b")], "all noted", tools=[note])
-    async with served(agent) as client:
+    async with serve_script([call("note", text="a"), call("note", text="b")], "all noted") as client:
         events = await run(client, autoApprove=["note"], systemPrompt="be brief", sessionName="Notes")
         accept(events)
         summary = events[-1]["data"]["summary"]
         assert summary["termination"]["answer"] == "all noted" and summary["tool_calls_made"] == 2
         assert "".join(one["token"] for one in of(events, "token_generated")) == "all noted"
-        assert model.requests[0].system == "be brief"
+        assert client.model.requests[0].system == "be brief"
         config = of(events, "loop_started")[0]["config"]
         assert (config["max_iterations"], config["max_tool_calls"], config["max_tokens"]) == (10, 50, 16384)
         assert config["auto_approve"] == ["note"]
 
 
 async def test_a_blank_objective_is_refused() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         for objective in ("", "   ", "\n\t"):
             problem = await client.problem("POST", "/api/agent/run", {"objective": objective})
             assert problem["message"] == "Objective must not be empty"
@@ -58,20 +56,19 @@ async def test_a_blank_objective_is_refused() -> None:
 
 async def test_without_a_model_it_is_503() -> None:
     agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_agents(agent) as client:
         await client.json("POST", "/v1/models/unload", {"model": "scripted"})
         problem = await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
         assert problem["message"] == "No model loaded. Load a model before running the agent."
         await client.json("POST", "/v1/models/load", {"model": "scripted"})
-    async with served() as client:
+    async with serve_agents() as client:
         await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
 
 
 async def test_every_tool_is_asked_for_and_the_answers_have_their_statuses() -> None:
-    agent, _ = build_agent(call("note", text="a"), call("note", text="b"), "noted", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), call("note", text="b"), "noted") as client:
         async with client.stream("/api/agent/run", {"objective": "go"}) as events:
-            (first, *_, asked) = await until(events, event="tool_approval_required")
+            (first, *_, asked) = await read_until(events, event="tool_approval_required")
             session_id, call_id = first["data"]["session_id"], asked["data"]["call_id"]
             assert asked["data"]["tool"] == "note" and asked["data"]["arguments"] == {"text": "a"}
             approve = f"/api/agent/{session_id}/approve"
@@ -82,42 +79,39 @@ async def test_every_tool_is_asked_for_and_the_answers_have_their_statuses() -> 
             answer = {"call_id": call_id, "decision": "approve_always", "scope": "this_tool"}
             await client.json("POST", approve, answer)
             await client.problem("POST", approve, answer, 409)
-            rest = await until(events, event="loop_completed")
+            rest = await read_until(events, event="loop_completed")
         assert not of(rest, "tool_approval_required") and len(of(rest, "tool_execution_completed")) == 2
 
 
 async def test_a_denial_reaches_the_model() -> None:
-    agent, _ = build_agent(call("note", text="a"), "then not", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "then not") as client:
         async with client.stream("/api/agent/run", {"objective": "go", "forbidden": []}) as events:
-            (first, *_, asked) = await until(events, event="tool_approval_required")
+            (first, *_, asked) = await read_until(events, event="tool_approval_required")
             body = {"callId": asked["data"]["call_id"], "decision": "deny", "comment": "not now"}
             await client.json("POST", f"/api/agent/{first['data']['session_id']}/approve", body)
-            rest = await until(events, event="loop_completed")
+            rest = await read_until(events, event="loop_completed")
         (result,) = of(rest, "tool_execution_completed")
         assert result["result"]["status"] == "denied" and "not now" in result["result"]["data"]
 
 
 async def test_an_approval_that_nobody_answers_expires_and_is_denied() -> None:
     clock, made = SteppingClock(), Tables()
-    agent, _ = build_agent(call("drop", table="t"), "nobody said yes", tools=made.tools, clock=clock)
-    async with served(agent) as client:
+    async with serve_script(call("drop", table="t"), "nobody said yes", clock=clock) as client:
         async with client.stream("/api/agent/run", {"objective": "go"}) as events:
-            (first, *_, asked) = await until(events, event="tool_approval_required")
+            (first, *_, asked) = await read_until(events, event="tool_approval_required")
             session_id = first["data"]["session_id"]
             assert asked["data"]["expires_at"] == pytest.approx(clock.now() + 300)
             clock.step(301)
             body = {"call_id": asked["data"]["call_id"], "decision": "approve"}
             await client.problem("POST", f"/api/agent/{session_id}/approve", body, 410)
-            rest = await until(events, event="loop_completed")
+            rest = await read_until(events, event="loop_completed")
         (result,) = of(rest, "tool_execution_completed")
         assert result["result"]["status"] == "denied" and not made.done
         await client.problem("POST", f"/api/agent/{session_id}/approve", body, 410)
 
 
 async def test_a_continuation_token_works_once() -> None:
-    agent, _ = build_agent(call("note", text="a"), "so far", "finished", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "so far", "finished") as client:
         events = await run(client, maxIterations=1, autoApprove=["*"])
         summary = events[-1]["data"]["summary"]
         assert summary["termination"]["reason"] == "max_iterations" and summary["can_resume"]
@@ -126,26 +120,23 @@ async def test_a_continuation_token_works_once() -> None:
         path = f"/api/agent/{session_id}/continue"
         await client.problem("POST", path, {"continuation_token": "wrong"}, 409)
         async with client.stream(path, {"continuation_token": token}) as more:
-            rest = await until(more, event="loop_completed")
+            rest = await read_until(more, event="loop_completed")
         accept(rest)
         assert rest[-1]["data"]["summary"]["termination"]["answer"] == "finished"
         await client.problem("POST", path, {"continuation_token": token}, 409)
 
 
 async def test_a_run_continues_after_a_limit_without_a_token_and_without_a_body() -> None:
-    agent, _ = build_agent(call("note", text="a"), "so far", "finished", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "so far", "finished") as client:
         session_id = (await run(client, maxIterations=1, autoApprove=["*"]))[0]["data"]["session_id"]
         async with client.request("POST", f"/api/agent/{session_id}/continue") as answer:
             assert answer.status == 200 and "finished" in await answer.text()
 
 
 async def test_a_run_continues_without_its_client_and_can_be_cancelled() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
-    async with served(agent) as client:
+    async with serve_script(call("wait"), "never") as client:
         async with client.stream("/api/agent/run", {"objective": "go", "autoApprove": ["*"]}) as events:
-            (first, *_) = await until(events, event="tool_execution_started")
+            (first, *_) = await read_until(events, event="tool_execution_started")
         session_id = first["data"]["session_id"]
         running = await client.json("GET", "/api/agent/sessions?status=running")
         assert [line["session_id"] for line in running["sessions"]] == [session_id]
@@ -158,8 +149,7 @@ async def test_a_run_continues_without_its_client_and_can_be_cancelled() -> None
 
 
 async def test_the_registry_counts_what_happened() -> None:
-    agent, _ = build_agent([call("note", text="a"), call("fly")], "done", tools=[note])
-    async with served(agent) as client:
+    async with serve_script([call("note", text="a"), call("fly")], "done") as client:
         await run(client, objective="note a", autoApprove=["*"], sessionName="Notes")
         (line,) = (await client.json("GET", "/api/agent/sessions?status=completed"))["sessions"]
         assert (line["name"], line["objective"], line["status"]) == ("Notes", "note a", "completed")
@@ -169,16 +159,14 @@ async def test_the_registry_counts_what_happened() -> None:
 
 
 async def test_a_limit_is_not_listed_as_completed() -> None:
-    agent, _ = build_agent(call("note", text="a"), "so far", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "so far") as client:
         await run(client, maxIterations=1, autoApprove=["*"])
         (line,) = (await client.json("GET", "/api/agent/sessions"))["sessions"]
         assert (line["status"], line["reason"]) == ("failed", "turn_limit")
 
 
 async def test_the_registry_is_paged_and_filtered_by_status() -> None:
-    agent, _ = build_agent("one", "<yield>two</yield>", "<stuck>three</stuck>", "four", "five")
-    async with served(agent) as client:
+    async with serve_script("one", "<yield>two</yield>", "<stuck>three</stuck>", "four", "five") as client:
         for number in range(5):
             await run(client, objective=f"job {number}")
         seen: list[str] = []
@@ -198,23 +186,22 @@ async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(sto
     made, clock = Tables(), store.stepping()
     agent, _ = build_agent(call("drop", table="t"), tools=made.tools, clock=clock)
     async with (
-        served(agent, store=store.open()) as client,
+        serve_agents(agent, store=store.open()) as client,
         client.stream("/api/agent/run", {"objective": "go"}) as events,
     ):
-        (first, *_) = await until(events, event="tool_approval_required")
+        (first, *_) = await read_until(events, event="tool_approval_required")
     clock.step(301)
     again, _ = build_agent("nobody said yes", tools=made.tools, clock=clock)
     path = f"/v1/sessions/{first['data']['session_id']}/events"
-    async with served(again, store=store.open()) as client, client.stream(path) as events:
-        facts = await until(events, type="run_finished")
+    async with serve_agents(again, store=store.open()) as client, client.stream(path) as events:
+        facts = await read_until(events, type="run_finished")
     answered = [fact for fact in facts if fact["type"] == "approval_answered"]
     assert [(fact["decision"], fact["by"]) for fact in answered] == [("deny", "expiry")]
     assert facts[-1]["answer"] == "nobody said yes" and not made.done
 
 
 async def test_all_sessions_can_be_watched_at_once_and_one_from_its_beginning() -> None:
-    agent, _ = build_agent("one", "two")
-    async with served(agent) as client:
+    async with serve_script("one", "two") as client:
         async with client.stream("/api/agent/sessions/stream") as events:
             await anext(events)
             runs = await asyncio.gather(run(client), run(client))
@@ -232,24 +219,22 @@ async def test_all_sessions_can_be_watched_at_once_and_one_from_its_beginning() 
             assert "session_updated" in seen and "agent_event" in seen
         session_id = ids.pop()
         async with client.stream(f"/api/agent/sessions/{session_id}/stream") as events:
-            accept(await until(events, event="loop_completed"))
+            accept(await read_until(events, event="loop_completed"))
 
 
 async def test_the_live_registry_knows_sessions_that_are_older_than_its_watcher_and_says_what_waits() -> None:
-    made = Tables()
-    agent, _ = build_agent("one", call("drop", table="t"), "so far", tools=made.tools, limits=Limits(turns=1))
-    async with served(agent) as client:
+    async with serve_script("one", call("drop", table="t"), "so far", limits=Limits(turns=1)) as client:
         session_id = await client.session()
         await client.send(session_id, "first")
         async with client.stream("/api/agent/sessions/stream") as events:
             await anext(events)
             sending = asyncio.create_task(client.send(session_id, "second"))
-            seen = await until(events, event="session_updated")
+            seen = await read_until(events, event="session_updated")
             while seen[-1]["data"].get("status") != "awaiting_approval":
-                seen += await until(events, event="session_updated")
+                seen += await read_until(events, event="session_updated")
             (asked,) = await client.json("GET", "/v1/approvals")
             await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
-            seen += await until(events, event="session_ended")
+            seen += await read_until(events, event="session_ended")
             await sending
         assert {one["data"]["session_id"] for one in seen} == {session_id}
         told = [one["data"]["event"] for one in seen if one["event"] == "agent_event"]
@@ -258,12 +243,11 @@ async def test_the_live_registry_knows_sessions_that_are_older_than_its_watcher_
         assert (seen[-1]["data"]["status"], seen[-1]["data"]["reason"]) == ("failed", "turn_limit")
         token = told[-1]["data"]["summary"]["continuation_token"]
         async with client.stream(f"/api/agent/{session_id}/continue", {"continuation_token": token}) as more:
-            await until(more, event="loop_started")
+            await read_until(more, event="loop_started")
 
 
 async def test_who_watches_one_session_comes_back_with_the_last_id_and_gets_the_rest() -> None:
-    agent, _ = build_agent(call("note", text="a"), "done", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "done") as client:
         session_id = (await run(client, autoApprove=["*"]))[0]["data"]["session_id"]
         path = f"/api/agent/sessions/{session_id}/stream"
         whole: list[tuple[str, str]] = []
@@ -281,34 +265,30 @@ async def test_who_watches_one_session_comes_back_with_the_last_id_and_gets_the_
 
 
 async def test_a_shutdown_ends_the_stream_with_a_summary_that_says_so() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
-    async with served(agent) as client:
+    async with serve_script(call("wait"), "never") as client:
         async with client.stream("/api/agent/run", {"objective": "go", "autoApprove": ["*"]}) as events:
-            seen = await until(events, event="tool_execution_started")
+            seen = await read_until(events, event="tool_execution_started")
             client.app.state.service.drain()
-            seen += await until(events, event="loop_completed")
+            seen += await read_until(events, event="loop_completed")
         accept(seen)
         summary = seen[-1]["data"]["summary"]
         assert (summary["termination"]["kind"], summary["termination"]["reason"]) == ("external", "system_shutdown")
         assert (summary["iterations_completed"], summary["tool_calls_made"], summary["can_resume"]) == (0, 1, True)
         assert not any(fact["type"] == "run_finished" for fact in await client.facts(seen[0]["data"]["session_id"]))
-        held.free.set()
+        client.held.free.set()
 
 
 async def test_a_slow_watcher_of_all_sessions_learns_how_many_facts_it_missed() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client, client.stream("/api/agent/sessions/stream") as events:
+    async with serve_script() as client, client.stream("/api/agent/sessions/stream") as events:
         await anext(events)
         for _ in range(3000):
             client.app.state.service.observer.on_stored("s", [SessionRenamed(name="x")], 0.0)
-        (missed,) = await until(events, event="error")
+        (missed,) = await read_until(events, event="error")
     assert missed["data"]["recoverable"] and missed["data"]["message"].startswith("952 events were dropped")
 
 
 async def test_the_roots_of_the_operator_hold_for_the_working_folder(tmp_path: Any) -> None:
-    agent, _ = build_agent()
-    async with served(agent, roots=(tmp_path,)) as client:
+    async with serve_script(roots=(tmp_path,)) as client:
         await client.problem("POST", "/api/agent/run", {"objective": "go", "workingDir": "/etc"}, 403)
 
 
@@ -322,13 +302,13 @@ async def test_a_server_keeps_the_gate_of_its_runtime() -> None:
     runtime = Runtime(":memory:", [agent])
     runtime.gate = gate
     async with (
-        listening(create_app(runtime, ServerConfig(tokens=(OWNER,)))) as base,
+        listen(create_app(runtime, ServerConfig(tokens=(OWNER,)))) as base,
         Client(base) as client,
         client.stream("/api/agent/run", {"objective": "go"}) as events,
     ):
-        (first, *_, question) = await until(events, event="tool_approval_required")
+        (first, *_, question) = await read_until(events, event="tool_approval_required")
         assert await asyncio.wait_for(asked.get(), PATIENCE) == "note"
         body = {"call_id": question["data"]["call_id"], "decision": "approve"}
         await client.json("POST", f"/api/agent/{first['data']['session_id']}/approve", body)
-        await until(events, event="loop_completed")
+        await read_until(events, event="loop_completed")
     assert asked.empty()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kit.server import Client, listening, served
-from tests.kit.sessions import Tables, build_agent, note
+from tests.kit.server import Client, listen, serve_agents, serve_script
+from tests.kit.sessions import Tables, build_agent
 from treadle import Agent, Runtime
 from treadle.app.workspace_knowledge import WorkspaceKnowledge
 from treadle.models.catalog import resolve_model
@@ -19,7 +19,7 @@ async def test_tools_agents_and_configuration_are_shown_without_secrets(monkeypa
     monkeypatch.setenv("TESTS_KEY", "sk-very-secret-key-of-the-tests")
     model = resolve_model("some-model", base_url="http://127.0.0.1:9/v1", api_key_env="TESTS_KEY")
     agent = Agent(model, tools=Tables().tools, name="default")
-    async with served(agent) as client:
+    async with serve_agents(agent) as client:
         tools = {tool["name"]: tool for tool in await client.json("GET", "/v1/tools")}
         assert tools["drop"]["class"] == "destructive" and tools["note"]["class"] == "caution"
         assert tools["drop"]["schema"]["properties"]["table"] and tools["drop"]["description"] == "Drop a table."
@@ -35,13 +35,12 @@ async def test_tools_agents_and_configuration_are_shown_without_secrets(monkeypa
 
 async def test_the_provider_is_the_one_in_the_models_name() -> None:
     for name, provider in (("local", "local"), ("local:/m.gguf", "local"), ("openai:gpt", "openai")):
-        async with served(Agent(ScriptedModel(name=name))) as client:
+        async with serve_agents(Agent(ScriptedModel(name=name))) as client:
             assert (await client.json("GET", "/v1/config"))["provider"] == provider
 
 
 async def test_memories_are_added_found_and_deleted() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         assert await client.json("GET", "/v1/memory") == []
         made = await client.json("POST", "/v1/memory", {"content": "likes green tea", "kind": "preference"}, 201)
         await client.json("POST", "/v1/memory", {"content": "lives by the sea"}, 201)
@@ -69,10 +68,10 @@ async def test_the_skills_of_the_operators_folder_are_listed(tmp_path: Path) -> 
     text = "---\nname: review\ndescription: Review code.\ntriggers:\n  keywords: [review]\n---\nLook at the diff.\n"
     (folder / "SKILL.md").write_text(text)
     agent, _ = build_agent()
-    async with served(agent, roots=(tmp_path,)) as client:
+    async with serve_agents(agent, roots=(tmp_path,)) as client:
         assert await client.json("GET", "/v1/skills") == []
     agent.knowledge = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent().knowledge
-    async with served(agent, roots=(tmp_path,)) as client:
+    async with serve_agents(agent, roots=(tmp_path,)) as client:
         found = {skill["id"]: skill for skill in await client.json("GET", "/v1/skills")}
         assert found["review"]["description"] == "Review code." and found["review"]["triggers"] == ["review"]
         off = await client.json("PATCH", "/v1/skills/review", {"enabled": False})
@@ -92,7 +91,7 @@ async def test_a_model_is_loaded_and_unloaded() -> None:
             self.loaded -= 1
 
     model = Loading("hi", name="loading")
-    async with served(Agent(model)) as client:
+    async with serve_agents(Agent(model)) as client:
         session_id = await client.session()
         assert (await client.json("POST", "/v1/models/load", {"model": "loading"}))["loaded"] and model.loaded == 1
         assert not (await client.json("POST", "/v1/models/unload", {"model": "loading"}))["loaded"]
@@ -107,8 +106,7 @@ async def test_a_model_is_loaded_and_unloaded() -> None:
 
 async def test_a_model_that_is_not_available_is_listed_as_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    agent, _ = build_agent()
-    async with served(agent, models=("openai:gpt-4o",)) as client:
+    async with serve_script(models=("openai:gpt-4o",)) as client:
         listed = {one["id"]: one["loaded"] for one in (await client.json("GET", "/v1/models"))["data"]}
         assert listed == {"scripted": True, "openai:gpt-4o": False, "agent:agent": True}
         assert "openai:gpt-4o" in str(await client.json("GET", "/ready", status=503))
@@ -117,7 +115,7 @@ async def test_a_model_that_is_not_available_is_listed_as_not_loaded(monkeypatch
 async def test_health_is_always_there_and_readiness_says_what_is_missing() -> None:
     agent, _ = build_agent()
     lost = Agent(resolve_model("m", base_url="http://127.0.0.1:9/v1"), name="lost")
-    async with served(agent) as client:
+    async with serve_agents(agent) as client:
         assert await client.json("GET", "/health") == {"status": "ok"}
         assert await client.json("GET", "/ready") == {"ready": True, "problems": {}}
         await client.json("POST", "/v1/models/unload", {"model": "scripted"})
@@ -125,14 +123,13 @@ async def test_health_is_always_there_and_readiness_says_what_is_missing() -> No
         assert problems == {"model scripted": "is not loaded"}
         await client.json("POST", "/v1/models/load", {"model": "scripted"})
         assert (await client.json("GET", "/ready"))["ready"]
-    async with served(lost) as client:
+    async with serve_agents(lost) as client:
         problems = (await client.json("GET", "/ready", status=503))["problems"]
         assert problems == {"model m": "cannot be reached"}
 
 
 async def test_metrics_count_what_happened() -> None:
-    agent, _ = build_agent([call("note", text="a"), call("fly")], "done", tools=[note])
-    async with served(agent) as client:
+    async with serve_script([call("note", text="a"), call("fly")], "done") as client:
         await client.send(await client.session(), "go")
         async with client.request("GET", "/metrics") as answer:
             text = await answer.text()
@@ -152,8 +149,7 @@ async def test_metrics_count_what_happened() -> None:
 
 
 async def test_the_pages_have_no_script_and_lead_to_the_documentation() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         for path in ("/", "/docs"):
             async with client.request("GET", path) as answer:
                 text = await answer.text()
@@ -171,7 +167,7 @@ async def test_the_application_can_be_mounted_in_another_one(tmp_path: Path) -> 
         inner = create_app(runtime)
         outer.mount("/agents", inner)
         outer.state.service = inner.state.service
-        async with listening(outer) as base, Client(f"{base}/") as client:  # type: ignore[arg-type]
+        async with listen(outer) as base, Client(f"{base}/") as client:  # type: ignore[arg-type]
             made = await client.json("POST", "agents/v1/sessions", {}, 201)
             path = f"agents/v1/sessions/{made['id']}/messages"
             assert (await client.json("POST", path, {"content": "hi"}))["reply"] == "hello"

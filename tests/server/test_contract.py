@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.kit.server import Client, served, until
-from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, note
-from treadle import Agent, AskUser
+from tests.kit.server import Client, read_until, serve_agents, serve_script
+from tests.kit.sessions import PATIENCE, build_agent, note
+from treadle import Agent
 from treadle.errors import ModelError
 from treadle.log.in_memory import InMemoryLog
 from treadle.testing import ScriptedModel, call
@@ -19,15 +19,13 @@ from treadle.testing import ScriptedModel, call
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/v1/sessions", "/metrics", "/openapi.json", "/"])
 async def test_head_is_get_without_its_body(path: str) -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client, client.request("GET", path) as whole, client.request("HEAD", path) as head:
+    async with serve_script() as client, client.request("GET", path) as whole, client.request("HEAD", path) as head:
         assert (head.status, head.headers["content-type"]) == (whole.status, whole.headers["content-type"])
         assert await head.read() == b"" and await whole.read()
 
 
 async def test_the_head_of_a_stream_ends_and_nobody_watches_afterwards() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         for path in (f"/v1/sessions/{await client.session()}/events", "/api/agent/sessions/stream"):
             async with client.request("HEAD", path) as head:
                 assert head.status == 200 and head.headers["content-type"].startswith("text/event-stream")
@@ -44,8 +42,7 @@ async def metrics(client: Client) -> str:
 
 
 async def test_a_wrong_method_is_answered_with_the_allowed_ones() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         for path, methods in (
             ("/v1/sessions", "OPTIONS, HEAD, GET, POST"),
             (f"/v1/sessions/{await client.session()}", "OPTIONS, HEAD, GET, PATCH, DELETE"),
@@ -62,8 +59,7 @@ async def test_a_wrong_method_is_answered_with_the_allowed_ones() -> None:
 
 
 async def test_a_compressed_body_is_refused() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         headers = {"content-type": "application/json", "content-encoding": "gzip"}
         body = gzip.compress(b"{}")
         problem = await client.problem("POST", "/v1/sessions", status=415, data=body, headers=headers)
@@ -73,8 +69,7 @@ async def test_a_compressed_body_is_refused() -> None:
 
 
 async def test_a_query_parameter_without_a_value_is_ignored() -> None:
-    agent, _ = build_agent("hello")
-    async with served(agent) as client:
+    async with serve_script("hello") as client:
         session_id = await client.session(name="tea")
         listed = await client.json("GET", "/v1/sessions?status=&q=tea&limit=&cursor=")
         assert [one["id"] for one in listed["sessions"]] == [session_id]
@@ -86,8 +81,7 @@ async def test_a_query_parameter_without_a_value_is_ignored() -> None:
 @pytest.mark.parametrize("cursor", ["zzz", "nan_1", "inf_1", "1.0_1_1", f"1.0_{10**30}", "1.0_-1", "_", "1.0_%D9%A1"])
 @pytest.mark.parametrize("path", ["/v1/sessions", "/api/agent/sessions"])
 async def test_an_invalid_cursor_is_refused(tmp_path: Path, path: str, cursor: str) -> None:
-    agent, _ = build_agent()
-    async with served(agent, store=tmp_path / "store.db") as client:
+    async with serve_script(store=tmp_path / "store.db") as client:
         assert "not a cursor" in (await client.problem("GET", f"{path}?cursor={cursor}"))["message"]
 
 
@@ -99,8 +93,7 @@ async def refused(client: Client, path: str) -> tuple[int, dict[str, Any]]:
 
 
 async def test_a_socket_with_an_unknown_address_or_an_invalid_field_is_refused() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         status, error = await refused(client, "/v1/nowhere")
         assert (status, error["type"]) == (404, "not_found")
         status, error = await refused(client, f"/v1/sessions/{await client.session()}/stream?after=soon")
@@ -108,8 +101,7 @@ async def test_a_socket_with_an_unknown_address_or_an_invalid_field_is_refused()
 
 
 async def test_a_memory_is_deleted_by_path_by_query_or_by_body() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         made = [await client.json("POST", "/v1/memory", {"content": f"tea {n}"}, 201) for n in range(3)]
         await client.json("DELETE", f"/v1/memory/{made[0]['id']}", status=204)
         await client.json("DELETE", f"/v1/memory?id={made[1]['id']}", status=204)
@@ -119,26 +111,24 @@ async def test_a_memory_is_deleted_by_path_by_query_or_by_body() -> None:
 
 
 async def test_a_question_during_another_call_is_listed_and_can_be_answered() -> None:
-    held, made = HeldTool(), Tables()
-    agent, _ = build_agent([call("wait"), call("drop", table="users")], "done", tools=[held.tool, *made.tools])
-    async with served(agent) as client:
+    async with serve_script([call("wait"), call("drop", table="users")], "done") as client:
         session_id = await client.session()
         sending = {"content": "go"}
         async with client.stream(f"/v1/sessions/{session_id}/messages/stream", sending) as frames:
-            await until(frames, type="approval_request")
+            await read_until(frames, type="approval_request")
             (asked,) = await client.json("GET", "/v1/approvals")
-            assert (asked["session_id"], asked["tool"]) == (session_id, "drop") and not held.free.is_set()
+            assert (asked["session_id"], asked["tool"]) == (session_id, "drop") and not client.held.free.is_set()
             await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
             assert await client.json("GET", "/v1/approvals") == []
-            held.free.set()
-            await until(frames, type="done")
-        assert made.done == ["users"]
+            client.held.free.set()
+            await read_until(frames, type="done")
+        assert client.tables.done == ["users"]
 
 
 async def test_a_session_shows_its_new_agent_at_once() -> None:
     agent, _ = build_agent()
     other = Agent(ScriptedModel("it is I"), name="second")
-    async with served(agent, other) as client:
+    async with serve_agents(agent, other) as client:
         session_id = await client.session(agent="agent")
         changed = await client.json("PATCH", f"/v1/sessions/{session_id}", {"agent": "second"})
         assert changed["agent"] == "second"
@@ -149,12 +139,11 @@ async def test_a_session_shows_its_new_agent_at_once() -> None:
 
 
 async def test_suggested_answers_are_sent_in_every_format() -> None:
-    agent, _ = build_agent(call("ask_user", question="Which?", options=["red", "blue"]), "done", tools=[AskUser()])
-    async with served(agent) as client:
+    async with serve_script(call("ask_user", question="Which?", options=["red", "blue"]), "done") as client:
         session_id = await client.session()
         sending = {"content": "paint"}
         async with client.stream(f"/v1/sessions/{session_id}/messages/stream", sending) as frames:
-            asked = (await until(frames, type="input_request"))[-1]
+            asked = (await read_until(frames, type="input_request"))[-1]
             assert (asked["questions"], asked["options"]) == (["Which?"], [["red", "blue"]])
             (pending,) = await client.json("GET", "/v1/approvals")
             assert (pending["kind"], pending["options"]) == ("input", [["red", "blue"]])
@@ -162,7 +151,7 @@ async def test_suggested_answers_are_sent_in_every_format() -> None:
                 told = await client.json("GET", f"/v1/sessions/{session_id}/events?follow=false&dialect={dialect}")
                 assert '"options": [["red", "blue"]]' in json.dumps(told), dialect
             await client.json("POST", f"/v1/sessions/{session_id}/answers/{pending['call_id']}", {"answers": ["red"]})
-            await until(frames, type="done")
+            await read_until(frames, type="done")
 
 
 class Counting(InMemoryLog):
@@ -179,7 +168,7 @@ class Counting(InMemoryLog):
 async def test_the_registry_reads_again_only_what_is_new() -> None:
     agent, _ = build_agent(*["hello"] * 5, call("note", text="a"), "noted", tools=[note])
     log = Counting()
-    async with served(agent, store=log) as client:
+    async with serve_agents(agent, store=log) as client:
         sessions = [await client.session() for _ in range(5)]
         for session_id in sessions:
             await client.send(session_id, "hi")
@@ -200,7 +189,7 @@ async def test_the_registry_reads_again_only_what_is_new() -> None:
 @pytest.mark.parametrize(("told", "wait"), [(7.0, "7"), (None, "5")])
 async def test_a_busy_model_is_429_with_retry_after(told: float | None, wait: str) -> None:
     busy = ModelError("busy", kind="overloaded", retryable=True, retry_after=told)
-    async with served(Agent(ScriptedModel(busy, busy))) as client:
+    async with serve_agents(Agent(ScriptedModel(busy, busy))) as client:
         for stream in (False, True):
             body = {"model": "default", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
             async with client.request("POST", "/v1/chat/completions", json=body) as answer:

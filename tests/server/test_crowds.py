@@ -4,8 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.kit.server import Client, served
-from tests.kit.sessions import build_agent
+from tests.kit.server import Client, serve_script
 from tests.server.worker import fake_model, nursery
 
 SESSIONS = 200
@@ -45,8 +44,7 @@ async def test_each_of_many_watchers_sees_the_whole_log(tmp_path: Path) -> None:
 
 
 async def test_messages_that_many_send_to_one_session_at_once_are_all_in_one_order(tmp_path: Path) -> None:
-    agent, _ = build_agent(*["as you say"] * MESSAGES)
-    async with served(agent, store=tmp_path / "store.db") as client:
+    async with serve_script(*["as you say"] * MESSAGES, store=tmp_path / "store.db") as client:
         session_id = await client.session()
         answers = await asyncio.gather(*(client.send(session_id, f"message {n}") for n in range(MESSAGES)))
         facts = await client.facts(session_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.server import OWNER, served
+from tests.kit.server import OWNER, serve_agents
 from tests.kit.sessions import Tables
 from treadle import Agent
 from treadle.messages import Request, ResultMessage, UserMessage, render_parts
@@ -47,7 +47,7 @@ async def test_the_examples_in_the_documentation_work_as_written() -> None:
         assert script.count(timed) == 1, timed
         script = script.replace(timed, seen)
     agent = Agent(ScriptedModel(*[obliging] * 100), tools=Tables().tools, name="default")  # type: ignore[list-item]
-    async with served(agent, keep_alive=0.2) as client:
+    async with serve_agents(agent, keep_alive=0.2) as client:
         env = {**os.environ, "BASE": client.base, "TOKEN": OWNER.value, "NO_PROXY": "127.0.0.1"}
         process = await asyncio.create_subprocess_exec(
             "sh", "-c", script, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -62,7 +62,7 @@ async def test_the_examples_in_the_documentation_work_as_written() -> None:
 
 async def test_every_route_is_named_on_the_page() -> None:
     page = PAGE.read_text("utf-8")
-    async with served(Agent(ScriptedModel())) as client:
+    async with serve_agents(Agent(ScriptedModel())) as client:
         paths = client.app.openapi()["paths"]
     assert len(paths) > 40
     for path in paths:

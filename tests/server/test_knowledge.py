@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd
-from tests.kit.server import Client, served, until
-from tests.kit.sessions import PATIENCE, build_agent
+from tests.kit.server import Client, read_until, serve_agents, serve_script
+from tests.kit.sessions import PATIENCE
 from tests.kit.terminal import Place, create_place
 from tests.server.test_processes import Real
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
@@ -23,8 +23,7 @@ TOKEN = "a-token-for-the-tests"
 
 async def test_a_context_is_compacted_and_shown_again() -> None:
     story = "There was a king who could not sleep. " * 20
-    agent, model = build_agent(story, story, "- two stories were told", "A third.")
-    async with served(agent) as client:
+    async with serve_script(story, story, "- two stories were told", "A third.") as client:
         session_id = await client.session()
         path = f"/v1/sessions/{session_id}/compact"
         assert (await client.json("POST", path)) == {"compacted": False, "tokens_before": 0, "tokens_after": 0}
@@ -39,13 +38,15 @@ async def test_a_context_is_compacted_and_shown_again() -> None:
         await client.problem("POST", path, {"undo": True}, 409)
         await client.problem("POST", path, {"undone": True}, 422)
         await client.send(session_id, "One more.")
-    assert "Tell me a story." in str(model.requests[-1].messages[0]) and "two stories" not in str(model.requests[-1])
+    assert "Tell me a story." in str(client.model.requests[-1].messages[0]) and "two stories" not in str(
+        client.model.requests[-1]
+    )
 
 
 async def test_agents_say_what_they_are_for(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("## Poet\n---\ndescription: writes verse\nsteps: 0\n---\nYou rhyme.\n")
     agents = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_all_agents(AgentOptions(ScriptedModel()))
-    async with served(*agents, roots=(tmp_path,)) as client:
+    async with serve_agents(*agents, roots=(tmp_path,)) as client:
         found = {one["name"]: one for one in await client.json("GET", "/v1/agents")}
     assert (found["Poet"]["description"], found["Poet"]["max_iterations"]) == ("writes verse", 0)
     assert found["reader"]["description"].startswith("Finds out")
@@ -100,7 +101,7 @@ async def test_a_server_drafts_a_skill_and_uses_it_after_a_person_accepts_it(tmp
             session_id = await client.session()
             assert (await client.send(session_id, f"please look around in the {folder}"))["reply"] == "I looked around."
         async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-            proposed = (await until(events, type="custom", name="treadle.skill_proposed"))[-1]["data"]
+            proposed = (await read_until(events, type="custom", name="treadle.skill_proposed"))[-1]["data"]
         assert proposed["name"] == "look-around" and "+1. List the files." in proposed["diff"]
         assert await client.json("GET", "/v1/skills") == [], "nothing is active before a person says so"
         assert (await place.quick("skills", "accept", "look-around")).code == 0

@@ -8,8 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.kit.server import Client, served
+from tests.kit.server import Client, serve_agents
 from tests.kit.sessions import PATIENCE, Tables, build_agent, note
+from tests.server.test_sockets import receive_until
 from treadle import Agent
 from treadle.errors import ModelError
 from treadle.messages import Reply, ResultMessage, Usage
@@ -33,7 +34,7 @@ ASKED: Any = [{"role": "user", "content": "hi"}]
 @asynccontextmanager
 async def sdk(*agents: Agent) -> AsyncIterator[tuple[openai.AsyncOpenAI, Client]]:
     async with (
-        served(*agents) as client,
+        serve_agents(*agents) as client,
         openai.AsyncOpenAI(base_url=f"{client.base}/v1", api_key=client.token, max_retries=0, timeout=PATIENCE) as made,
     ):
         yield made, client
@@ -159,9 +160,7 @@ async def test_an_agents_approval_is_answered_elsewhere_while_its_client_waits()
     async with sdk(agent) as (client, plain):
         asking = asyncio.create_task(client.chat.completions.create(model="agent:agent", messages=ASKED))
         async with plain.socket("/v1/ws") as socket:
-            from tests.server.test_sockets import until
-
-            await until(socket, status="needs_you")
+            await receive_until(socket, status="needs_you")
         (asked,) = await plain.json("GET", "/v1/approvals")
         await plain.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
         assert (await asking).choices[0].message.content == "dropped"
@@ -307,7 +306,7 @@ class Slow(ScriptedModel):
 async def test_comments_keep_a_silent_models_stream_alive_and_a_late_failure_is_sent_in_it(path: str) -> None:
     model = Slow("hello", ModelError("gone", kind="network"))
     body = {"model": "default", "stream": True, "messages": ASKED, "input": "hi", "prompt": "hi"}
-    async with served(Agent(model), keep_alive=0.05) as client:
+    async with serve_agents(Agent(model), keep_alive=0.05) as client:
         async with client.stream(f"/v1/{path}", body) as events:
             assert (await anext(events)).comment == "ping"
             model.free.set()
@@ -322,7 +321,7 @@ async def test_comments_keep_a_silent_models_stream_alive_and_a_late_failure_is_
 async def test_a_client_that_leaves_ends_a_bare_models_reply() -> None:
     model = Slow("never")
     body = {"model": "default", "stream": True, "messages": ASKED}
-    async with served(Agent(model), keep_alive=0.05) as client:
+    async with serve_agents(Agent(model), keep_alive=0.05) as client:
         async with client.stream("/v1/chat/completions", body) as events:
             await anext(events)
         async with asyncio.timeout(PATIENCE):

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.kit.server import Client, until
+from tests.kit.server import Client, read_until
 from tests.kit.sessions import PATIENCE
 from tests.server.worker import ROOT, Nursery, fake_model, nursery
 
@@ -157,7 +157,7 @@ async def test_a_signal_drains_the_server_and_the_next_server_continues(tmp_path
                 session_id = await client.session()
                 await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "talk"})
                 async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-                    await until(events, type="text_delta")
+                    await read_until(events, type="text_delta")
                     real.process.send_signal(signal.SIGTERM)
                     comments = [one.comment async for one in events if one.comment]
                 assert "shutting down" in comments[-1]
@@ -171,8 +171,8 @@ async def test_a_signal_drains_the_server_and_the_next_server_continues(tmp_path
                 Client(again.base, "a-token-for-the-tests") as client,
                 client.stream(f"/v1/sessions/{session_id}/events") as events,
             ):
-                assert (await until(events, type="run_finished"))[-1]["reason"] == "answered"
-                assert (await until(events, type="session_renamed"))[-1]["by"] == "auto"
+                assert (await read_until(events, type="run_finished"))[-1]["reason"] == "answered"
+                assert (await read_until(events, type="session_renamed"))[-1]["by"] == "auto"
                 with pytest.raises(InvalidStatus):
                     await client.socket("/v1/nowhere")
             again.process.send_signal(signal.SIGTERM)

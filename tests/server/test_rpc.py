@@ -1,16 +1,13 @@
 """JSON-RPC chat over POST and over a WebSocket."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit.server import Client, served
-from tests.kit.sessions import HeldTool, Tables, build_agent, note
-from tests.server.test_sockets import until
+from tests.kit.server import Client, Socket, create_token, serve_agents, serve_script
+from tests.kit.sessions import build_agent
 from treadle import Agent
-from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel, call
 
 
@@ -19,97 +16,88 @@ def request(method: str, number: int | None = 1, **params: Any) -> dict[str, Any
     return {"jsonrpc": "2.0", "method": method, "params": params, **called}
 
 
-async def events(socket: Any, kind: str) -> list[dict[str, Any]]:
+async def ask(socket: Socket, method: str, number: int = 1, **params: Any) -> dict[str, Any]:
+    """Send a request. Returns its result, which comes before any event of it."""
+    await socket.send(request(method, number, **params))
+    return (await socket.receive_last(id=number))["result"]
+
+
+async def receive_events(socket: Socket, kind: str) -> list[dict[str, Any]]:
     """The notifications up to one of a kind."""
     seen: list[dict[str, Any]] = []
     while not seen or seen[-1]["kind"] != kind:
-        message = json.loads(await socket.recv())
+        message = await socket.receive()
         assert message["method"] == "agents.chat.event"
         seen.append(message["params"])
     return seen
 
 
 async def test_a_chat_is_acknowledged_before_its_events_are_sent() -> None:
-    agent, _ = build_agent(call("note", text="a"), "hello\nthere", tools=[note])
-    async with served(agent) as client, client.socket("/v1/rpc") as socket:
-        await socket.send(json.dumps(request("agents.chat", prompt="hi")))
-        accepted = json.loads(await socket.recv())
+    script = [call("note", text="a"), "hello\nthere"]
+    async with serve_script(*script) as client, client.open_socket("/v1/rpc") as socket:
+        await socket.send(request("agents.chat", prompt="hi"))
+        accepted = await socket.receive()
         assert accepted["id"] == 1 and accepted["result"]["accepted"] is True
-        seen = await events(socket, "done")
+        seen = await receive_events(socket, "done")
         assert {one["session_id"] for one in seen} == {accepted["result"]["session_id"]}
-        kinds = [one["kind"] for one in seen]
-        assert kinds == ["tool_call", "tool_result", "token", "token", "done"]
+        assert [one["kind"] for one in seen] == ["tool_call", "tool_result", "token", "token", "done"]
         assert seen[-1]["status"] == "success" and seen[-1]["tools_called"] == ["note"]
 
 
 async def test_the_singular_is_understood_and_a_chat_goes_on_in_its_session() -> None:
-    agent, model = build_agent("one", "two")
-    async with served(agent) as client, client.socket("/v1/rpc") as socket:
-        await socket.send(json.dumps(request("agent.chat", prompt="hi", stream=False)))
-        session_id = json.loads(await socket.recv())["result"]["session_id"]
-        assert [one["kind"] for one in await events(socket, "done")] == ["done"]
-        await socket.send(json.dumps(request("agents.chat", 2, prompt="more", session_id=session_id)))
-        assert json.loads(await socket.recv())["result"]["session_id"] == session_id
-        assert (await events(socket, "done"))[-1]["summary"] == "two"
-        assert len(model.requests[1].messages) == 3
+    async with serve_script("one", "two") as client, client.open_socket("/v1/rpc") as socket:
+        session_id = (await ask(socket, "agent.chat", prompt="hi", stream=False))["session_id"]
+        assert [one["kind"] for one in await receive_events(socket, "done")] == ["done"]
+        again = await ask(socket, "agents.chat", 2, prompt="more", session_id=session_id)
+        assert again["session_id"] == session_id
+        assert (await receive_events(socket, "done"))[-1]["summary"] == "two"
+        assert len(client.model.requests[1].messages) == 3
 
 
 async def test_an_approval_is_pending_and_answered() -> None:
-    made = Tables()
-    agent, _ = build_agent(call("drop", table="t"), "done", tools=made.tools)
-    async with served(agent) as client, client.socket("/v1/rpc") as socket:
-        await socket.send(json.dumps(request("agents.chat", prompt="drop")))
-        session_id = json.loads(await socket.recv())["result"]["session_id"]
-        asked = (await events(socket, "approval_pending"))[-1]
+    async with serve_script(call("drop", table="t"), "done") as client, client.open_socket("/v1/rpc") as socket:
+        session_id = (await ask(socket, "agents.chat", prompt="drop"))["session_id"]
+        asked = (await receive_events(socket, "approval_pending"))[-1]
+        wrong = {"session_id": session_id, "approval_id": "nope", "decision": "allow"}
+        assert (await ask(socket, "agents.chat.approve", 2, **wrong))["resolved"] is False
         answer = {"session_id": session_id, "approval_id": asked["approval_id"]}
-        wrong = request("agents.chat.approve", 2, session_id=session_id, approval_id="nope", decision="allow")
-        await socket.send(json.dumps(wrong))
-        assert (await until(socket, id=2))[-1]["result"]["resolved"] is False
-        await socket.send(json.dumps(request("agents.chat.approve", 3, **answer, decision="allow")))
-        seen = await until(socket, id=3)
-        assert seen[-1]["result"] == {"resolved": True}
+        await socket.send(request("agents.chat.approve", 3, **answer, decision="allow"))
+        seen = [await socket.receive()]
         while "params" not in seen[-1] or seen[-1]["params"]["kind"] != "done":
-            seen.append(json.loads(await socket.recv()))
-        assert made.done == ["t"]
-        await socket.send(json.dumps(request("agent.chat.approve", 4, **answer, decision="deny")))
-        assert (await until(socket, id=4))[-1]["result"]["resolved"] is False
+            seen.append(await socket.receive())
+        assert [one["result"] for one in seen if "result" in one] == [{"resolved": True}]
+        assert client.tables.done == ["t"]
+        assert (await ask(socket, "agent.chat.approve", 4, **answer, decision="deny"))["resolved"] is False
 
 
 async def test_a_chat_is_cancelled() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
-    async with served(agent) as client, client.socket("/v1/rpc") as socket:
-        await socket.send(json.dumps(request("agents.chat", prompt="wait")))
-        session_id = json.loads(await socket.recv())["result"]["session_id"]
-        await events(socket, "tool_call")
-        await socket.send(json.dumps(request("agents.chat.cancel", 2, session_id=session_id)))
-        seen = await until(socket, id=2)
+    async with serve_script(call("wait"), "never") as client, client.open_socket("/v1/rpc") as socket:
+        session_id = (await ask(socket, "agents.chat", prompt="wait"))["session_id"]
+        await receive_events(socket, "tool_call")
+        await socket.send(request("agents.chat.cancel", 2, session_id=session_id))
+        seen = await socket.receive_until(id=2)
         assert seen[-1]["result"] == {"cancelled": True}
-        told = [one["params"] for one in seen if "params" in one]
-        while not told or told[-1]["kind"] != "done":
-            told.append(json.loads(await socket.recv())["params"])
-        assert told[-1]["status"] == "cancelled"
+        events = [one["params"] for one in seen if "params" in one]
+        while not events or events[-1]["kind"] != "done":
+            events.append((await socket.receive())["params"])
+        assert events[-1]["status"] == "cancelled"
 
 
 async def test_two_messages_to_one_session_are_both_answered_and_no_event_is_sent_twice() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "to both", "and more", tools=[held.tool])
-    async with served(agent) as client, client.socket("/v1/rpc") as socket:
-        await socket.send(json.dumps(request("agents.chat", prompt="one")))
-        session_id = json.loads(await socket.recv())["result"]["session_id"]
-        await events(socket, "tool_call")
-        await socket.send(json.dumps(request("agents.chat", 2, prompt="two", session_id=session_id)))
-        assert json.loads(await socket.recv())["result"]["accepted"]
-        held.free.set()
-        assert [one["kind"] for one in await events(socket, "done")] == ["tool_result", "token", "done"]
-        await socket.send(json.dumps(request("agents.chat", 3, prompt="three", session_id=session_id)))
-        assert json.loads(await socket.recv())["id"] == 3  # nothing else was left to tell
-        assert [one["kind"] for one in await events(socket, "done")] == ["token", "done"]
+    script = [call("wait"), "to both", "and more"]
+    async with serve_script(*script) as client, client.open_socket("/v1/rpc") as socket:
+        session_id = (await ask(socket, "agents.chat", prompt="one"))["session_id"]
+        await receive_events(socket, "tool_call")
+        assert (await ask(socket, "agents.chat", 2, prompt="two", session_id=session_id))["accepted"]
+        client.held.free.set()
+        assert [one["kind"] for one in await receive_events(socket, "done")] == ["tool_result", "token", "done"]
+        await socket.send(request("agents.chat", 3, prompt="three", session_id=session_id))
+        assert (await socket.receive())["id"] == 3  # no event was left to send
+        assert [one["kind"] for one in await receive_events(socket, "done")] == ["token", "done"]
 
 
 async def test_null_fields_are_ignored_and_a_blank_prompt_creates_no_session() -> None:
-    agent, _ = build_agent("hello")
-    async with served(agent) as client:
+    async with serve_script("hello") as client:
         nulls = dict.fromkeys(("session_id", "agent", "model", "attachments", "stream"))
         assert (await client.json("POST", "/v1/rpc", request("agents.chat", prompt="hi", **nulls)))["result"][
             "accepted"
@@ -120,12 +108,11 @@ async def test_null_fields_are_ignored_and_a_blank_prompt_creates_no_session() -
 
 
 async def test_the_chats_of_a_batch_are_sent_after_the_batch_is_answered() -> None:
-    agent, _ = build_agent("one", "two", "three")
-    async with served(agent) as client, client.socket("/v1/rpc") as socket:
-        await socket.send(json.dumps([request("agent.chat", number, prompt="hi") for number in range(3)]))
-        answers = json.loads(await socket.recv())
+    async with serve_script("one", "two", "three") as client, client.open_socket("/v1/rpc") as socket:
+        await socket.send([request("agent.chat", number, prompt="hi") for number in range(3)])
+        answers = await socket.receive()
         assert isinstance(answers, list) and [one["id"] for one in answers] == [0, 1, 2]
-        done = [(await events(socket, "done"))[-1]["session_id"] for _ in answers]
+        done = [(await receive_events(socket, "done"))[-1]["session_id"] for _ in answers]
         assert sorted(done) == sorted(one["result"]["session_id"] for one in answers)
 
 
@@ -135,10 +122,10 @@ async def test_a_message_to_a_session_without_its_model_is_refused(
     agent, _ = build_agent()
     store = tmp_path / "store.db"
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
-    async with served(agent, store=store, models=("openai:gpt-4o",)) as client:
+    async with serve_agents(agent, store=store, models=("openai:gpt-4o",)) as client:
         session_id = await client.session(model="openai:gpt-4o")
     monkeypatch.delenv("OPENAI_API_KEY")
-    async with served(agent, store=store, models=("openai:gpt-4o",)) as client:
+    async with serve_agents(agent, store=store, models=("openai:gpt-4o",)) as client:
         chat = request("agents.chat", prompt="hi", session_id=session_id)
         assert (await client.json("POST", "/v1/rpc", chat))["error"]["data"]["status"] == 503
         for path in ("messages", "messages/stream"):
@@ -149,7 +136,7 @@ async def test_a_message_to_a_session_without_its_model_is_refused(
 async def test_over_post_there_are_batches_errors_and_notifications() -> None:
     agent, _ = build_agent("hello", "again")
     other = Agent(ScriptedModel("from the other", name="other"), name="second")
-    async with served(agent, other) as client:
+    async with serve_agents(agent, other) as client:
         answers = await client.json(
             "POST",
             "/v1/rpc",
@@ -174,9 +161,8 @@ async def test_over_post_there_are_batches_errors_and_notifications() -> None:
 
 
 async def test_a_token_that_may_only_view_can_call_no_method() -> None:
-    agent, _ = build_agent()
-    looker = Token("looker", "looker-secret-of-the-tests", frozenset(("view",)))
-    async with served(agent, tokens=(looker,)) as owner, Client(owner.base, looker.value) as client:
+    viewer = create_token("viewer", "view")
+    async with serve_script(tokens=(viewer,)) as owner, Client(owner.base, viewer.value) as client:
         for method, params in (
             ("agents.chat", {"prompt": "x"}),
             ("agents.chat.cancel", {"session_id": "x"}),

@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.kit.server import OWNER, listening
+from tests.kit.server import OWNER, listen
 from tests.kit.sessions import PATIENCE, build_agent, note
 from treadle import Runtime
 from treadle.server.app import ServerApp, create_app
@@ -73,7 +73,7 @@ async def test_whatever_the_schema_allows_gets_a_documented_answer_and_never_a_5
     finite = [one for one in operations if not any(part in one.path for part in STREAMS)]
     assert len(finite) > 30  # endless answers are tested as streams
     # Given the application itself, schemathesis would let it run in a thread of its own until the process ends.
-    async with listening(app) as base:
+    async with listen(app) as base:
         for operation in finite:
             await asyncio.to_thread(checked, base, schema, operation)
 

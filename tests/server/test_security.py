@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.kit.server import OWNER, Client, served, until
+from tests.kit.server import OWNER, Client, create_token, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE, Tables, build_agent, note
 from treadle import Grant, Runtime
 from treadle.errors import BadInput
@@ -38,8 +38,7 @@ async def raw(client: Client, *lines: str, body: bytes = b"") -> int:
 
 
 async def test_requests_without_the_token_are_refused() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         assert await status(client) == 200
         async with aiohttp.ClientSession(client.base) as anyone:
             for path in ("/v1/sessions", "/metrics", "/openapi.json", "/docs", "/ready", "/v1/config", "/v1/health"):
@@ -57,8 +56,7 @@ async def test_requests_without_the_token_are_refused() -> None:
 
 
 async def test_a_foreign_host_name_is_refused_even_with_the_token() -> None:
-    agent, _ = build_agent()
-    async with served(agent, hosts=("box.example:8420",)) as client:
+    async with serve_script(hosts=("box.example:8420",)) as client:
         port = client.base.rpartition(":")[2]
         for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil:{port}", ""):
             assert await status(client, headers={"host": host}) == 403, host
@@ -77,8 +75,7 @@ async def test_a_foreign_host_name_is_refused_even_with_the_token() -> None:
 
 
 async def test_pages_of_other_origins_are_refused() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         port = client.base.rpartition(":")[2]
         hostile: list[dict[str, str]] = [
             {"origin": "https://evil.example"},
@@ -109,9 +106,12 @@ async def test_pages_of_other_origins_are_refused() -> None:
 async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
     agent, _ = build_agent()
     page = "https://app.example"
-    async with served(agent) as client, client.request("OPTIONS", "/v1/sessions", headers={"origin": page}) as answer:
+    async with (
+        serve_agents(agent) as client,
+        client.request("OPTIONS", "/v1/sessions", headers={"origin": page}) as answer,
+    ):
         assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
-    async with served(agent, origins=(page,)) as client:
+    async with serve_agents(agent, origins=(page,)) as client:
         asked = {"origin": page, "sec-fetch-site": "cross-site", "access-control-request-method": "POST"}
         async with client.request("OPTIONS", "/v1/sessions", headers=asked) as answer:
             assert answer.status == 204 and answer.headers["access-control-allow-origin"] == page
@@ -121,8 +121,7 @@ async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
 
 
 async def test_a_body_must_be_json_of_an_allowed_size_and_depth() -> None:
-    agent, _ = build_agent()
-    async with served(agent, body_bytes=10_000) as client:
+    async with serve_script(body_bytes=10_000) as client:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
             assert await status(client, "POST", data=b'{"name":"x"}', headers={"content-type": kind}) == 415
         plain = {"content-type": "application/json"}
@@ -183,16 +182,14 @@ async def test_no_route_is_given_a_cookie_to_read() -> None:
 
 
 async def test_the_body_of_a_request_without_a_token_is_not_read() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         host = f"Host: {client.base[7:]}"
         for path in ("/health", "/login", "/"):
             assert await raw(client, f"POST {path} HTTP/1.1", host, "Content-Length: 8000000") == 401
 
 
 async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         path = f"/v1/sessions/{await client.session()}/stream"
         async with client.socket(path) as socket:
             await socket.send(json.dumps({"type": "user", "content": "x" * (1024 * 1024)}))
@@ -201,8 +198,7 @@ async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
 
 
 async def test_wrong_tokens_are_slowed_down_and_the_valid_one_is_not() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client, Client(client.base, "wrong") as stranger:
+    async with serve_script() as client, Client(client.base, "wrong") as stranger:
         assert [await status(stranger) for _ in range(20)] == [401] * 20
         async with stranger.request("GET", "/v1/sessions") as answer:
             assert answer.status == 429 and 0 < int(answer.headers["retry-after"]) <= 60
@@ -211,7 +207,7 @@ async def test_wrong_tokens_are_slowed_down_and_the_valid_one_is_not() -> None:
 
 async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
     agent, _ = build_agent()
-    async with served(agent, rate=2) as client:
+    async with serve_agents(agent, rate=2) as client:
 
         async def asked() -> tuple[int, str]:
             async with client.request("GET", "/v1/sessions") as answer:
@@ -219,7 +215,7 @@ async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
 
         answers = await asyncio.gather(*(asked() for _ in range(40)))
         assert set(answers) == {(200, ""), (429, "1")} and answers.count((200, "")) >= 4
-    async with served(agent, max_open_requests=2) as client:
+    async with serve_agents(agent, max_open_requests=2) as client:
         path = f"/v1/sessions/{await client.session()}/events"
         async with client.stream(path) as one, client.stream(path) as other:
             await anext(one), await anext(other)
@@ -232,11 +228,10 @@ async def test_viewing_sending_and_approving_are_separate_rights() -> None:
         right: Token(right, f"{right}-secret-of-the-tests", frozenset((right,)))
         for right in ("view", "send", "approve")
     }  # type: ignore[arg-type]
-    async with served(agent, tokens=(OWNER, *rights.values())) as client:
+    async with serve_agents(agent, tokens=(OWNER, *rights.values())) as client:
         session_id = await client.session()
         await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "drop"})
-        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-            asked = (await until(events, type="approval_requested"))[-1]
+        asked = (await client.wait_for(session_id, "approval_requested"))[-1]
         approve = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
         tries: list[tuple[str, str, str, Any]] = [
             ("view", "GET", f"/v1/sessions/{session_id}", None),
@@ -258,8 +253,8 @@ async def test_viewing_sending_and_approving_are_separate_rights() -> None:
 async def test_a_token_with_a_grant_creates_narrow_sessions_and_cannot_use_wider_ones() -> None:
     made = Tables()
     agent, _ = build_agent(call("note", text="x"), "then not", tools=made.tools)
-    narrow = Token("narrow", "narrow-secret-of-the-tests", grant=Grant(tools=("read_*",)))
-    async with served(agent, tokens=(OWNER, narrow)) as client, Client(client.base, narrow.value) as caller:
+    narrow = create_token("narrow", grant=Grant(tools=("read_*",)))
+    async with serve_agents(agent, tokens=(OWNER, narrow)) as client, Client(client.base, narrow.value) as caller:
         wide = await client.session()
         problem = await caller.problem("POST", f"/v1/sessions/{wide}/messages", {"content": "x"}, 403)
         assert problem["type"] == "wider_session"
@@ -277,8 +272,7 @@ async def test_a_token_with_a_grant_creates_narrow_sessions_and_cannot_use_wider
 
 
 async def test_a_login_link_works_once_and_sets_a_cookie_that_no_script_can_read() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         path = (await client.json("POST", "/v1/tickets", status=201))["path"]
         async with aiohttp.ClientSession(client.base, cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
             async with browser.get(path, allow_redirects=False) as answer:
@@ -345,8 +339,7 @@ def token_json(name: str) -> str:
 
 
 async def test_every_response_has_the_headers_that_keep_a_browser_safe() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         for method, path, headers in (
             ("GET", "/", {}),
             ("GET", "/v1/sessions", {}),
@@ -367,8 +360,7 @@ async def test_every_response_has_the_headers_that_keep_a_browser_safe() -> None
 async def test_an_internal_error_is_answered_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
 
         async def broken(*_: object, **__: object) -> None:
             raise ZeroDivisionError("with a detail that is nobody's business")
@@ -384,7 +376,7 @@ async def test_an_internal_error_is_answered_without_a_traceback(
 async def test_no_log_line_has_an_id_a_query_a_token_or_a_body(caplog: pytest.LogCaptureFixture) -> None:
     agent, _ = build_agent("the answer", tools=[note])
     with caplog.at_level(logging.INFO, "treadle"):
-        async with served(agent) as client:
+        async with serve_agents(agent) as client:
             session_id = await client.session(name="very secret name")
             await client.send(session_id, "very secret words")
             await client.json("GET", "/v1/sessions?q=secretquery")
@@ -411,7 +403,6 @@ async def test_serving_as_root_is_refused_unless_it_is_allowed(monkeypatch: pyte
 
 
 async def test_without_tokens_everybody_on_this_machine_may_come_in() -> None:
-    agent, _ = build_agent()
-    async with served(agent, tokens=()) as client, Client(client.base, "") as anyone:
+    async with serve_script(tokens=()) as client, Client(client.base, "") as anyone:
         assert await status(anyone) == 200
         assert await status(anyone, headers={"host": "evil.example"}) == 403

@@ -4,51 +4,35 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.kit.server import OWNER, Client, served, until
-from tests.kit.sessions import HeldTool, Tables, build_agent, note
+import pytest
+
+from tests.kit.server import OWNER, Client, create_token, read_until, serve_agents, serve_script
+from tests.kit.sessions import build_agent
 from treadle import Agent, AskUser, Grant, Limits, tool
-from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel, call
 
 
-def tables(*script: object, **options: object) -> tuple[Agent, Tables]:
-    made = Tables()
-    agent, _ = build_agent(*script, tools=made.tools, **options)  # type: ignore[arg-type]
-    return agent, made
-
-
-async def pending(client: Client, session_id: str) -> list[dict[str, object]]:
-    """What the session waits for, as soon as it does."""
-    async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-        await until(events, type="approval_requested")
-    return (await client.json("GET", f"/v1/sessions/{session_id}"))["pending"]
-
-
 async def test_a_message_is_answered_when_the_answer_is_stored() -> None:
-    agent, _ = build_agent(call("note", text="x"), "noted", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="x"), "noted") as client:
         session_id = await client.session(name="Plans")
         answer = await client.send(session_id, "note x")
         assert answer["reply"] == "noted" and answer["outcome"]["status"] == "answered"
         assert answer["session"]["id"] == session_id and answer["session"]["name"] == "Plans"
-        facts = await client.facts(session_id)
-        assert [fact["type"] for fact in facts][-1] == "run_finished"
+        assert (await client.facts(session_id))[-1]["type"] == "run_finished"
 
 
 async def test_a_streamed_message_ends_in_done() -> None:
-    agent, _ = build_agent(call("note", text="x"), "noted", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="x"), "noted") as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "go"}) as events:
-            frames = await until(events, type="done")
+            frames = await read_until(events, type="done")
             assert [one async for one in events] == []
         kinds = [frame["type"] for frame in frames]
         assert kinds == ["iteration", "tool_start", "tool_end", "iteration", "delta", "done"]
 
 
 async def test_sessions_are_created_listed_renamed_shown_and_deleted() -> None:
-    agent, _ = build_agent("hello")
-    async with served(agent) as client:
+    async with serve_script("hello") as client:
         first, second = await client.session(name="First"), await client.session()
         listed = await client.json("GET", "/v1/sessions?limit=1")
         assert [line["id"] for line in listed["sessions"]] == [second] and listed["cursor"]
@@ -68,20 +52,18 @@ async def test_sessions_are_created_listed_renamed_shown_and_deleted() -> None:
 
 
 async def test_the_same_key_gives_the_same_message_and_the_same_answer() -> None:
-    agent, model = build_agent("once")
-    async with served(agent) as client:
+    async with serve_script("once") as client:
         session_id = await client.session()
         headers = {"Idempotency-Key": "k1"}
         answers = await asyncio.gather(*(client.send(session_id, "hi", headers=headers) for _ in range(5)))
         assert {answer["reply"] for answer in answers} == {"once"}
         assert len({answer["message_id"] for answer in answers}) == 1
         assert (await client.send(session_id, "hi", headers=headers))["reply"] == "once"
-        assert len(model.requests) == 1
+        assert len(client.model.requests) == 1
 
 
 async def test_a_key_that_was_used_for_another_message_is_a_conflict_and_adds_nothing() -> None:
-    agent, model = build_agent("once")
-    async with served(agent) as client:
+    async with serve_script("once") as client:
         session_id = await client.session()
         headers = {"Idempotency-Key": "k1"}
         await client.send(session_id, "hi", headers=headers)
@@ -96,15 +78,14 @@ async def test_a_key_that_was_used_for_another_message_is_a_conflict_and_adds_no
                 assert problem["type"] == "key_reused" and "another message" in problem["message"]
         assert len([fact for fact in await client.facts(session_id) if fact["type"] == "message_received"]) == 1
         assert (await client.send(session_id, "hi", headers=headers))["reply"] == "once"
-        assert len(model.requests) == 1
-        async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
-            await socket.send(json.dumps({"type": "user", "content": "else", "key": "k1"}))
-            assert "another message" in json.loads(await socket.recv())["message"]
+        assert len(client.model.requests) == 1
+        async with client.open_socket(session_id=session_id) as socket:
+            await socket.send(type="user", content="else", key="k1")
+            assert "another message" in (await socket.receive())["message"]
 
 
 async def test_null_fields_count_as_missing_and_a_session_needs_no_body() -> None:
-    agent, _ = build_agent("hello")
-    async with served(agent) as client:
+    async with serve_script("hello") as client:
         bare = await client.json("POST", "/v1/sessions", status=201)
         nulls = dict.fromkeys(("agent", "model", "name", "workspace", "limits", "approve", "forbid"))
         full = await client.json("POST", "/v1/sessions", nulls, 201)
@@ -116,8 +97,7 @@ async def test_null_fields_count_as_missing_and_a_session_needs_no_body() -> Non
 
 
 async def test_a_session_has_its_own_limits_within_the_operators() -> None:
-    agent, _ = build_agent(call("note", text="a"), "so far", tools=[note], limits=Limits(seconds=60))
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "so far", limits=Limits(seconds=60)) as client:
         session_id = await client.session(limits={"turns": 1, "seconds": 1000})
         answer = await client.send(session_id, "go")
         assert answer["outcome"]["reason"] == "turn_limit" and answer["outcome"]["status"] == "stopped"
@@ -126,24 +106,20 @@ async def test_a_session_has_its_own_limits_within_the_operators() -> None:
 
 
 async def test_a_run_can_be_continued_after_a_limit() -> None:
-    agent, _ = build_agent(call("note", text="a"), "so far", "all done", tools=[note], limits=Limits(turns=1))
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "so far", "all done", limits=Limits(turns=1)) as client:
         session_id = await client.session()
         await client.send(session_id, "go")
         begun = await client.json("POST", f"/v1/sessions/{session_id}/continue")
-        async with client.stream(f"/v1/sessions/{session_id}/events?after={begun['after']}") as events:
-            seen = await until(events, type="run_finished")
+        seen = await client.wait_for(session_id, "run_finished", after=begun["after"])
         assert seen[-1]["answer"] == "all done" and seen[0]["trigger"] == "continue"
 
 
 async def test_an_answer_can_be_regenerated_and_a_past_forked() -> None:
-    agent, _ = build_agent("first", "second", "third")
-    async with served(agent) as client:
+    async with serve_script("first", "second", "third") as client:
         session_id = await client.session()
         await client.send(session_id, "hi")
         begun = await client.json("POST", f"/v1/sessions/{session_id}/regenerate")
-        async with client.stream(f"/v1/sessions/{session_id}/events?after={begun['after']}") as events:
-            assert (await until(events, type="run_finished"))[-1]["answer"] == "second"
+        assert (await client.wait_for(session_id, "run_finished", after=begun["after"]))[-1]["answer"] == "second"
         shown = await client.json("GET", f"/v1/sessions/{session_id}")
         assert [(one["role"], one["content"]) for one in shown["messages"]] == [("user", "hi"), ("assistant", "second")]
         session = await client.app.state.service.runtime.open(session_id)
@@ -157,51 +133,44 @@ async def test_an_answer_can_be_regenerated_and_a_past_forked() -> None:
 
 
 async def test_an_approval_is_waited_for_and_answered_from_elsewhere() -> None:
-    agent, made = tables(call("drop", table="users"), "dropped")
-    async with served(agent) as client:
-        session_id = await client.session()
-        sending = asyncio.create_task(client.send(session_id, "drop it"))
-        (asked,) = await pending(client, session_id)
-        assert asked["tool"] == "drop" and asked["arguments"] == {"table": "users"} and not made.done
+    async with serve_script(call("drop", table="users"), "dropped") as client:
+        session_id, sending, _ = await client.start_run("approval_requested")
+        (asked,) = (await client.json("GET", f"/v1/sessions/{session_id}"))["pending"]
+        assert asked["tool"] == "drop" and asked["arguments"] == {"table": "users"} and not client.tables.done
         assert [one["id"] for one in await client.json("GET", "/v1/approvals")] == [asked["id"]]
         path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
         body = {"decision": "allow", "digest": asked["digest"]}
         assert await client.json("POST", path, body) == {"resolved": True}
-        assert (await sending)["reply"] == "dropped" and made.done == ["users"]
+        assert (await sending)["reply"] == "dropped" and client.tables.done == ["users"]
         assert (await client.problem("POST", path, body, 409))["type"] == "already_answered"
         assert await client.json("GET", "/v1/approvals") == []
 
 
 async def test_a_denial_reaches_the_model_and_the_run_continues() -> None:
-    agent, made = tables(call("drop", table="users"), "as you like")
-    async with served(agent) as client:
+    async with serve_script(call("drop", table="users"), "as you like") as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "drop"}) as events:
-            (*_, asked) = await until(events, type="approval_request")
+            (*_, asked) = await read_until(events, type="approval_request")
             await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": False})
-            frames = await until(events, type="done")
-        assert frames[0]["type"] == "tool_rejected" and frames[-1]["reply"] == "as you like" and not made.done
+            frames = await read_until(events, type="done")
+        assert frames[0]["type"] == "tool_rejected" and frames[-1]["reply"] == "as you like" and not client.tables.done
 
 
 async def test_an_answer_with_the_digest_of_another_question_is_refused() -> None:
-    agent, made = tables(call("drop", table="users"), "dropped")
-    async with served(agent) as client:
+    async with serve_script(call("drop", table="users"), "dropped") as client:
         session_id = await client.session()
         waiting = await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "drop"})
         assert waiting["outcome"]["status"] == "waiting"
-        (asked,) = await pending(client, session_id)
+        (*_, asked) = await client.wait_for(session_id, "approval_requested")
         path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
         await client.problem("POST", path, {"decision": "allow", "digest": "0" * 32}, 409)
         await client.problem("POST", f"/v1/sessions/{session_id}/approvals/nope", {"decision": "allow"}, 404)
-        assert not made.done
+        assert not client.tables.done
 
 
 async def test_two_clients_answer_one_approval_and_one_of_them_wins() -> None:
-    agent, made = tables(call("drop", table="users"), "done with it")
-    async with served(agent) as client, Client(client.base) as other:
-        session_id = await client.session()
-        sending = asyncio.create_task(client.send(session_id, "drop it"))
-        (asked,) = await pending(client, session_id)
+    async with serve_script(call("drop", table="users"), "done with it") as client, Client(client.base) as other:
+        session_id, sending, asked = await client.start_run("approval_requested")
         path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
 
         async def answering(by: Client, decision: str) -> int:
@@ -214,16 +183,12 @@ async def test_two_clients_answer_one_approval_and_one_of_them_wins() -> None:
         await sending
         answered = [fact for fact in await client.facts(session_id) if fact["type"] == "approval_answered"]
         assert len(answered) == 1
-        assert made.done == (["users"] if answered[0]["decision"] == "allow" else [])
+        assert client.tables.done == (["users"] if answered[0]["decision"] == "allow" else [])
 
 
 async def test_a_question_of_the_model_is_answered_in_words() -> None:
-    agent, _ = build_agent(call("ask_user", question="Which colour?"), "red it is", tools=[AskUser()])
-    async with served(agent) as client:
-        session_id = await client.session()
-        sending = asyncio.create_task(client.send(session_id, "paint"))
-        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-            (*_, asked) = await until(events, type="input_requested")
+    async with serve_script(call("ask_user", question="Which colour?"), "red it is") as client:
+        session_id, sending, asked = await client.start_run("input_requested")
         path = f"/v1/sessions/{session_id}/answers/{asked['call_id']}"
         await client.json("POST", path, {"answers": ["red"]})
         assert (await sending)["reply"] == "red it is"
@@ -231,13 +196,8 @@ async def test_a_question_of_the_model_is_answered_in_words() -> None:
 
 
 async def test_cancel_answers_when_it_is_recorded() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
-    async with served(agent) as client:
-        session_id = await client.session()
-        sending = asyncio.create_task(client.send(session_id, "wait"))
-        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-            await until(events, type="call_started")
+    async with serve_script(call("wait"), "never") as client:
+        session_id, sending, _ = await client.start_run("call_started")
         cancelled = await client.json("POST", f"/v1/sessions/{session_id}/cancel")
         assert cancelled["cancelled"] and cancelled["outcome"]["status"] == "cancelled"
         assert (await client.facts(session_id))[-1]["type"] == "run_finished"
@@ -246,29 +206,18 @@ async def test_cancel_answers_when_it_is_recorded() -> None:
 
 
 async def test_a_message_that_interrupts_stops_the_run_first() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "the second", tools=[held.tool])
-    async with served(agent) as client:
-        session_id = await client.session()
-        first = asyncio.create_task(client.send(session_id, "wait"))
-        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-            await until(events, type="call_started")
+    async with serve_script(call("wait"), "the second") as client:
+        session_id, first, _ = await client.start_run("call_started")
         path = f"/v1/sessions/{session_id}/messages"
         second = await client.json("POST", path, {"content": "stop that", "mode": "interrupt"})
-        assert second["reply"] == "the second"
-        assert (await first)["outcome"]["status"] == "cancelled"
+        assert second["reply"] == "the second" and (await first)["outcome"]["status"] == "cancelled"
 
 
 async def test_a_session_that_runs_cannot_be_deleted() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
-    async with served(agent) as client:
-        session_id = await client.session()
-        sending = asyncio.create_task(client.send(session_id, "wait"))
-        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-            await until(events, type="call_started")
+    async with serve_script(call("wait"), "done") as client:
+        session_id, sending, _ = await client.start_run("call_started")
         await client.problem("DELETE", f"/v1/sessions/{session_id}", status=409)
-        held.free.set()
+        client.held.free.set()
         await sending
 
 
@@ -278,8 +227,7 @@ async def test_cut_output_is_kept_whole_and_the_session_can_be_exported() -> Non
         """Say much."""
         return "ß" * 40_000
 
-    agent, _ = build_agent(call("shout"), "done", tools=[shout])
-    async with served(agent) as client:
+    async with serve_script(call("shout"), "done", tools=[shout]) as client:
         session_id = await client.session()
         await client.send(session_id, "go")
         facts = await client.facts(session_id)
@@ -297,33 +245,35 @@ async def test_cut_output_is_kept_whole_and_the_session_can_be_exported() -> Non
 
 async def test_a_request_may_approve_in_advance_but_never_allow_a_denied_call() -> None:
     script = [call("drop", table="t"), "dropped", call("note", text="x"), "well then", call("drop", table="u"), "no"]
-    agent, made = tables(*script, grant=Grant(forbid=("drop(u)",)))
-    async with served(agent) as client:
+    async with serve_script(*script, grant=Grant(forbid=("drop(u)",))) as client:
         yes = await client.session(approve=["drop"])
-        assert (await client.send(yes, "drop t"))["reply"] == "dropped" and made.done == ["t"]
+        assert (await client.send(yes, "drop t"))["reply"] == "dropped" and client.tables.done == ["t"]
         narrow = await client.session(forbid=["note"], approve=["*"])
-        assert (await client.send(narrow, "note x"))["reply"] == "well then" and made.done == ["t"]
+        assert (await client.send(narrow, "note x"))["reply"] == "well then" and client.tables.done == ["t"]
         denied = await client.session(approve=["*"])
-        assert (await client.send(denied, "drop u"))["reply"] == "no" and made.done == ["t"]
+        assert (await client.send(denied, "drop u"))["reply"] == "no" and client.tables.done == ["t"]
 
 
 async def test_a_token_without_the_right_to_approve_cannot_approve_in_advance() -> None:
-    agent, made = tables(call("drop", table="t"), "asked")
-    sender = Token("sender", "sender-secret-of-the-tests", frozenset(("view", "send")))
-    async with served(agent, tokens=(OWNER, sender)) as client, Client(client.base, sender.value) as caller:
+    sender = create_token("sender", "view", "send")
+    async with (
+        serve_script(call("drop", table="t"), "asked", tokens=(OWNER, sender)) as client,
+        Client(client.base, sender.value) as caller,
+    ):
         session_id = await caller.session(approve=["*"])
         waiting = asyncio.create_task(caller.send(session_id, "drop t"))
-        (asked,) = await pending(client, session_id)
-        assert not made.done
-        await caller.problem("POST", f"/v1/approvals/{asked['id']}", {"approved": True}, 403)
-        await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
+        (*_, asked) = await client.wait_for(session_id, "approval_requested")
+        assert not client.tables.done
+        approval = f"/v1/approvals/{session_id}.{asked['call_id']}"
+        await caller.problem("POST", approval, {"approved": True}, 403)
+        await client.answer_approval()
         assert (await waiting)["reply"] == "asked"
 
 
 async def test_the_operators_agent_is_used_when_none_is_named() -> None:
     agent, _ = build_agent()
     other = Agent(ScriptedModel("it is I"), name="second")
-    async with served(agent, other, agent="second") as client:
+    async with serve_agents(agent, other, agent="second") as client:
         session_id = await client.session()
         assert (await client.send(session_id, "who?"))["reply"] == "it is I"
         assert (await client.json("GET", f"/v1/sessions/{session_id}"))["agent"] == "second"
@@ -332,7 +282,7 @@ async def test_the_operators_agent_is_used_when_none_is_named() -> None:
 async def test_another_model_can_be_chosen_among_those_that_are_offered() -> None:
     agent, _ = build_agent("from the first")
     other = Agent(ScriptedModel("from the other", name="other"), name="second")
-    async with served(agent, other) as client:
+    async with serve_agents(agent, other) as client:
         session_id = await client.session(agent="agent", model="other")
         assert (await client.send(session_id, "hi"))["reply"] == "from the other"
         assert (await client.json("GET", f"/v1/sessions/{session_id}"))["model"] == "other"
@@ -342,45 +292,38 @@ async def test_another_model_can_be_chosen_among_those_that_are_offered() -> Non
         await client.problem("PATCH", f"/v1/sessions/{session_id}", {"agent": "nope"}, 404)
 
 
-BAD_MESSAGES: list[tuple[object, int, str]] = [
-    ({"content": ""}, 422, "content: the message is empty"),
-    ({}, 422, "content: the message is empty"),
-    ({"content": "x", "mode": "loud"}, 422, "mode"),
-    ({"content": "x", "contents": 1}, 422, "contents"),
-    ({"content": 1}, 422, "content"),
-    ({"content": "x", "attachments": [{"url": "file:///etc/passwd"}]}, 422, "attachments.url"),
-    ({"content": "x", "attachments": [{"media_type": "image/png"}]}, 422, "`data` or a `url`"),
-    (
-        {"content": "x", "attachments": [{"media_type": "image/png", "data": "%%%"}]},
-        422,
-        "attachments.data: must be base64",
-    ),
-    ({"content": "x", "attachments": [{"name": "a.txt", "data": "aGk"}]}, 422, "base64"),
-]
-
-
-async def test_a_bad_message_is_refused_by_its_field() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"content": ""}, "content: the message is empty"),
+        ({"content": None}, "content: the message is empty"),
+        ({"mode": "loud"}, "mode"),
+        ({"contents": 1}, "contents"),
+        ({"content": 1}, "content"),
+        ({"attachments": [{"url": "file:///etc/passwd"}]}, "attachments.url"),
+        ({"attachments": [{"media_type": "image/png"}]}, "`data` or a `url`"),
+        ({"attachments": [{"media_type": "image/png", "data": "%%%"}]}, "attachments.data: must be base64"),
+        ({"attachments": [{"name": "a.txt", "data": "aGk"}]}, "base64"),
+    ],
+)
+async def test_a_bad_message_is_refused_by_its_field(fields: dict[str, object], message: str) -> None:
+    async with serve_script() as client:
         path = f"/v1/sessions/{await client.session()}/messages"
-        for body, status, named in BAD_MESSAGES:
-            problem = await client.problem("POST", path, body, status)
-            assert named in problem["message"] and problem["message"].startswith(problem["param"])
+        problem = await client.problem("POST", path, {"content": "x", **fields}, 422)
+        assert message in problem["message"] and problem["message"].startswith(problem["param"])
 
 
 async def test_an_image_goes_with_the_message() -> None:
-    agent, model = build_agent("a cat")
-    async with served(agent) as client:
+    async with serve_script("a cat") as client:
         image = {"media_type": "image/png", "data": "aGk="}
         body = {"content": "what is it?", "attachments": [image, {"name": "a.txt", "data": "aGk="}]}
         await client.json("POST", f"/v1/sessions/{await client.session()}/messages", body)
-        (message,) = model.requests[0].messages
+        (message,) = client.model.requests[0].messages
         assert [type(part).__name__ for part in message.parts] == ["TextPart", "ImagePart", "FilePart"]  # type: ignore[union-attr]
 
 
 async def test_unknown_things_are_404_and_malformed_ones_400() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         for path in ("/v1/sessions/nope", "/v1/sessions/nope/events", "/nowhere", "/api/agent/sessions/nope"):
             await client.problem("GET", path, status=404)
         await client.problem("POST", "/v1/sessions/nope/messages", {"content": "x"}, 404)
@@ -395,8 +338,7 @@ async def test_a_folder_outside_the_operators_roots_is_refused(tmp_path: Path) -
     (root / "mine").mkdir(parents=True)
     (tmp_path / "secret").mkdir()
     (root / "link").symlink_to(tmp_path / "secret")
-    agent, _ = build_agent()
-    async with served(agent, roots=(root,)) as client:
+    async with serve_script(roots=(root,)) as client:
         made = await client.json("POST", "/v1/sessions", {"workspace": "mine"}, 201)
         assert made["workspace"] == str(root / "mine")
         assert (await client.json("POST", "/v1/sessions", {}, 201))["workspace"] == str(root)
@@ -414,13 +356,12 @@ async def test_a_question_is_answered_once_by_whom_and_wherever(tmp_path: Path) 
     asks = call("ask_user", question="Which colour?")
     agent, _ = build_agent(asks, "the first", asks, "the second", tools=[AskUser()])
     store = tmp_path / "store.db"
-    async with served(agent, store=store) as client, Client(client.base) as other:
+    async with serve_agents(agent, store=store) as client, Client(client.base) as other:
         session_id = await client.session()
 
         async def asked(after: int) -> tuple[asyncio.Task[dict[str, object]], str]:
             sending = asyncio.create_task(client.send(session_id, "paint"))
-            async with client.stream(f"/v1/sessions/{session_id}/events?after={after}") as events:
-                (*_, question) = await until(events, type="input_requested")
+            (*_, question) = await client.wait_for(session_id, "input_requested", after=after)
             return sending, question["call_id"]
 
         async def answering(by: Client, call_id: str, word: str) -> tuple[int, str]:

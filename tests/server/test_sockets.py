@@ -6,133 +6,103 @@ from typing import Any
 
 import pytest
 from msgspec import Struct, to_builtins
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import InvalidStatus
 
 from tests.dialects.test_message_frames import Page
-from tests.kit.server import OWNER, Client, served
-from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, note
-from treadle import Agent, AskUser
+from tests.kit.server import OWNER, Client, create_token, serve_agents, serve_script
+from tests.kit.sessions import PATIENCE, build_agent
+from treadle import Agent
 from treadle.errors import StoreError
 from treadle.server.sockets import _poll_statuses
-from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel, call
 
 
-async def until(socket: Any, **wanted: Any) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            seen.append(json.loads(await socket.recv()))
-            if all(seen[-1].get(name) == value for name, value in wanted.items()):
-                return seen
-
-
-def frame(kind: str, **fields: Any) -> str:
-    return json.dumps({"type": kind, **fields})
-
-
 async def test_one_socket_sends_messages_and_receives_frames() -> None:
-    agent, _ = build_agent(call("note", text="a"), "done", "again", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "done", "again") as client:
         session_id = await client.session()
-        async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
-            await socket.send(frame("user", content="go"))
-            frames = await until(socket, type="done")
-            kinds = [one["type"] for one in frames]
+        async with client.open_socket(session_id=session_id) as socket:
+            await socket.send(type="user", content="go")
+            kinds = [one["type"] for one in await socket.receive_until(type="done")]
             assert kinds == ["iteration", "tool_start", "tool_end", "iteration", "delta", "done"]
-            await socket.send(frame("user", content="more"))
-            assert (await until(socket, type="done"))[-1]["reply"] == "again"
-        async with client.socket(f"/v1/sessions/{session_id}/stream?after=0") as socket:
-            assert [one for one in await until(socket, type="done") if one["type"] == "tool_start"]
+            await socket.send(type="user", content="more")
+            assert (await socket.receive_last(type="done"))["reply"] == "again"
+        async with client.open_socket(f"/v1/sessions/{session_id}/stream?after=0") as socket:
+            assert [one for one in await socket.receive_until(type="done") if one["type"] == "tool_start"]
 
 
 async def test_cancel_over_the_socket_cancels() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
-    async with served(agent) as client:
+    async with serve_script(call("wait"), "never") as client:
         session_id = await client.session()
-        async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
-            await socket.send(frame("user", content="go"))
-            await until(socket, type="tool_start")
-            await socket.send(frame("cancel"))
-            done = (await until(socket, type="done"))[-1]
-            assert done["reason"] == "cancelled"
+        async with client.open_socket(session_id=session_id) as socket:
+            await socket.send(type="user", content="go")
+            await socket.receive_until(type="tool_start")
+            await socket.send(type="cancel")
+            assert (await socket.receive_last(type="done"))["reason"] == "cancelled"
         assert (await client.facts(session_id))[-1]["reason"] == "cancelled"
 
 
 async def test_approvals_and_questions_are_answered_over_the_socket() -> None:
-    made = Tables()
     script = [call("drop", table="t"), call("ask_user", question="Sure?"), "done"]
-    agent, _ = build_agent(*script, tools=[*made.tools, AskUser()])
-    async with served(agent) as client, client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
-        await socket.send(frame("user", content="go"))
-        asked = (await until(socket, type="approval_request"))[-1]
-        await socket.send(frame("approval", id=asked["id"], approved=True, digest=asked["digest"]))
-        question = (await until(socket, type="input_request"))[-1]
-        await socket.send(frame("answer", id=question["id"], answers=["yes"]))
-        assert (await until(socket, type="done"))[-1]["reply"] == "done" and made.done == ["t"]
-        await socket.send(frame("approval", id=asked["id"], approved=True))
-        assert "answered already" in (await until(socket, type="error"))[-1]["message"]
+    async with serve_script(*script) as client, client.open_socket() as socket:
+        await socket.send(type="user", content="go")
+        asked = await socket.receive_last(type="approval_request")
+        await socket.send(type="approval", id=asked["id"], approved=True, digest=asked["digest"])
+        question = await socket.receive_last(type="input_request")
+        await socket.send(type="answer", id=question["id"], answers=["yes"])
+        assert (await socket.receive_last(type="done"))["reply"] == "done" and client.tables.done == ["t"]
+        await socket.send(type="approval", id=asked["id"], approved=True)
+        assert "answered already" in (await socket.receive_last(type="error"))["message"]
 
 
 async def test_an_invalid_frame_is_answered_and_the_socket_stays_open() -> None:
-    agent, _ = build_agent("hello")
-    async with served(agent) as client, client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
+    async with serve_script("hello") as client, client.open_socket() as socket:
         for text in ("nonsense", "[]", '{"type":"dance"}', '{"type":"user","content":1}', '{"a":1}'):
             await socket.send(text)
-            assert (await until(socket, type="error"))[-1]["message"]
-        await socket.send(frame("user", content="hi"))
-        assert (await until(socket, type="done"))[-1]["reply"] == "hello"
+            assert (await socket.receive_last(type="error"))["message"]
+        await socket.send(type="user", content="hi")
+        assert (await socket.receive_last(type="done"))["reply"] == "hello"
 
 
 async def test_a_run_continues_when_its_client_closes_the_socket() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
-    async with served(agent) as client:
+    async with serve_script(call("wait"), "done") as client:
         session_id = await client.session()
-        async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
-            await socket.send(frame("user", content="go"))
-            await until(socket, type="tool_start")
-        held.free.set()
-        async with client.socket(f"/v1/sessions/{session_id}/stream?after=0") as socket:
-            assert (await until(socket, type="done"))[-1]["reason"] == "answered"
+        async with client.open_socket(session_id=session_id) as socket:
+            await socket.send(type="user", content="go")
+            await socket.receive_until(type="tool_start")
+        client.held.free.set()
+        async with client.open_socket(f"/v1/sessions/{session_id}/stream?after=0") as socket:
+            assert (await socket.receive_last(type="done"))["reason"] == "answered"
 
 
 async def test_a_page_that_follows_message_frames_shows_what_the_log_says() -> None:
-    agent, _ = build_agent(call("note", text="a"), "done", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "done") as client:
         session_id = await client.session()
         await client.send(session_id, "go")
         await client.json("PATCH", f"/v1/sessions/{session_id}", {"name": "Notes"})
-        async with client.socket(f"/v1/ws?session={session_id}") as socket:
-            frames = await until(socket, type="chat_renamed")
-        page = Page(frames)
+        async with client.open_socket(f"/v1/ws?session={session_id}") as socket:
+            page = Page(await socket.receive_until(type="chat_renamed"))
         assert [message["text"] for message in page.messages.values()] == ["go", "", "done"]
         assert len(page.results) == 1
 
 
 async def test_the_channel_tells_all_devices_which_session_needs_somebody() -> None:
-    made = Tables()
-    agent, _ = build_agent(call("drop", table="t"), "done", tools=made.tools)
-    async with served(agent) as client:
+    async with serve_script(call("drop", table="t"), "done") as client:
         old = await client.session(name="Old")
-        async with client.socket("/v1/ws") as one, client.socket("/v1/ws") as other:
-            first = (await until(one, session_id=old))[-1]
+        async with client.open_socket("/v1/ws") as one, client.open_socket("/v1/ws") as other:
+            first = await one.receive_last(session_id=old)
             assert (first["type"], first["status"], first["name"]) == ("chat_status", "idle", "Old")
             session_id = await client.session()
             sending = asyncio.create_task(client.send(session_id, "drop"))
             for socket in (one, other):
-                await until(socket, session_id=session_id, status="needs_you")
-            (asked,) = await client.json("GET", "/v1/approvals")
-            await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
+                await socket.receive_until(session_id=session_id, status="needs_you")
+            await client.answer_approval()
             for socket in (one, other):
-                statuses = [seen["status"] for seen in await until(socket, session_id=session_id, status="idle")]
-                assert statuses[-1] == "idle"
+                await socket.receive_until(session_id=session_id, status="idle")
             await sending
 
 
-class Halting:
-    """A line that is slow to take what it is sent."""
+class SlowConnection:
+    """A connection that is slow to take what it is sent."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -145,45 +115,30 @@ class Halting:
 
 
 async def test_a_listed_status_is_not_sent_after_a_newer_one() -> None:
-    agent, _ = build_agent(call("drop", table="t"), tools=Tables().tools)
-    async with served(agent) as client:
+    async with serve_script(call("drop", table="t")) as client:
         first, second = await client.session(), await client.session()
-        line, seen = Halting(), dict[str, Any]()
-        looking = asyncio.create_task(_poll_statuses(client.app.state.service, line, seen))  # type: ignore[arg-type]
+        line, seen = SlowConnection(), dict[str, Any]()
+        polling = asyncio.create_task(_poll_statuses(client.app.state.service, line, seen))  # type: ignore[arg-type]
         async with asyncio.timeout(PATIENCE):
             await line.full.wait()
         sending = asyncio.create_task(client.send(second, "drop"))
-        async with client.socket("/v1/ws") as socket:
-            await until(socket, session_id=second, status="needs_you")
+        async with client.open_socket("/v1/ws") as socket:
+            await socket.receive_until(session_id=second, status="needs_you")
         seen[second] = ("needs_you", "")
         third = await client.session()
         line.free.set()
         async with asyncio.timeout(PATIENCE):
             while line.sent[-1]["session_id"] != third:
                 await client.json("GET", "/health")
-        looking.cancel()
+        polling.cancel()
         sending.cancel()
         assert [(one["session_id"], one["status"]) for one in line.sent] == [(first, "idle"), (third, "idle")]
 
 
-async def test_sockets_are_closed_with_a_code_at_shutdown() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
-        session_id = await client.session()
-        async with client.socket(f"/v1/sessions/{session_id}/stream") as one, client.socket("/v1/ws") as other:
-            client.app.state.service.drain()
-            for socket in (one, other):
-                with pytest.raises(ConnectionClosed) as closed:
-                    await until(socket, type="nothing that is ever sent")
-                assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
-
-
 async def test_a_socket_needs_a_token_a_session_and_the_right_to_view() -> None:
-    agent, _ = build_agent()
-    blind = Token("blind", "blind-secret-of-the-tests", frozenset(("send",)))
-    async with served(agent, tokens=(OWNER, blind)) as client:
-        session_id = await client.session()
-        path = f"/v1/sessions/{session_id}/stream"
+    blind = create_token("blind", "send")
+    async with serve_script(tokens=(OWNER, blind)) as client:
+        path = f"/v1/sessions/{await client.session()}/stream"
         for caller, where, status in (
             (Client(client.base, ""), path, 401),
             (Client(client.base, "wrong"), path, 401),
@@ -199,74 +154,72 @@ async def test_a_socket_needs_a_token_a_session_and_the_right_to_view() -> None:
 
 
 async def test_a_binary_frame_is_read_and_invalid_text_is_answered_with_an_error() -> None:
-    agent, _ = build_agent("hello")
-    async with served(agent) as client:
-        async with client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
+    async with serve_script("hello") as client:
+        async with client.open_socket() as socket:
             await socket.send(b"\xff\x00\xfe")
-            assert "JSON" in (await until(socket, type="error"))[-1]["message"]
-            await socket.send(frame("user", content="hi").encode())
-            assert (await until(socket, type="done"))[-1]["reply"] == "hello"
-        async with client.socket("/v1/rpc") as socket:
+            assert "JSON" in (await socket.receive_last(type="error"))["message"]
+            await socket.send(b'{"type": "user", "content": "hi"}')
+            assert (await socket.receive_last(type="done"))["reply"] == "hello"
+        async with client.open_socket("/v1/rpc") as socket:
             await socket.send(b"\xff\x00\xfe")
-            assert json.loads(await socket.recv())["error"]["code"] == -32700
+            assert (await socket.receive())["error"]["code"] == -32700
 
 
 async def test_a_page_knows_the_window_of_the_model_that_the_session_has() -> None:
     agent, _ = build_agent("hello")
     other = Agent(ScriptedModel("hello again", name="wide", window=123_456), name="other")
-    async with served(agent, other) as client:
+    async with serve_agents(agent, other) as client:
         session_id = await client.session(model="wide")
         await client.send(session_id, "hi")
-        async with client.socket(f"/v1/ws?session={session_id}") as socket:
-            assert (await until(socket, type="usage"))[-1]["ctx_max"] == 123_456
+        async with client.open_socket(f"/v1/ws?session={session_id}") as socket:
+            assert (await socket.receive_last(type="usage"))["ctx_max"] == 123_456
 
 
 async def test_a_token_that_may_only_view_cannot_send_over_the_socket() -> None:
-    agent, _ = build_agent()
-    looker = Token("looker", "looker-secret-of-the-tests", frozenset(("view",)))
-    async with served(agent, tokens=(OWNER, looker)) as client:
+    viewer = create_token("viewer", "view")
+    async with serve_script(tokens=(OWNER, viewer)) as client:
         path = f"/v1/sessions/{await client.session()}/stream"
-        async with Client(client.base, looker.value).socket(path) as socket:
-            for sent in (frame("user", content="x"), frame("cancel"), frame("approval", id="x", approved=True)):
-                await socket.send(sent)
-                assert "may not" in (await until(socket, type="error"))[-1]["message"]
+        async with Client(client.base, viewer.value).open_socket(path) as socket:
+            approval = {"type": "approval", "id": "x", "approved": True}
+            for frame in ({"type": "user", "content": "x"}, {"type": "cancel"}, approval):
+                await socket.send(frame)
+                assert "may not" in (await socket.receive_last(type="error"))["message"]
+
+
+async def test_sockets_are_closed_with_a_code_at_shutdown() -> None:
+    async with serve_script() as client, client.open_socket() as one, client.open_socket("/v1/ws") as other:
+        client.app.state.service.drain()
+        for socket in (one, other):
+            await socket.check_closed(1012)
 
 
 async def test_a_socket_closes_when_its_session_is_deleted() -> None:
-    agent, _ = build_agent("hello")
-    async with served(agent) as client:
+    async with serve_script("hello") as client:
         session_id = await client.session()
         await client.send(session_id, "hi")
-        paths = (f"/v1/sessions/{session_id}/stream", f"/v1/ws?session={session_id}")
-        async with client.socket(paths[0]) as frames, client.socket(paths[1]) as page:
-            await until(page, type="usage")  # so it is being told by now
+        pages = client.open_socket(f"/v1/ws?session={session_id}")
+        async with client.open_socket(session_id=session_id) as frames, pages as page:
+            await page.receive_until(type="usage")  # so the server follows the session by now
             await client.json("DELETE", f"/v1/sessions/{session_id}", status=204)
             for socket in (frames, page):
-                with pytest.raises(ConnectionClosed) as closed:
-                    await until(socket, type="nothing that is ever sent")
-                assert closed.value.rcvd is not None and closed.value.rcvd.code == 1000
+                await socket.check_closed(1000)
 
 
 async def test_a_channel_is_closed_when_its_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async def fail(query: Any) -> Any:
+        raise StoreError("the disk is gone")
 
-        async def failing(query: Any) -> Any:
-            raise StoreError("the disk is gone")
-
-        monkeypatch.setattr(client.app.state.service.runtime, "sessions", failing)
-        async with client.socket("/v1/ws") as socket:
-            with pytest.raises(ConnectionClosed) as closed:
-                await until(socket, type="nothing that is ever sent")
-            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1011
+    async with serve_script() as client:
+        monkeypatch.setattr(client.app.state.service.runtime, "sessions", fail)
+        async with client.open_socket("/v1/ws") as socket:
+            await socket.check_closed(1011)
 
 
 async def test_a_position_beyond_the_end_is_the_end() -> None:
-    agent, _ = build_agent("hello")
-    async with served(agent) as client:
+    async with serve_script("hello") as client:
         session_id = await client.session()
-        paths = (f"/v1/sessions/{session_id}/stream?after={10**30}", f"/v1/ws?session={session_id}&after=99")
-        async with client.socket(paths[0]) as frames, client.socket(paths[1]) as page:
+        stream, pages = f"/v1/sessions/{session_id}/stream?after={10**30}", f"/v1/ws?session={session_id}&after=99"
+        async with client.open_socket(stream) as frames, client.open_socket(pages) as page:
             await client.send(session_id, "hi")
-            assert (await until(frames, type="done"))[-1]["reply"] == "hello"
-            await until(page, type="message_complete", content="hello")
+            assert (await frames.receive_last(type="done"))["reply"] == "hello"
+            await page.receive_until(type="message_complete", content="hello")

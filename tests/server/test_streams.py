@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.kit.fake_model import FakeModel
-from tests.kit.server import Client, served, until
-from tests.kit.sessions import PATIENCE, HeldTool, build_agent, note
+from tests.kit.server import Client, read_until, serve_agents, serve_script
+from tests.kit.sessions import PATIENCE, HeldTool
 from treadle import Agent, TextDelta
 from treadle.messages import Reply, Request
 from treadle.models.base import ModelEvent
@@ -38,8 +38,7 @@ class Slowly(FakeModel):
 
 async def test_a_stream_that_is_resumed_after_any_event_gives_the_whole_log() -> None:
     script = [call("note", text="a"), call("note", text="b"), "done"]
-    agent, _ = build_agent(*script, tools=[note])
-    async with served(agent) as client:
+    async with serve_script(*script) as client:
         session_id = await client.session()
         await client.send(session_id, "go")
         facts = await client.facts(session_id)
@@ -66,8 +65,7 @@ async def test_a_stream_that_is_resumed_after_any_event_gives_the_whole_log() ->
 
 
 async def test_a_live_run_is_seen_whole_by_a_client_that_reconnects_after_every_fact() -> None:
-    agent, _ = build_agent(*(call("note", text=str(number)) for number in range(6)), "done", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(*(call("note", text=str(number)) for number in range(6)), "done") as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "go"))
         seen: list[dict[str, Any]] = []
@@ -85,7 +83,7 @@ async def test_a_live_run_is_seen_whole_by_a_client_that_reconnects_after_every_
 @pytest.mark.parametrize("words", [50, 5000])
 async def test_a_watcher_who_joins_during_a_reply_gets_the_text_so_far_and_then_the_rest(words: int) -> None:
     model = Slowly(words, words - 20)
-    async with served(Agent(model)) as client:
+    async with serve_agents(Agent(model)) as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "go"))
         async with asyncio.timeout(PATIENCE):
@@ -104,35 +102,30 @@ async def test_a_watcher_who_joins_during_a_reply_gets_the_text_so_far_and_then_
 
 
 async def test_a_run_continues_when_its_client_leaves() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
-    async with served(agent) as client:
+    async with serve_script(call("wait"), "done") as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "go"}) as events:
-            await until(events, type="tool_start")
-        held.free.set()
-        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-            seen = await until(events, type="run_finished")
+            await read_until(events, type="tool_start")
+        client.held.free.set()
+        seen = await client.wait_for(session_id, "run_finished")
         assert seen[-1]["reason"] == "answered"
 
 
 async def test_a_run_continues_when_its_blocking_client_leaves() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
-    async with served(agent) as client:
+    async with serve_script(call("wait"), "done") as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "go"))
         async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-            await until(events, type="call_started")
+            await read_until(events, type="call_started")
             sending.cancel()
-            held.free.set()
-            seen = await until(events, type="run_finished")
+            client.held.free.set()
+            seen = await read_until(events, type="run_finished")
         assert seen[-1]["reason"] == "answered"
 
 
 async def test_a_client_that_does_not_read_slows_nobody_and_catches_up() -> None:
     model = Slowly(20_000, 1)
-    async with served(Agent(model)) as client:
+    async with serve_agents(Agent(model)) as client:
         session_id = await client.session()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(client.base.rpartition(":")[2]), limit=2**16)
         lines = [f"GET /v1/sessions/{session_id}/events HTTP/1.1", f"Host: {client.base[7:]}"]
@@ -157,8 +150,7 @@ async def test_a_client_that_does_not_read_slows_nobody_and_catches_up() -> None
 
 
 async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
-    agent, _ = build_agent()
-    async with served(agent, keep_alive=0.05) as client:
+    async with serve_script(keep_alive=0.05) as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/events") as events:
             comments = 0
@@ -170,8 +162,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
 
 
 async def test_streams_get_a_comment_at_shutdown() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/events") as events:
             first = await anext(events)
@@ -184,13 +175,8 @@ async def test_streams_get_a_comment_at_shutdown() -> None:
 
 
 async def test_a_waiting_request_is_answered_at_shutdown() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
-    async with served(agent) as client:
-        session_id = await client.session()
-        sending = asyncio.create_task(client.send(session_id, "go"))
-        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
-            await until(events, type="call_started")
+    async with serve_script(call("wait"), "done") as client:
+        _, sending, _ = await client.start_run("call_started")
         client.app.state.service.drain()
         assert (await sending)["outcome"]["reason"] == "shutting_down"
 
@@ -209,7 +195,7 @@ class Choosing(ScriptedModel):
 
 async def test_a_request_that_starts_during_shutdown_does_not_wait_forever() -> None:
     held, model = HeldTool(), Choosing(call("wait"))
-    async with served(Agent(model, tools=[held.tool])) as client:
+    async with serve_agents(Agent(model, tools=[held.tool])) as client:
         sending = asyncio.create_task(client.send(await client.session(), "go"))
         async with asyncio.timeout(PATIENCE):
             await model.asked.wait()
@@ -219,9 +205,7 @@ async def test_a_request_that_starts_during_shutdown_does_not_wait_forever() -> 
 
 
 async def test_a_streaming_client_learns_at_shutdown_that_the_run_continues_later() -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), call("wait"), call("wait"), tools=[held.tool])
-    async with served(agent) as client:
+    async with serve_script(call("wait"), call("wait"), call("wait")) as client:
         body = {"model": "agent:agent", "messages": [{"role": "user", "content": "go"}]}
         asking = asyncio.create_task(client.problem("POST", "/v1/chat/completions", body, 503))
         path = f"/v1/sessions/{await client.session()}/messages/stream"
@@ -229,23 +213,22 @@ async def test_a_streaming_client_learns_at_shutdown_that_the_run_continues_late
             client.stream(path, {"content": "go"}) as frames,
             client.stream("/v1/chat/completions", {**body, "stream": True}) as chunks,
         ):
-            await until(frames, type="tool_start")
+            await read_until(frames, type="tool_start")
             await anext(chunks)
             async with asyncio.timeout(PATIENCE):
-                while held.starts < 3:
+                while client.held.starts < 3:
                     await client.json("GET", "/health")
             client.app.state.service.drain()
-            assert "goes on" in (await until(frames, type="error"))[-1]["message"]
+            assert "goes on" in (await read_until(frames, type="error"))[-1]["message"]
             rest = [one.data async for one in chunks if one.data]
             assert rest[-1]["error"]["type"] == "shutting_down"
         assert "goes on" in (await asking)["message"]
-        held.free.set()
+        client.held.free.set()
 
 
 @pytest.mark.parametrize("dialect", ["loop", "frames", "wire", "rpc"])
 async def test_the_same_session_can_be_watched_in_every_dialect_from_any_position(dialect: str) -> None:
-    agent, _ = build_agent(call("note", text="a"), "done", tools=[note])
-    async with served(agent) as client:
+    async with serve_script(call("note", text="a"), "done") as client:
         session_id = await client.session()
         await client.send(session_id, "go")
         path = f"/v1/sessions/{session_id}/events?dialect={dialect}"
@@ -272,8 +255,7 @@ async def test_the_same_session_can_be_watched_in_every_dialect_from_any_positio
 
 
 async def test_many_watchers_of_one_session_share_one_encoding() -> None:
-    agent, _ = build_agent("hello")
-    async with served(agent) as client:
+    async with serve_script("hello") as client:
         session_id = await client.session()
         shared = client.app.state.service.streams.encoder
 
@@ -298,8 +280,7 @@ async def test_many_watchers_of_one_session_share_one_encoding() -> None:
 
 
 async def test_an_invalid_position_is_refused() -> None:
-    agent, _ = build_agent()
-    async with served(agent) as client:
+    async with serve_script() as client:
         path = f"/v1/sessions/{await client.session()}/events"
         for last in ("x", "-1", "9" * 30, "1.5", "²"):
             await client.problem("GET", path, headers={"Last-Event-ID": last})
@@ -307,8 +288,7 @@ async def test_an_invalid_position_is_refused() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/sessions/{}/events", "/v1/sessions/{}/events?dialect=wire"])
 async def test_a_position_beyond_the_end_is_the_end_and_what_comes_then_is_seen(path: str) -> None:
-    agent, _ = build_agent("hello", "hello again")
-    async with served(agent) as client:
+    async with serve_script("hello", "hello again") as client:
         session_id = await client.session()
         headers = {"Last-Event-ID": "99"}
         async with client.stream(path.format(session_id), headers=headers) as events:
@@ -318,5 +298,5 @@ async def test_a_position_beyond_the_end_is_the_end_and_what_comes_then_is_seen(
         registry = f"/api/agent/sessions/{session_id}/stream"
         async with client.stream(registry, headers=headers) as events:
             sending = asyncio.create_task(client.send(session_id, "again"))
-            await until(events, event="loop_completed")
+            await read_until(events, event="loop_completed")
             await sending

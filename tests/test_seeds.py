@@ -19,7 +19,6 @@ from tests.kit.sessions import (
     either_store,
     file_store,
     list_kinds,
-    list_user_texts,
     read_finished_calls,
     read_questions,
     resume_run,
@@ -48,7 +47,7 @@ from treadle import (
     tool,
 )
 from treadle.errors import BadInput, ModelError, NotFound, PositionMoved, StoreDamaged, StoreError, StoreTooNew
-from treadle.events import ContextCompacted, Event, Fact, MessageReceived, ModelReplied, SignalDetected, TurnStarted
+from treadle.events import ContextCompacted, Event, Fact, MessageReceived, SignalDetected, TurnStarted
 from treadle.messages import Call, Reply, Request, UserMessage
 from treadle.testing import call, say
 from treadle.testing.crash_points import CrashPoint
@@ -317,29 +316,24 @@ async def hang() -> None:
 
 
 @pytest.mark.parametrize("reason", ENDINGS)
-async def test_seed_10_every_run_has_one_final_event_with_its_outcome(store: Store, reason: str) -> None:
-    script, options = ENDINGS[reason]
-    agent, _ = build_agent(*script, tools=[note, hang], **options)
-    async with agent.session(store.open()) as session:
-        async with session.run("go") as run:
-            events = [event async for event in run]
-        facts = await session.facts()
-    check_settled(facts)
-    assert isinstance(events[-1], RunFinished) and events[-1] == facts[-1] == run.outcome
-    assert events[-1].reason == reason and events[-1].run_id
-    assert events[-1].answer or events[-1].error
-
-
-@pytest.mark.parametrize("reason", ENDINGS)
-async def test_seed_11_a_limit_or_a_failure_is_never_reported_as_an_answer(store: Store, reason: str) -> None:
+async def test_seeds_10_11_16_every_run_has_one_final_event_says_how_it_ended_and_leaves_nothing_running(
+    store: Store, reason: str
+) -> None:
     script, options = ENDINGS[reason]
     agent, _ = build_agent(*script, tools=[note, hang], **options)
     log = store.open()
     async with agent.session(log) as session:
-        outcome = await run_to_end(session)
-        status = (await log.get_info(session.id)).status
-    assert outcome.can_continue == (reason != "answered")
-    assert status == {"answered": "answered", "failed": "failed"}.get(reason, "stopped")
+        async with session.run("go") as run:
+            events = [event async for event in run]
+        facts, state, info = await session.facts(), await session.state(), await log.get_info(session.id)
+    check_settled(facts)
+    ending = events[-1]
+    assert isinstance(ending, RunFinished) and ending == facts[-1] == run.outcome
+    assert ending.reason == reason and ending.run_id and (ending.answer or ending.error)
+    assert ending.can_continue == (reason != "answered"), "a limit or a failure is never reported as an answer"
+    assert info.status == {"answered": "answered", "failed": "failed"}.get(reason, "stopped") and info.owner == ""
+    assert state.run is None and state.turn is None and state.pending == []
+    assert all(one.finished is not None for one in state.calls.values())
 
 
 async def test_seed_12_a_turn_without_text_does_not_return_the_text_of_the_one_before(store: Store) -> None:
@@ -400,19 +394,6 @@ async def test_seed_15_pausing_on_the_last_allowed_turn_does_not_fire_the_limits
         await session.approve("a")
         ending = await wait_for(session, RunFinished)
     assert ending.reason == "turn_limit" and len(model.requests) == 2
-
-
-@pytest.mark.parametrize("reason", ENDINGS)
-async def test_seed_16_nothing_is_left_running_for_ever(store: Store, reason: str) -> None:
-    script, options = ENDINGS[reason]
-    agent, _ = build_agent(*script, tools=[note, hang], **options)
-    log = store.open()
-    async with agent.session(log) as session:
-        await run_to_end(session)
-        state, info = await session.state(), await log.get_info(session.id)
-    assert state.run is None and state.turn is None and state.pending == []
-    assert all(one.finished is not None for one in state.calls.values())
-    assert info.owner == "" and info.status not in ("running", "waiting")
 
 
 async def test_seed_17_one_reply_cannot_overshoot_a_budget_and_loops_and_empty_replies_end(store: Store) -> None:
@@ -477,12 +458,3 @@ async def test_seed_20_a_caller_cannot_grant_itself_more_and_errors_are_in_the_e
         assert (outcome.error, outcome.answer) == ("auth: bad key", "")
         with pytest.raises(BadInput):
             await session.send("")
-
-
-async def test_what_the_seeds_say_of_replies_holds_for_their_order_too(store: Store) -> None:
-    agent, model = build_agent("one", "two")
-    async with agent.session(store.open()) as session:
-        await run_to_end(session, "first")
-        await run_to_end(session, "second")
-        assert [fact.text for fact in select_events(await session.facts(), ModelReplied)] == ["one", "two"]
-    assert list_user_texts(model.requests[1]) == ["first", "second"]

@@ -1,12 +1,14 @@
 """`/api/agent`: an objective streamed as loop events, approvals that are waited for, going on, the registry."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from tests.dialects.test_loop_events import accept
-from tests.kit.server import OWNER, Client, listen, read_until, serve_agents, serve_script
+from tests.kit.server import OWNER, Client, SentEvent, listen, read_until, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE, SteppingClock, Store, Tables, build_agent, file_store, note
 from treadle import Limits, Runtime
 from treadle.events import SessionRenamed
@@ -17,7 +19,7 @@ from treadle.testing import call
 store = file_store
 
 
-async def run(client: Client, **fields: Any) -> list[dict[str, Any]]:
+async def run_objective(client: Client, **fields: Any) -> list[dict[str, Any]]:
     """All events of a run, by a client that reads to the end of the stream."""
     async with client.stream("/api/agent/run", {"objective": "go", **fields}) as events:
         seen: list[dict[str, Any]] = []
@@ -29,19 +31,27 @@ async def run(client: Client, **fields: Any) -> list[dict[str, Any]]:
     return seen
 
 
-def of(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+@asynccontextmanager
+async def ask_for_approval(client: Client) -> AsyncIterator[tuple[str, dict[str, Any], AsyncIterator[SentEvent]]]:
+    """Run an objective until an approval is required: its session, the question, and the events to come."""
+    async with client.stream("/api/agent/run", {"objective": "go"}) as events:
+        (first, *_, asked) = await read_until(events, event="tool_approval_required")
+        yield first["data"]["session_id"], asked["data"], events
+
+
+def select_data(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [event["data"] for event in events if event["event"] == name]
 
 
 async def test_a_run_is_streamed_in_order_and_ends_with_its_summary() -> None:
     async with serve_script([call("note", text="a"), call("note", text="b")], "all noted") as client:
-        events = await run(client, autoApprove=["note"], systemPrompt="be brief", sessionName="Notes")
+        events = await run_objective(client, autoApprove=["note"], systemPrompt="be brief", sessionName="Notes")
         accept(events)
         summary = events[-1]["data"]["summary"]
         assert summary["termination"]["answer"] == "all noted" and summary["tool_calls_made"] == 2
-        assert "".join(one["token"] for one in of(events, "token_generated")) == "all noted"
+        assert "".join(one["token"] for one in select_data(events, "token_generated")) == "all noted"
         assert client.model.requests[0].system == "be brief"
-        config = of(events, "loop_started")[0]["config"]
+        config = select_data(events, "loop_started")[0]["config"]
         assert (config["max_iterations"], config["max_tool_calls"], config["max_tokens"]) == (10, 50, 16384)
         assert config["auto_approve"] == ["note"]
 
@@ -55,8 +65,7 @@ async def test_a_blank_objective_is_refused() -> None:
 
 
 async def test_without_a_model_it_is_503() -> None:
-    agent, _ = build_agent()
-    async with serve_agents(agent) as client:
+    async with serve_script() as client:
         await client.json("POST", "/v1/models/unload", {"model": "scripted"})
         problem = await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
         assert problem["message"] == "No model loaded. Load a model before running the agent."
@@ -67,52 +76,49 @@ async def test_without_a_model_it_is_503() -> None:
 
 async def test_every_tool_is_asked_for_and_the_answers_have_their_statuses() -> None:
     async with serve_script(call("note", text="a"), call("note", text="b"), "noted") as client:
-        async with client.stream("/api/agent/run", {"objective": "go"}) as events:
-            (first, *_, asked) = await read_until(events, event="tool_approval_required")
-            session_id, call_id = first["data"]["session_id"], asked["data"]["call_id"]
-            assert asked["data"]["tool"] == "note" and asked["data"]["arguments"] == {"text": "a"}
+        async with ask_for_approval(client) as (session_id, asked, events):
+            call_id = asked["call_id"]
+            assert asked["tool"] == "note" and asked["arguments"] == {"text": "a"}
             approve = f"/api/agent/{session_id}/approve"
             await client.problem("POST", approve, {"call_id": "nope", "decision": "approve"}, 404)
             await client.problem("POST", "/api/agent/nope/approve", {"call_id": call_id, "decision": "deny"}, 404)
-            line = await client.json("GET", f"/api/agent/sessions/{session_id}")
-            assert line["status"] == "awaiting_approval"
+            assert (await client.json("GET", f"/api/agent/sessions/{session_id}"))["status"] == "awaiting_approval"
             answer = {"call_id": call_id, "decision": "approve_always", "scope": "this_tool"}
             await client.json("POST", approve, answer)
             await client.problem("POST", approve, answer, 409)
             rest = await read_until(events, event="loop_completed")
-        assert not of(rest, "tool_approval_required") and len(of(rest, "tool_execution_completed")) == 2
+        assert (
+            not select_data(rest, "tool_approval_required") and len(select_data(rest, "tool_execution_completed")) == 2
+        )
 
 
 async def test_a_denial_reaches_the_model() -> None:
     async with serve_script(call("note", text="a"), "then not") as client:
-        async with client.stream("/api/agent/run", {"objective": "go", "forbidden": []}) as events:
-            (first, *_, asked) = await read_until(events, event="tool_approval_required")
-            body = {"callId": asked["data"]["call_id"], "decision": "deny", "comment": "not now"}
-            await client.json("POST", f"/api/agent/{first['data']['session_id']}/approve", body)
+        async with ask_for_approval(client) as (session_id, asked, events):
+            body = {"callId": asked["call_id"], "decision": "deny", "comment": "not now"}
+            await client.json("POST", f"/api/agent/{session_id}/approve", body)
             rest = await read_until(events, event="loop_completed")
-        (result,) = of(rest, "tool_execution_completed")
+        (result,) = select_data(rest, "tool_execution_completed")
         assert result["result"]["status"] == "denied" and "not now" in result["result"]["data"]
 
 
 async def test_an_approval_that_nobody_answers_expires_and_is_denied() -> None:
-    clock, made = SteppingClock(), Tables()
+    clock = SteppingClock()
     async with serve_script(call("drop", table="t"), "nobody said yes", clock=clock) as client:
-        async with client.stream("/api/agent/run", {"objective": "go"}) as events:
-            (first, *_, asked) = await read_until(events, event="tool_approval_required")
-            session_id = first["data"]["session_id"]
-            assert asked["data"]["expires_at"] == pytest.approx(clock.now() + 300)
+        async with ask_for_approval(client) as (session_id, asked, events):
+            assert asked["expires_at"] == pytest.approx(clock.now() + 300)
             clock.step(301)
-            body = {"call_id": asked["data"]["call_id"], "decision": "approve"}
+            body = {"call_id": asked["call_id"], "decision": "approve"}
             await client.problem("POST", f"/api/agent/{session_id}/approve", body, 410)
             rest = await read_until(events, event="loop_completed")
-        (result,) = of(rest, "tool_execution_completed")
-        assert result["result"]["status"] == "denied" and not made.done
+        (result,) = select_data(rest, "tool_execution_completed")
+        assert result["result"]["status"] == "denied" and not client.tables.done
         await client.problem("POST", f"/api/agent/{session_id}/approve", body, 410)
 
 
 async def test_a_continuation_token_works_once() -> None:
     async with serve_script(call("note", text="a"), "so far", "finished") as client:
-        events = await run(client, maxIterations=1, autoApprove=["*"])
+        events = await run_objective(client, maxIterations=1, autoApprove=["*"])
         summary = events[-1]["data"]["summary"]
         assert summary["termination"]["reason"] == "max_iterations" and summary["can_resume"]
         assert summary["partial_answer"] == "so far"
@@ -128,7 +134,7 @@ async def test_a_continuation_token_works_once() -> None:
 
 async def test_a_run_continues_after_a_limit_without_a_token_and_without_a_body() -> None:
     async with serve_script(call("note", text="a"), "so far", "finished") as client:
-        session_id = (await run(client, maxIterations=1, autoApprove=["*"]))[0]["data"]["session_id"]
+        session_id = (await run_objective(client, maxIterations=1, autoApprove=["*"]))[0]["data"]["session_id"]
         async with client.request("POST", f"/api/agent/{session_id}/continue") as answer:
             assert answer.status == 200 and "finished" in await answer.text()
 
@@ -150,7 +156,7 @@ async def test_a_run_continues_without_its_client_and_can_be_cancelled() -> None
 
 async def test_the_registry_counts_what_happened() -> None:
     async with serve_script([call("note", text="a"), call("fly")], "done") as client:
-        await run(client, objective="note a", autoApprove=["*"], sessionName="Notes")
+        await run_objective(client, objective="note a", autoApprove=["*"], sessionName="Notes")
         (line,) = (await client.json("GET", "/api/agent/sessions?status=completed"))["sessions"]
         assert (line["name"], line["objective"], line["status"]) == ("Notes", "note a", "completed")
         assert (line["thoughts"], line["tool_calls"], line["results"], line["errors"]) == (2, 2, 2, 1)
@@ -160,7 +166,7 @@ async def test_the_registry_counts_what_happened() -> None:
 
 async def test_a_limit_is_not_listed_as_completed() -> None:
     async with serve_script(call("note", text="a"), "so far") as client:
-        await run(client, maxIterations=1, autoApprove=["*"])
+        await run_objective(client, maxIterations=1, autoApprove=["*"])
         (line,) = (await client.json("GET", "/api/agent/sessions"))["sessions"]
         assert (line["status"], line["reason"]) == ("failed", "turn_limit")
 
@@ -168,15 +174,12 @@ async def test_a_limit_is_not_listed_as_completed() -> None:
 async def test_the_registry_is_paged_and_filtered_by_status() -> None:
     async with serve_script("one", "<yield>two</yield>", "<stuck>three</stuck>", "four", "five") as client:
         for number in range(5):
-            await run(client, objective=f"job {number}")
-        seen: list[str] = []
-        cursor = ""
-        while True:
-            page = await client.json("GET", f"/api/agent/sessions?status=completed&limit=2&cursor={cursor}")
-            seen += [line["objective"] for line in page["sessions"]]
-            cursor = page["cursor"]
-            if not cursor:
-                break
+            await run_objective(client, objective=f"job {number}")
+        path = "/api/agent/sessions?status=completed&limit=2&cursor="
+        pages = [await client.json("GET", path)]
+        while pages[-1]["cursor"]:
+            pages.append(await client.json("GET", path + pages[-1]["cursor"]))
+        seen = [line["objective"] for page in pages for line in page["sessions"]]
         assert seen == ["job 4", "job 3", "job 1", "job 0"]
         failed = await client.json("GET", "/api/agent/sessions?status=failed")
         assert [(line["objective"], line["reason"]) for line in failed["sessions"]] == [("job 2", "stuck")]
@@ -185,18 +188,14 @@ async def test_the_registry_is_paged_and_filtered_by_status() -> None:
 async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(store: Store) -> None:
     made, clock = Tables(), store.stepping()
     agent, _ = build_agent(call("drop", table="t"), tools=made.tools, clock=clock)
-    async with (
-        serve_agents(agent, store=store.open()) as client,
-        client.stream("/api/agent/run", {"objective": "go"}) as events,
-    ):
-        (first, *_) = await read_until(events, event="tool_approval_required")
+    async with serve_agents(agent, store=store.open()) as client, ask_for_approval(client) as (session_id, _, _):
+        pass
     clock.step(301)
     again, _ = build_agent("nobody said yes", tools=made.tools, clock=clock)
-    path = f"/v1/sessions/{first['data']['session_id']}/events"
-    async with serve_agents(again, store=store.open()) as client, client.stream(path) as events:
-        facts = await read_until(events, type="run_finished")
-    answered = [fact for fact in facts if fact["type"] == "approval_answered"]
-    assert [(fact["decision"], fact["by"]) for fact in answered] == [("deny", "expiry")]
+    async with serve_agents(again, store=store.open()) as client:
+        facts = await client.wait_for(session_id, "run_finished")
+    answered = [(fact["decision"], fact["by"]) for fact in facts if fact["type"] == "approval_answered"]
+    assert answered == [("deny", "expiry")]
     assert facts[-1]["answer"] == "nobody said yes" and not made.done
 
 
@@ -204,21 +203,14 @@ async def test_all_sessions_can_be_watched_at_once_and_one_from_its_beginning() 
     async with serve_script("one", "two") as client:
         async with client.stream("/api/agent/sessions/stream") as events:
             await anext(events)
-            runs = await asyncio.gather(run(client), run(client))
+            runs = await asyncio.gather(run_objective(client), run_objective(client))
             ids = {events[0]["data"]["session_id"] for events in runs}
-            ended: set[str] = set()
-            names: dict[str, list[str]] = {}
-            async for one in events:
-                names.setdefault(one.data["data"]["session_id"], []).append(one.event)
-                if one.event == "session_ended":
-                    ended.add(one.data["data"]["session_id"])
-                    if ended == ids:
-                        break
-        for seen in names.values():
-            assert seen[0] == "session_started" and seen[-1] == "session_ended"
-            assert "session_updated" in seen and "agent_event" in seen
-        session_id = ids.pop()
-        async with client.stream(f"/api/agent/sessions/{session_id}/stream") as events:
+            seen = [*await read_until(events, event="session_ended"), *await read_until(events, event="session_ended")]
+        for session_id in ids:
+            names = [one["event"] for one in seen if one["data"]["session_id"] == session_id]
+            assert names[0] == "session_started" and names[-1] == "session_ended"
+            assert "session_updated" in names and "agent_event" in names
+        async with client.stream(f"/api/agent/sessions/{ids.pop()}/stream") as events:
             accept(await read_until(events, event="loop_completed"))
 
 
@@ -232,8 +224,7 @@ async def test_the_live_registry_knows_sessions_that_are_older_than_its_watcher_
             seen = await read_until(events, event="session_updated")
             while seen[-1]["data"].get("status") != "awaiting_approval":
                 seen += await read_until(events, event="session_updated")
-            (asked,) = await client.json("GET", "/v1/approvals")
-            await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
+            await client.answer_approval()
             seen += await read_until(events, event="session_ended")
             await sending
         assert {one["data"]["session_id"] for one in seen} == {session_id}
@@ -248,7 +239,7 @@ async def test_the_live_registry_knows_sessions_that_are_older_than_its_watcher_
 
 async def test_who_watches_one_session_comes_back_with_the_last_id_and_gets_the_rest() -> None:
     async with serve_script(call("note", text="a"), "done") as client:
-        session_id = (await run(client, autoApprove=["*"]))[0]["data"]["session_id"]
+        session_id = (await run_objective(client, autoApprove=["*"]))[0]["data"]["session_id"]
         path = f"/api/agent/sessions/{session_id}/stream"
         whole: list[tuple[str, str]] = []
         async with client.stream(path) as events:
@@ -287,11 +278,6 @@ async def test_a_slow_watcher_of_all_sessions_learns_how_many_facts_it_missed() 
     assert missed["data"]["recoverable"] and missed["data"]["message"].startswith("952 events were dropped")
 
 
-async def test_the_roots_of_the_operator_hold_for_the_working_folder(tmp_path: Any) -> None:
-    async with serve_script(roots=(tmp_path,)) as client:
-        await client.problem("POST", "/api/agent/run", {"objective": "go", "workingDir": "/etc"}, 403)
-
-
 async def test_a_server_keeps_the_gate_of_its_runtime() -> None:
     asked: asyncio.Queue[str] = asyncio.Queue()
 
@@ -301,14 +287,10 @@ async def test_a_server_keeps_the_gate_of_its_runtime() -> None:
     agent, _ = build_agent(call("note", text="a"), "done", tools=[note])
     runtime = Runtime(":memory:", [agent])
     runtime.gate = gate
-    async with (
-        listen(create_app(runtime, ServerConfig(tokens=(OWNER,)))) as base,
-        Client(base) as client,
-        client.stream("/api/agent/run", {"objective": "go"}) as events,
-    ):
-        (first, *_, question) = await read_until(events, event="tool_approval_required")
+    app = create_app(runtime, ServerConfig(tokens=(OWNER,)))
+    async with listen(app) as base, Client(base) as client, ask_for_approval(client) as (session_id, question, events):
         assert await asyncio.wait_for(asked.get(), PATIENCE) == "note"
-        body = {"call_id": question["data"]["call_id"], "decision": "approve"}
-        await client.json("POST", f"/api/agent/{first['data']['session_id']}/approve", body)
+        body = {"call_id": question["call_id"], "decision": "approve"}
+        await client.json("POST", f"/api/agent/{session_id}/approve", body)
         await read_until(events, event="loop_completed")
     assert asked.empty()

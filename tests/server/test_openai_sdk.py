@@ -8,10 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.kit.server import Client, serve_agents
-from tests.kit.sessions import PATIENCE, Tables, build_agent, note
-from tests.server.test_sockets import receive_until
-from treadle import Agent
+from tests.kit.server import Client, serve_agents, serve_script
+from tests.kit.sessions import PATIENCE
+from treadle import Agent, TextDelta
 from treadle.errors import ModelError
 from treadle.messages import Reply, ResultMessage, Usage
 from treadle.messages import Request as ModelRequest
@@ -31,39 +30,36 @@ TOOLS: Any = [
 ASKED: Any = [{"role": "user", "content": "hi"}]
 
 
+def connect_sdk(plain: Client) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{plain.base}/v1", api_key=plain.token, max_retries=0, timeout=PATIENCE)
+
+
 @asynccontextmanager
-async def sdk(*agents: Agent) -> AsyncIterator[tuple[openai.AsyncOpenAI, Client]]:
-    async with (
-        serve_agents(*agents) as client,
-        openai.AsyncOpenAI(base_url=f"{client.base}/v1", api_key=client.token, max_retries=0, timeout=PATIENCE) as made,
-    ):
-        yield made, client
+async def open_sdk(*script: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, Client]]:
+    """OpenAI's client and our own, for a server with one agent that follows a script."""
+    async with serve_script(*script) as plain, connect_sdk(plain) as client:
+        yield client, plain
 
 
-def bare(*script: Any) -> tuple[Agent, ScriptedModel]:
-    model = ScriptedModel(*script)
-    return Agent(model), model
+async def chat(client: openai.AsyncOpenAI, **options: Any) -> Any:
+    return await client.chat.completions.create(**{"model": "scripted", "messages": ASKED, **options})
 
 
 async def test_a_chat_is_completed_whole_and_in_chunks() -> None:
-    agent, model = bare(say("Hello\nthere", usage=Usage(7, 3)), say("Hello\nthere", usage=Usage(7, 3)))
-    async with sdk(agent) as (client, _):
-        whole = await client.chat.completions.create(model="scripted", messages=ASKED, temperature=0.5)
+    async with open_sdk(*[say("Hello\nthere", usage=Usage(7, 3))] * 2) as (client, plain):
+        whole = await chat(client, temperature=0.5)
         assert whole.choices[0].message.content == "Hello\nthere" and whole.choices[0].finish_reason == "stop"
         assert whole.usage is not None and whole.usage.total_tokens == 10
-        stream = await client.chat.completions.create(
-            model="scripted", messages=ASKED, stream=True, stream_options={"include_usage": True}
-        )
+        stream = await chat(client, stream=True, stream_options={"include_usage": True})
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello\nthere"
         assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 10
-        assert model.requests[0].sampling.temperature == 0.5
+        assert plain.model.requests[0].sampling.temperature == 0.5
 
 
 async def test_the_clients_tools_are_returned_to_the_client_and_not_run_here() -> None:
-    agent, model = bare(call("add", id="c1", a=1), call("add", id="c2", a=2), "three")
-    async with sdk(agent) as (client, _):
-        whole = await client.chat.completions.create(model="scripted", messages=ASKED, tools=TOOLS)
+    async with open_sdk(call("add", id="c1", a=1), call("add", id="c2", a=2), "three") as (client, plain):
+        whole = await chat(client, tools=TOOLS)
         (made,) = whole.choices[0].message.tool_calls or ()
         assert made.function.arguments == '{"a":1}' and whole.choices[0].finish_reason == "tool_calls"  # type: ignore[union-attr]
         async with client.chat.completions.stream(model="scripted", messages=ASKED, tools=TOOLS) as stream:
@@ -71,24 +67,22 @@ async def test_the_clients_tools_are_returned_to_the_client_and_not_run_here() -
         (streamed,) = final.choices[0].message.tool_calls or ()
         assert streamed.id == "c2"
         history = [*ASKED, whole.choices[0].message, {"role": "tool", "tool_call_id": made.id, "content": "1"}]
-        last = await client.chat.completions.create(model="scripted", messages=history, tools=TOOLS)
+        last = await chat(client, messages=history, tools=TOOLS)
         assert last.choices[0].message.content == "three"
-        assert model.requests[2].messages[2] == ResultMessage("c1", "add", "1")
+        assert plain.model.requests[2].messages[2] == ResultMessage("c1", "add", "1")
 
 
 async def test_max_tokens_gives_length_and_a_schema_is_passed_on() -> None:
-    agent, model = bare(Reply("hal", finish="length"), '{"a":1}')
-    async with sdk(agent) as (client, _):
-        cut = await client.chat.completions.create(model="scripted", messages=ASKED, max_tokens=1)
-        assert cut.choices[0].finish_reason == "length" and model.requests[0].max_tokens == 1
+    async with open_sdk(Reply("hal", finish="length"), '{"a":1}') as (client, plain):
+        cut = await chat(client, max_tokens=1)
+        assert cut.choices[0].finish_reason == "length" and plain.model.requests[0].max_tokens == 1
         form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-        await client.chat.completions.create(model="scripted", messages=ASKED, response_format=form)
-        assert model.requests[1].output_schema == {"type": "object"}
+        await chat(client, response_format=form)
+        assert plain.model.requests[1].output_schema == {"type": "object"}
 
 
 async def test_responses_whole_and_streamed() -> None:
-    agent, _ = bare(say("Hello", usage=Usage(7, 3)), "Hello\nthere", call("add", id="c1", a=1))
-    async with sdk(agent) as (client, _):
+    async with open_sdk(say("Hello", usage=Usage(7, 3)), "Hello\nthere", call("add", id="c1", a=1)) as (client, _):
         whole = await client.responses.create(model="scripted", input="hi", instructions="be brief")
         assert whole.output_text == "Hello" and whole.status == "completed"
         assert whole.usage is not None and whole.usage.total_tokens == 10
@@ -102,8 +96,7 @@ async def test_responses_whole_and_streamed() -> None:
 
 
 async def test_the_old_completions_and_the_list_of_models() -> None:
-    agent, _ = bare("once upon", "a\ntime")
-    async with sdk(agent) as (client, _):
+    async with open_sdk("once upon", "a\ntime") as (client, _):
         whole = await client.completions.create(model="scripted", prompt="tell")
         assert whole.choices[0].text == "once upon"
         stream = await client.completions.create(model="default", prompt="tell", stream=True)
@@ -117,8 +110,8 @@ async def test_embeddings_are_given_where_the_model_can() -> None:
         async def embed(self, texts: list[str]) -> list[list[float]]:
             return [[float(len(text)), 0.5] for text in texts]
 
-    agent, _ = bare()
-    async with sdk(Agent(Embedding(name="embedding"), name="other"), agent) as (client, _):
+    embedding, other = Agent(Embedding(name="embedding"), name="other"), Agent(ScriptedModel())
+    async with serve_agents(embedding, other) as plain, connect_sdk(plain) as client:
         given = await client.embeddings.create(model="embedding", input=["a", "bcd"])
         assert [one.embedding for one in given.data] == [[1.0, 0.5], [3.0, 0.5]]
         with pytest.raises(openai.BadRequestError, match="no embeddings"):
@@ -126,64 +119,56 @@ async def test_embeddings_are_given_where_the_model_can() -> None:
 
 
 async def test_an_agent_answers_in_a_models_place_and_its_tools_run_here() -> None:
-    agent, _ = build_agent(
-        ["let me see", call("note", text="a")], "noted", call("note", text="b"), "again", tools=[note]
-    )
-    async with sdk(agent) as (client, _):
-        stream = await client.chat.completions.create(model="agent:agent", messages=ASKED, stream=True)
+    script = [["let me see", call("note", text="a")], "noted", call("note", text="b"), "again"]
+    async with open_sdk(*script) as (client, _):
+        stream = await chat(client, model="agent:agent", stream=True)
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == "let me see\n\nnoted"
         activity = [c.model_extra["treadle"]["type"] for c in chunks if c.model_extra]
         assert activity == ["call_started", "call_finished", "run_finished"]
-        whole = await client.chat.completions.create(model="agent:agent", messages=ASKED)
+        whole = await chat(client, model="agent:agent")
         assert whole.choices[0].message.content == "again"
         assert whole.model_extra is not None
         assert [one["type"] for one in whole.model_extra["treadle"]][-1] == "run_finished"
 
 
 async def test_an_agent_continues_a_session_and_knows_the_earlier_messages() -> None:
-    agent, model = build_agent("one", "two", "three")
-    async with sdk(agent) as (client, plain):
+    async with open_sdk("one", "two", "three") as (client, plain):
         session_id = await plain.session()
         for text in ("first", "second"):
             messages: Any = [{"role": "user", "content": text}]
             extra = {"session_id": session_id}
-            await client.chat.completions.create(model="agent:agent", messages=messages, extra_body=extra)
-        assert len(model.requests[1].messages) == 3
+            await chat(client, model="agent:agent", messages=messages, extra_body=extra)
+        assert len(plain.model.requests[1].messages) == 3
         whole = await client.responses.create(model="agent:agent", input="third", instructions="be kind")
-        assert whole.output_text == "three" and model.requests[2].system.endswith("be kind")
+        assert whole.output_text == "three" and plain.model.requests[2].system.endswith("be kind")
 
 
 async def test_an_agents_approval_is_answered_elsewhere_while_its_client_waits() -> None:
-    made = Tables()
-    agent, _ = build_agent(call("drop", table="t"), "dropped", tools=made.tools)
-    async with sdk(agent) as (client, plain):
-        asking = asyncio.create_task(client.chat.completions.create(model="agent:agent", messages=ASKED))
-        async with plain.socket("/v1/ws") as socket:
-            await receive_until(socket, status="needs_you")
-        (asked,) = await plain.json("GET", "/v1/approvals")
-        await plain.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
+    async with open_sdk(call("drop", table="t"), "dropped") as (client, plain):
+        asking = asyncio.create_task(chat(client, model="agent:agent"))
+        async with plain.open_socket("/v1/ws") as socket:
+            await socket.receive_until(status="needs_you")
+        await plain.answer_approval()
         assert (await asking).choices[0].message.content == "dropped"
 
 
 async def test_failures_are_errors_that_the_client_library_knows() -> None:
     overloaded = ModelError("slow down", kind="overloaded", retryable=True, retry_after=3)
-    agent, _ = bare(overloaded, ModelError("no", kind="auth"))
-    async with sdk(agent) as (client, plain):
-        with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="nope", messages=ASKED)
-        with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="agent:nope", messages=ASKED)
+    async with open_sdk(overloaded, ModelError("no", kind="auth")) as (client, plain):
+        for model in ("nope", "agent:nope"):
+            with pytest.raises(openai.NotFoundError):
+                await chat(client, model=model)
         with pytest.raises(openai.BadRequestError):
-            await client.chat.completions.create(model="scripted", messages=[])
+            await chat(client, messages=[])
         with pytest.raises(openai.RateLimitError) as limited:
-            await client.chat.completions.create(model="scripted", messages=ASKED)
+            await chat(client)
         assert limited.value.response.headers["retry-after"] == "3"
         with pytest.raises(openai.APIStatusError) as failed:
-            await client.chat.completions.create(model="scripted", messages=ASKED, stream=True)
+            await chat(client, stream=True)
         assert failed.value.status_code == 502
         with pytest.raises(openai.UnprocessableEntityError):
-            await client.chat.completions.create(model="agent:agent", messages=ASKED, tools=TOOLS)
+            await chat(client, model="agent:agent", tools=TOOLS)
         problem = await plain.problem("POST", "/v1/chat/completions", {"model": "scripted", "messages": 1}, 422)
         assert (problem["param"], problem["message"][:10]) == ("messages", "messages: ")
         problem = await plain.problem("POST", "/v1/chat/completions", {"model": "x", "messages": [{}]}, 422)
@@ -193,11 +178,10 @@ async def test_failures_are_errors_that_the_client_library_knows() -> None:
 
 
 async def test_a_request_that_an_agent_cannot_answer_creates_no_session() -> None:
-    agent, _ = bare()
-    async with sdk(agent) as (client, plain):
+    async with open_sdk() as (client, plain):
         for messages in ([*ASKED, {"role": "assistant", "content": "yes"}], [*ASKED, {"role": "user", "content": " "}]):
             with pytest.raises(openai.BadRequestError):
-                await client.chat.completions.create(model="agent:agent", messages=messages)  # type: ignore[arg-type]
+                await chat(client, model="agent:agent", messages=messages)  # type: ignore[arg-type]
         assert (await plain.json("GET", "/v1/sessions"))["sessions"] == []
 
 
@@ -209,21 +193,20 @@ async def test_null_fields_count_as_missing() -> None:
         *ASKED,
     ]
     body: Any = {"stream_options": {"include_usage": None}, "session_id": None, "tools": None, "stop": None}
-    agent, _ = bare(*["hello"] * 4)
-    async with sdk(agent) as (client, plain):
+    agent = Agent(ScriptedModel(*["hello"] * 4))  # its requests are not checked: the call has no name
+    async with serve_agents(agent) as plain, connect_sdk(plain) as client:
         for model in ("scripted", "agent:agent"):
-            answer = await client.chat.completions.create(model=model, messages=messages, extra_body=body)
+            answer = await chat(client, model=model, messages=messages, extra_body=body)
             assert answer.choices[0].message.content == "hello"
         await plain.json("POST", "/v1/completions", {"model": "scripted", "prompt": "hi", "session_id": None})
         await plain.json("POST", "/v1/responses", {"model": "scripted", "input": "hi", "session_id": None})
 
 
 async def test_an_agent_refuses_a_response_schema() -> None:
-    agent, _ = bare()
     form: Any = {"type": "json_object"}
-    async with sdk(agent) as (client, plain):
+    async with open_sdk() as (client, plain):
         with pytest.raises(openai.UnprocessableEntityError) as refused:
-            await client.chat.completions.create(model="agent:agent", messages=ASKED, response_format=form)
+            await chat(client, model="agent:agent", response_format=form)
         assert refused.value.param == "response_format"
         wanted = {"model": "agent:agent", "input": "hi", "text": {"format": form}}
         await plain.problem("POST", "/v1/responses", wanted, 422)
@@ -232,20 +215,17 @@ async def test_an_agent_refuses_a_response_schema() -> None:
 async def test_a_failure_in_the_middle_of_a_stream_is_sent_in_the_stream() -> None:
     class Breaking(ScriptedModel):
         async def stream(self, request: Any) -> Any:
-            from treadle import TextDelta
-
             yield TextDelta(text="Hel")
             raise ModelError("the line broke", kind="network")
 
-    async with sdk(Agent(Breaking())) as (client, _):
-        stream = await client.chat.completions.create(model="scripted", messages=ASKED, stream=True)
+    async with serve_agents(Agent(Breaking())) as plain, connect_sdk(plain) as client:
+        stream = await chat(client, stream=True)
         with pytest.raises(openai.APIError, match="the line broke"):
             _ = [chunk async for chunk in stream]
 
 
 async def test_a_model_or_an_agent_is_looked_up_by_its_name() -> None:
-    agent, _ = bare()
-    async with sdk(agent) as (client, _):
+    async with open_sdk() as (client, _):
         for name in ("scripted", "agent:agent"):
             assert (await client.models.retrieve(name)).id == name
         with pytest.raises(openai.NotFoundError):
@@ -254,8 +234,7 @@ async def test_a_model_or_an_agent_is_looked_up_by_its_name() -> None:
 
 async def test_an_agent_answers_bare_prompts_and_streams_their_usage() -> None:
     reply = say("a\nb", usage=Usage(7, 3))
-    agent, _ = build_agent(reply, reply, call("note", text="x"), reply, call("note", text="x"), reply, tools=[note])
-    async with sdk(agent) as (client, _):
+    async with open_sdk(reply, reply, call("note", text="x"), reply, call("note", text="x"), reply) as (client, _):
         for model in ("scripted", "agent:agent"):
             whole = await client.completions.create(model=model, prompt="go")
             assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("a\nb", "stop")
@@ -270,9 +249,8 @@ async def test_an_agent_answers_bare_prompts_and_streams_their_usage() -> None:
 
 async def test_an_agent_that_failed_is_an_error_and_never_an_empty_answer() -> None:
     broken = ModelError("no such key", kind="auth")
-    agent, _ = build_agent(*[broken] * 5)
     asked: Any = {"model": "agent:agent", "messages": ASKED}
-    async with sdk(agent) as (client, _):
+    async with open_sdk(*[broken] * 5) as (client, _):
         with pytest.raises(openai.InternalServerError, match="no such key") as failed:
             await client.chat.completions.create(**asked)
         assert failed.value.status_code == 502 and failed.value.code == "run_failed"

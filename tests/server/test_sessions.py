@@ -345,6 +345,7 @@ async def test_a_folder_outside_the_operators_roots_is_refused(tmp_path: Path) -
         for folder in ("..", "../secret", str(tmp_path / "secret"), "link", "/", "mine/../../secret"):
             problem = await client.problem("POST", "/v1/sessions", {"workspace": folder}, 403)
             assert problem["type"] == "outside_roots"
+            await client.problem("POST", "/api/agent/run", {"objective": "go", "workingDir": folder}, 403)
         for folder in ("missing", "a\0b"):
             assert (await client.problem("POST", "/v1/sessions", {"workspace": folder}, 422))["param"] == "workspace"
             run = {"objective": "go", "workingDir": folder}

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.kit.server import OWNER, Client, create_token, serve_agents, serve_script
-from tests.kit.sessions import PATIENCE, Tables, build_agent, note
+from tests.kit.server import OWNER, Client, create_token, serve_script
+from tests.kit.sessions import PATIENCE, build_agent
 from treadle import Grant, Runtime
 from treadle.errors import BadInput
 from treadle.server.app import create_app
@@ -40,19 +40,14 @@ async def raw(client: Client, *lines: str, body: bytes = b"") -> int:
 async def test_requests_without_the_token_are_refused() -> None:
     async with serve_script() as client:
         assert await status(client) == 200
-        async with aiohttp.ClientSession(client.base) as anyone:
+        async with Client(client.base, "") as anyone:
             for path in ("/v1/sessions", "/metrics", "/openapi.json", "/docs", "/ready", "/v1/config", "/v1/health"):
-                async with anyone.get(path) as answer:
-                    assert answer.status == 401, path
-                    assert answer.headers["www-authenticate"] == "Bearer"
-            for path in ("/health", "/"):
-                async with anyone.get(path) as answer:
-                    assert answer.status == 200
+                async with anyone.request("GET", path) as answer:
+                    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), path
+            assert [await status(anyone, path=path) for path in ("/health", "/")] == [200, 200]
             for header in ("Bearer wrong", f"Basic {OWNER.value}", OWNER.value, "Bearer", f"Bearer {OWNER.value}x"):
-                async with anyone.get("/v1/sessions", headers={"authorization": header}) as answer:
-                    assert answer.status == 401
-            async with anyone.get(f"/v1/sessions?token={OWNER.value}") as answer:
-                assert answer.status == 401
+                assert await status(anyone, headers={"authorization": header}) == 401
+            assert await status(anyone, path=f"/v1/sessions?token={OWNER.value}") == 401
 
 
 async def test_a_foreign_host_name_is_refused_even_with_the_token() -> None:
@@ -60,13 +55,8 @@ async def test_a_foreign_host_name_is_refused_even_with_the_token() -> None:
         port = client.base.rpartition(":")[2]
         for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil:{port}", ""):
             assert await status(client, headers={"host": host}) == 403, host
-        for host in (
-            f"localhost:{port}",
-            f"127.0.0.1:{port}",
-            f"[::1]:{port}",
-            "box.example:8420",
-            f"LOCALHOST:{port}",
-        ):
+        own = [f"{name}:{port}" for name in ("localhost", "127.0.0.1", "[::1]", "LOCALHOST")]
+        for host in (*own, "box.example:8420"):
             assert await status(client, headers={"host": host}) == 200, host
         bearer = f"Authorization: Bearer {OWNER.value}"
         assert await raw(client, "GET /v1/sessions HTTP/1.0", bearer) in (400, 403)
@@ -104,14 +94,10 @@ async def test_pages_of_other_origins_are_refused() -> None:
 
 
 async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
-    agent, _ = build_agent()
     page = "https://app.example"
-    async with (
-        serve_agents(agent) as client,
-        client.request("OPTIONS", "/v1/sessions", headers={"origin": page}) as answer,
-    ):
+    async with serve_script() as client, client.request("OPTIONS", "/v1/sessions", headers={"origin": page}) as answer:
         assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
-    async with serve_agents(agent, origins=(page,)) as client:
+    async with serve_script(origins=(page,)) as client:
         asked = {"origin": page, "sec-fetch-site": "cross-site", "access-control-request-method": "POST"}
         async with client.request("OPTIONS", "/v1/sessions", headers=asked) as answer:
             assert answer.status == 204 and answer.headers["access-control-allow-origin"] == page
@@ -206,16 +192,15 @@ async def test_wrong_tokens_are_slowed_down_and_the_valid_one_is_not() -> None:
 
 
 async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
-    agent, _ = build_agent()
-    async with serve_agents(agent, rate=2) as client:
+    async with serve_script(rate=2) as client:
 
-        async def asked() -> tuple[int, str]:
+        async def request() -> tuple[int, str]:
             async with client.request("GET", "/v1/sessions") as answer:
                 return answer.status, answer.headers.get("retry-after", "")
 
-        answers = await asyncio.gather(*(asked() for _ in range(40)))
+        answers = await asyncio.gather(*(request() for _ in range(40)))
         assert set(answers) == {(200, ""), (429, "1")} and answers.count((200, "")) >= 4
-    async with serve_agents(agent, max_open_requests=2) as client:
+    async with serve_script(max_open_requests=2) as client:
         path = f"/v1/sessions/{await client.session()}/events"
         async with client.stream(path) as one, client.stream(path) as other:
             await anext(one), await anext(other)
@@ -223,15 +208,9 @@ async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
 
 
 async def test_viewing_sending_and_approving_are_separate_rights() -> None:
-    agent, _ = build_agent(call("drop", table="t"), "done", tools=Tables().tools)
-    rights = {
-        right: Token(right, f"{right}-secret-of-the-tests", frozenset((right,)))
-        for right in ("view", "send", "approve")
-    }  # type: ignore[arg-type]
-    async with serve_agents(agent, tokens=(OWNER, *rights.values())) as client:
-        session_id = await client.session()
-        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "drop"})
-        asked = (await client.wait_for(session_id, "approval_requested"))[-1]
+    rights = {right: create_token(right, right) for right in ("view", "send", "approve")}
+    async with serve_script(call("drop", table="t"), "done", tokens=(OWNER, *rights.values())) as client:
+        session_id, sending, asked = await client.start_run("approval_requested")
         approve = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
         tries: list[tuple[str, str, str, Any]] = [
             ("view", "GET", f"/v1/sessions/{session_id}", None),
@@ -245,30 +224,30 @@ async def test_viewing_sending_and_approving_are_separate_rights() -> None:
         for needed, method, path, body in tries:
             for name, token in rights.items():
                 async with Client(client.base, token.value) as caller:
-                    options = {"json": body} if body is not None else {}
-                    code = await status(caller, method, path, **options)
+                    code = await status(caller, method, path, json=body)
                     assert (code < 300) == (name == needed), (name, method, path, code)
+        await sending
 
 
 async def test_a_token_with_a_grant_creates_narrow_sessions_and_cannot_use_wider_ones() -> None:
-    made = Tables()
-    agent, _ = build_agent(call("note", text="x"), "then not", tools=made.tools)
-    narrow = create_token("narrow", grant=Grant(tools=("read_*",)))
-    async with serve_agents(agent, tokens=(OWNER, narrow)) as client, Client(client.base, narrow.value) as caller:
+    narrow, script = create_token("narrow", grant=Grant(tools=("read_*",))), (call("note", text="x"), "then not")
+    async with serve_script(*script, tokens=(OWNER, narrow)) as client, Client(client.base, narrow.value) as caller:
         wide = await client.session()
         problem = await caller.problem("POST", f"/v1/sessions/{wide}/messages", {"content": "x"}, 403)
         assert problem["type"] == "wider_session"
         own = await caller.session(approve=["*"])
         assert (await caller.send(own, "note x"))["reply"] == "then not"
-        assert not made.done
-        denied = [fact for fact in await client.facts(own) if fact["type"] == "call_finished"]
-        assert denied[0]["status"] == "denied"
-        await caller.problem("POST", f"/v1/sessions/{wide}/fork", {}, 403)
-        await caller.problem("POST", f"/v1/sessions/{wide}/cancel", status=403)
-        await caller.problem("POST", f"/v1/approvals/{wide}.call_1", {"approved": True}, 403)
-        body = {"call_id": "call_1", "decision": "approve"}
-        await caller.problem("POST", f"/api/agent/{wide}/approve", body, 403)
-        await caller.problem("DELETE", f"/v1/sessions/{wide}", status=403)
+        assert not client.tables.done
+        statuses = [fact["status"] for fact in await client.facts(own) if fact["type"] == "call_finished"]
+        assert statuses == ["denied"]
+        for method, path, body in (
+            ("POST", f"/v1/sessions/{wide}/fork", {}),
+            ("POST", f"/v1/sessions/{wide}/cancel", None),
+            ("POST", f"/v1/approvals/{wide}.call_1", {"approved": True}),
+            ("POST", f"/api/agent/{wide}/approve", {"call_id": "call_1", "decision": "approve"}),
+            ("DELETE", f"/v1/sessions/{wide}", None),
+        ):
+            await caller.problem(method, path, body, 403)
 
 
 async def test_a_login_link_works_once_and_sets_a_cookie_that_no_script_can_read() -> None:
@@ -340,21 +319,18 @@ def token_json(name: str) -> str:
 
 async def test_every_response_has_the_headers_that_keep_a_browser_safe() -> None:
     async with serve_script() as client:
-        for method, path, headers in (
-            ("GET", "/", {}),
-            ("GET", "/v1/sessions", {}),
-            ("GET", "/nowhere", {}),
-            ("GET", "/v1/sessions", {"authorization": "Bearer no"}),
-            ("GET", f"/v1/sessions/{await client.session()}/events?follow=false", {}),
+        events = f"/v1/sessions/{await client.session()}/events?follow=false"
+        for path, headers in (
+            *((path, {}) for path in ("/", "/v1/sessions", "/nowhere", events)),
+            ("/v1/sessions", {"authorization": "Bearer no"}),
         ):
-            async with client.request(method, path, headers=headers) as answer:
+            async with client.request("GET", path, headers=headers) as answer:
+                policy = answer.headers["content-security-policy"]
+                assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
                 assert answer.headers["x-content-type-options"] == "nosniff"
                 assert answer.headers["cache-control"] == "no-store"
                 assert answer.headers["referrer-policy"] == "no-referrer"
                 assert answer.headers["cross-origin-resource-policy"] == "same-origin"
-                assert "default-src 'self'" in answer.headers["content-security-policy"]
-                assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
-                assert "server" not in answer.headers or "uvicorn" in answer.headers["server"]
 
 
 async def test_an_internal_error_is_answered_without_a_traceback(
@@ -368,15 +344,13 @@ async def test_an_internal_error_is_answered_without_a_traceback(
         monkeypatch.setattr(client.app.state.service.runtime.log, "list_sessions", broken)
         with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
             problem = await client.problem("GET", "/v1/sessions", status=500)
-        assert (
-            "nobody's business" not in json.dumps(problem) and "nothing that was recorded is lost" in problem["message"]
-        )
+        assert "nobody's business" not in json.dumps(problem)
+        assert "nothing that was recorded is lost" in problem["message"]
 
 
 async def test_no_log_line_has_an_id_a_query_a_token_or_a_body(caplog: pytest.LogCaptureFixture) -> None:
-    agent, _ = build_agent("the answer", tools=[note])
-    with caplog.at_level(logging.INFO, "treadle"):
-        async with serve_agents(agent) as client:
+    async with serve_script("the answer") as client:
+        with caplog.at_level(logging.INFO, "treadle"):
             session_id = await client.session(name="very secret name")
             await client.send(session_id, "very secret words")
             await client.json("GET", "/v1/sessions?q=secretquery")

@@ -20,7 +20,6 @@ from tests.kit.fakes.clients import (
     user,
 )
 from tests.kit.fakes.server import Odd, events
-from treadle.errors import ModelError
 from treadle.messages import Call, FilePart, ImagePart, ModelMessage, Reply, ResultMessage, Sampling
 from treadle.models.anthropic_messages import AnthropicMessages
 from treadle.models.model_info import ModelInfo
@@ -46,10 +45,6 @@ def end(reason: str, **more: Any) -> tuple[Any, Any]:
 
 async def reply_to(*items: Any) -> Reply:
     return await read_reply("anthropic", Odd(raw=events(*items, named=True)), tools=TOOLS)
-
-
-async def failure_after(*items: Any) -> ModelError:
-    return await read_failure("anthropic", Odd(raw=events(*items, named=True)))
 
 
 async def test_cache_marks_stand_on_the_stable_prefix_and_on_the_last_two_user_turns() -> None:
@@ -161,11 +156,6 @@ async def test_stop_reasons_are_translated(reason: str, finish: str) -> None:
     assert (reply.text, reply.finish) == ("so it is", finish)
 
 
-async def test_a_refusal_without_text_shows_its_explanation() -> None:
-    reply = await reply_to(START, *end("refusal", stop_details={"type": "refusal", "explanation": "too risky"}))
-    assert (reply.text, reply.finish) == ("too risky", "filter")
-
-
 async def test_unknown_blocks_go_back_unchanged_but_not_unsigned_thinking() -> None:
     reply = await reply_to(
         START,
@@ -203,12 +193,6 @@ async def test_usage_is_estimated_when_the_provider_does_not_count() -> None:
     assert reply.usage.estimated and reply.usage.input_tokens > 1 and reply.usage.output_tokens > 1
 
 
-async def test_an_error_event_is_classified_and_keeps_the_text() -> None:
-    overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-    items = (START, block_start(0, type="text", text=""), delta(0, type="text_delta", text="so far"), overloaded)
-    error = await failure_after(*items)
-    assert (error.kind, error.retryable, error.partial) == ("overloaded", True, "so far")
-
-
 async def test_a_piece_of_an_unknown_block_is_an_error() -> None:
-    assert "does not speak its protocol" in str(await failure_after(START, delta(3, type="text_delta", text="x")))
+    error = await read_failure("anthropic", Odd(raw=events(START, delta(3, type="text_delta", text="x"))))
+    assert "does not speak its protocol" in str(error)

@@ -251,11 +251,6 @@ async def test_usage_is_estimated_where_a_server_does_not_count() -> None:
     assert usage.estimated and usage.output_tokens == 11 and usage.input_tokens > 20
 
 
-async def test_the_providers_own_cost_is_used() -> None:
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}
-    assert (await reply_to(chunk("stop"), {"choices": [], "usage": usage})).usage.cost == 0.25
-
-
 async def test_calls_written_as_text_are_recovered_where_tools_are_offered() -> None:
     text = 'Sure.\n<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
     reply = await reply_to(chunk(content=text), chunk("stop"))

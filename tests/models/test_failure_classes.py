@@ -137,6 +137,10 @@ def test_errors_in_a_stream_are_classified(error: Any, kind: str, retryable: boo
     assert (failure.kind, failure.retryable) == (kind, retryable)
 
 
+def test_an_error_in_a_stream_may_name_its_wait() -> None:
+    assert classify_stream_error({"code": 529, "message": "try again in 3s"}, WHO).retry_after == 3.0
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientConnectorCertificateError
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, PLENTY, ask, chat_model, collect_events, collect_failure, collect_reply, user
+from tests.kit.fakes.clients import PLENTY, ask, chat_model, collect_events, collect_failure, collect_reply, user
 from tests.kit.fakes.server import Odd, events, status
 from tests.kit.sessions import PATIENCE
 from treadle.events import TextDelta
@@ -45,19 +45,6 @@ def nobody(host: str = "127.0.0.1") -> Iterator[str]:
 def no_proxy_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
-async def test_a_reply_is_the_same_in_pieces_of_any_size(size: int) -> None:
-    whole = Reply(text=TEXT, reasoning="hm, größer", calls=CALLS)
-    async with StrictChat([whole, Odd(whole, split=size)]) as fake:
-        model = chat_model(fake)
-        first = await collect_reply(model, ask("hi", tools=(ADD,)))
-        second = await collect_events(model, ask("hi", tools=(ADD,)))
-    assert second[-1] == first
-    assert first.text == TEXT
-    assert first.calls == CALLS
-    assert "".join(e.text for e in second if isinstance(e, TextDelta)) == TEXT
 
 
 async def test_pieces_that_arrive_together_are_one_delta_without_delay() -> None:
@@ -171,15 +158,6 @@ async def test_errors_and_then_success() -> None:
         assert len(fake.seen) == 3, "nothing is retried below the engine"
     found = [(error.kind, error.retryable, error.retry_after) for error in errors]
     assert found == [("internal", True, None), ("overloaded", True, 7.0)]
-
-
-async def test_an_error_in_a_stream_is_classified_and_keeps_the_text() -> None:
-    chunk = {"choices": [{"index": 0, "delta": {"content": "so far"}}]}
-    broken = {"error": {"code": 529, "message": "overloaded, try again in 3s"}}
-    async with StrictChat([Odd(raw=events(chunk, broken))]) as fake:
-        error = await collect_failure(chat_model(fake))
-    assert (error.kind, error.retryable, error.retry_after) == ("overloaded", True, 3.0)
-    assert error.partial == "so far"
 
 
 async def test_connections_are_kept_between_turns_and_shared_by_models_of_one_endpoint() -> None:

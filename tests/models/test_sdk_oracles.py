@@ -1,7 +1,8 @@
 """The providers' own SDKs as judges: they read the same bytes as we do, and know the same fields."""
 
 import json
-from typing import Any, get_type_hints
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, get_type_hints
 
 import pydantic
 import pytest
@@ -14,12 +15,9 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 from tests.kit.fakes import anthropic as fake_anthropic
 from tests.kit.fakes import chat as fake_chat
 from tests.kit.fakes import responses as fake_responses
-from tests.kit.fakes.anthropic import StrictAnthropic
-from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, ECHO, anthropic_model, ask, chat_model, collect_reply, responses_model, results
-from tests.kit.fakes.responses import StrictResponses
+from tests.kit.fakes.clients import ADD, ECHO, PROTOCOLS, ask, collect_reply, results, user
 from tests.kit.fakes.server import Odd
-from treadle.messages import Call, ImagePart, ModelMessage, Reply, Sampling, TextPart, Usage, UserMessage
+from treadle.messages import Call, ImagePart, ModelMessage, Reply, Sampling, Usage
 
 CALLS = (Call("call_1", "add", '{"a": 1, "b": 2}'), Call("call_2", "echo", '{"text": "größer ✓"}'))
 REPLIES = [
@@ -29,9 +27,8 @@ REPLIES = [
     Reply(text="cut o", finish="length"),
     Reply(),
 ]
-WAYS = [Odd(), Odd(split=3)]
 RICH = ask(
-    UserMessage((TextPart("look"), ImagePart(data="QUJD"))),
+    user("look", ImagePart(data="QUJD")),
     ModelMessage("I add.", CALLS),
     *results(CALLS),
     "and now?",
@@ -42,103 +39,106 @@ RICH = ask(
 )
 
 
-def shaped(calls: Any) -> list[tuple[str, Any]]:
-    return [(name, json.loads(arguments or "{}")) for name, arguments in calls]
+class SdkReply(NamedTuple):
+    """A reply as a provider's SDK reads it, with its own word for the reason to finish."""
+
+    text: str
+    reasoning: str | None
+    calls: list[Any]
+    finish: str
+    tokens: tuple[int, int, int]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["whole", "in pieces"])
-@pytest.mark.parametrize("reply", REPLIES)
-async def test_chat_completions_are_read_as_the_openai_sdk_reads_them(reply: Reply, way: Odd) -> None:
-    async with StrictChat([Odd(reply, split=way.split)]) as fake:
-        ours = await collect_reply(chat_model(fake), ask("hi", tools=(ADD, ECHO)))
-        async with AsyncOpenAI(base_url=fake.base_url, api_key="sk-test", max_retries=0) as client:
-            stream = await client.chat.completions.create(
-                model="m",
-                messages=[{"role": "user", "content": "hi"}],
-                stream=True,
-                stream_options={"include_usage": True},
-            )
-            text, calls, finish, usage = "", {}, None, None
-            async for chunk in stream:
-                usage = chunk.usage or usage
-                for choice in chunk.choices:
-                    text += choice.delta.content or ""
-                    finish = choice.finish_reason or finish
-                    for call in choice.delta.tool_calls or ():
-                        known = calls.setdefault(call.index, ["", "", ""])
-                        assert call.function is not None
-                        known[0] += call.id or ""
-                        known[1] += call.function.name or ""
-                        known[2] += call.function.arguments or ""
-    assert usage is not None
-    assert ours.text == text
-    assert [(call.id, call.tool, call.arguments) for call in ours.calls] == [tuple(call) for call in calls.values()]
-    assert {"stop": "stop", "length": "length", "tool_calls": "calls"}[finish or ""] == ours.finish
-    assert (ours.usage.input_tokens, ours.usage.output_tokens) == (usage.prompt_tokens, usage.completion_tokens)
-    assert usage.prompt_tokens_details is not None
-    assert ours.usage.cached_tokens == usage.prompt_tokens_details.cached_tokens
+async def read_chat_with_sdk(base_url: str) -> SdkReply:
+    text, finish, usage, calls = "", "", None, {}
+    async with AsyncOpenAI(base_url=base_url, api_key="sk-test", max_retries=0) as client:
+        async for chunk in await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}], stream=True, stream_options={"include_usage": True}
+        ):
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                finish = choice.finish_reason or finish
+                for call in choice.delta.tool_calls or ():
+                    known = calls.setdefault(call.index, ["", "", ""])
+                    assert call.function is not None
+                    known[0] += call.id or ""
+                    known[1] += call.function.name or ""
+                    known[2] += call.function.arguments or ""
+    assert usage is not None and usage.prompt_tokens_details is not None
+    tokens = (usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details.cached_tokens or 0)
+    return SdkReply(text, None, [(i, name, json.loads(given)) for i, name, given in calls.values()], finish, tokens)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["whole", "in pieces"])
-@pytest.mark.parametrize("reply", REPLIES)
-async def test_messages_are_read_as_the_anthropic_sdk_reads_them(reply: Reply, way: Odd) -> None:
-    async with StrictAnthropic([Odd(reply, split=way.split)]) as fake:
-        ours = await collect_reply(anthropic_model(fake), ask("hi", tools=(ADD, ECHO)))
-        url = fake.base_url.removesuffix("/v1")
-        async with AsyncAnthropic(base_url=url, api_key="sk-test", max_retries=0) as client:
-            content: list[Any] = [{"type": "text", "text": "hi"}]
-            async with client.messages.stream(
-                model="m", max_tokens=99, messages=[{"role": "user", "content": content}]
-            ) as stream:
-                theirs = await stream.get_final_message()
-    texts = [block.text for block in theirs.content if block.type == "text"]
-    thoughts = [block.thinking for block in theirs.content if block.type == "thinking"]
-    calls = [(block.id, block.name, block.input) for block in theirs.content if block.type == "tool_use"]
-    assert ours.text == "".join(texts)
-    assert ours.reasoning == "".join(thoughts)
-    assert [(call.id, call.tool, json.loads(call.arguments)) for call in ours.calls] == calls
-    assert {"end_turn": "stop", "max_tokens": "length", "tool_use": "calls"}[theirs.stop_reason or ""] == ours.finish
-    cached = theirs.usage.cache_read_input_tokens or 0
-    assert ours.usage.input_tokens == theirs.usage.input_tokens + cached
-    assert (ours.usage.output_tokens, ours.usage.cached_tokens) == (theirs.usage.output_tokens, cached)
+async def read_messages_with_sdk(base_url: str) -> SdkReply:
+    async with (
+        AsyncAnthropic(base_url=base_url.removesuffix("/v1"), api_key="sk-test", max_retries=0) as client,
+        client.messages.stream(
+            model="m", max_tokens=99, messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+        ) as stream,
+    ):
+        final = await stream.get_final_message()
+    text = "".join(block.text for block in final.content if block.type == "text")
+    reasoning = "".join(block.thinking for block in final.content if block.type == "thinking")
+    calls = [(block.id, block.name, block.input) for block in final.content if block.type == "tool_use"]
+    cached = final.usage.cache_read_input_tokens or 0
+    tokens = (final.usage.input_tokens + cached, final.usage.output_tokens, cached)
+    return SdkReply(text, reasoning, calls, final.stop_reason or "", tokens)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["whole", "in pieces"])
-@pytest.mark.parametrize("reply", REPLIES)
-async def test_responses_are_read_as_the_openai_sdk_reads_them(reply: Reply, way: Odd) -> None:
-    async with StrictResponses([Odd(reply, split=way.split)]) as fake:
-        ours = await collect_reply(responses_model(fake), ask("hi", tools=(ADD, ECHO)))
-        async with AsyncOpenAI(base_url=fake.base_url, api_key="sk-test", max_retries=0) as client:
-            stream = await client.responses.create(
-                model="m",
-                input=[{"role": "user", "content": "hi"}],
-                stream=True,
-                store=False,
-                include=["reasoning.encrypted_content"],
-            )
-            final = None
-            async for event in stream:
-                if event.type in ("response.completed", "response.incomplete"):
-                    final = event.response
-    assert final is not None
-    assert final.usage is not None
-    assert ours.text == final.output_text
+async def read_responses_with_sdk(base_url: str) -> SdkReply:
+    final = None
+    async with AsyncOpenAI(base_url=base_url, api_key="sk-test", max_retries=0) as client:
+        prompt: list[Any] = [{"role": "user", "content": "hi"}]
+        async for event in await client.responses.create(
+            model="m", input=prompt, stream=True, store=False, include=["reasoning.encrypted_content"]
+        ):
+            if event.type in ("response.completed", "response.incomplete"):
+                final = event.response
+    assert final is not None and final.usage is not None
     calls = [(item.call_id, item.name, item.arguments) for item in final.output if item.type == "function_call"]
-    assert [(call.id, call.tool, call.arguments) for call in ours.calls] == calls
-    thoughts = [part.text for item in final.output if item.type == "reasoning" for part in item.summary]
-    assert ours.reasoning == "".join(thoughts)
-    assert (ours.usage.input_tokens, ours.usage.output_tokens) == (final.usage.input_tokens, final.usage.output_tokens)
+    reasoning = "".join(part.text for item in final.output if item.type == "reasoning" for part in item.summary)
+    usage = final.usage
+    tokens = (usage.input_tokens, usage.output_tokens, usage.input_tokens_details.cached_tokens)
+    finish = "tool_calls" if calls else (final.status or "")
+    calls = [(i, name, json.loads(given)) for i, name, given in calls]
+    return SdkReply(final.output_text, reasoning, calls, finish, tokens)
+
+
+FINISH = {"stop": "stop", "end_turn": "stop", "completed": "stop", "length": "length", "max_tokens": "length"}
+FINISH |= {"incomplete": "length", "tool_calls": "calls", "tool_use": "calls"}
+
+
+@pytest.mark.parametrize("split", [0, 3], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("reply", REPLIES)
+@pytest.mark.parametrize(
+    ("protocol", "read"),
+    [("chat", read_chat_with_sdk), ("anthropic", read_messages_with_sdk), ("responses", read_responses_with_sdk)],
+)
+async def test_a_reply_is_read_as_the_providers_sdk_reads_it(
+    protocol: str, read: Callable[[str], Awaitable[SdkReply]], reply: Reply, split: int
+) -> None:
+    fake, make = PROTOCOLS[protocol]
+    async with fake([Odd(reply, split=split)]) as server:
+        ours = await collect_reply(make(server), ask("hi", tools=(ADD, ECHO)))
+        theirs = await read(server.base_url)
+    assert ours.text == theirs.text
+    assert theirs.reasoning in (None, ours.reasoning)
+    assert [(call.id, call.tool, json.loads(call.arguments)) for call in ours.calls] == theirs.calls
+    assert ours.finish == FINISH[theirs.finish]
+    assert (ours.usage.input_tokens, ours.usage.output_tokens, ours.usage.cached_tokens) == theirs.tokens
 
 
 @pytest.mark.parametrize(
-    ("fake", "shape", "make"),
+    ("protocol", "shape"),
     [
-        (StrictChat, CompletionCreateParamsStreaming, chat_model),
-        (StrictAnthropic, MessageCreateParamsStreaming, anthropic_model),
-        (StrictResponses, ResponseCreateParamsStreaming, responses_model),
+        ("chat", CompletionCreateParamsStreaming),
+        ("anthropic", MessageCreateParamsStreaming),
+        ("responses", ResponseCreateParamsStreaming),
     ],
 )
-async def test_what_we_send_has_the_shape_the_sdk_declares(fake: Any, shape: Any, make: Any) -> None:
+async def test_what_we_send_has_the_shape_the_sdk_declares(protocol: str, shape: Any) -> None:
+    fake, make = PROTOCOLS[protocol]
     async with fake() as server:
         await collect_reply(make(server), RICH)
         body = server.seen[0].body

@@ -110,12 +110,6 @@ def test_a_message_without_end_is_an_error(start: bytes, monkeypatch: pytest.Mon
         stream.feed(b"x" * 100)
 
 
-def test_an_error_field_of_old_servers_is_a_message() -> None:
-    stream = MessageStream(NOTES)
-    (note,) = stream.feed(b'error: {"code":500,"message":"no"}\n\n')
-    assert note.error == {"code": 500, "message": "no"}
-
-
 @pytest.mark.parametrize(
     "data",
     [b'data: {"text": 7}\n\n', b'data: {"text": \n\n', b'data: {"text"\n\ndata: {"text":"b"}\n\n', b"data: <html>\n\n"],

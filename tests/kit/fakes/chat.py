@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
-from tests.kit.fakes.server import Strict, events, pieces, unknown, words
+from tests.kit.fakes.server import FUNCTION_NAME, Strict, events, pieces, tool_problems, unknown, words
 from treadle.messages import Reply
 
 FIELDS = words(
@@ -23,7 +22,6 @@ ROLES = {
     "assistant": {"role", "content", "name", "tool_calls", "refusal", "audio", "function_call"},
     "tool": {"role", "content", "tool_call_id"},
 }
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length", "filter": "content_filter"}
 
 
@@ -42,7 +40,11 @@ class StrictChat(Strict):
         if not isinstance(messages, list) or not messages:
             return [*wrong, "messages: must be a list that is not empty"]
         wrong += conversation_problems(messages)
-        wrong += tool_problems(body)
+        tools = body.get("tools")
+        for tool in tools or ():
+            wrong += unknown("tools", tool, {"type", "function"}, {"type", "function"})
+        flat = [{"type": tool.get("type"), **tool.get("function", {})} for tool in tools or ()]
+        wrong += tool_problems(body, flat if tools is not None else None)
         if body.get("stream_options") is not None and not body.get("stream"):
             wrong.append("stream_options: only allowed with stream")
         for name, low, high in (("temperature", 0, 2), ("top_p", 0, 1), ("max_tokens", 1, 1 << 20)):
@@ -149,7 +151,7 @@ def assistant_problems(where: str, message: dict[str, Any]) -> list[str]:
             wrong.append(f"{where}: id must have 1 to 40 characters: {call.get('id')!r}")
         function = call.get("function", {})
         wrong += unknown(f"{where}.function", function, {"name", "arguments"}, {"name", "arguments"})
-        if not NAME.fullmatch(function.get("name") or ""):
+        if not FUNCTION_NAME.fullmatch(function.get("name") or ""):
             wrong.append(f"{where}: bad function name {function.get('name')!r}")
         try:
             if not isinstance(json.loads(function.get("arguments")), dict):
@@ -175,34 +177,6 @@ def content_problems(where: str, content: Any) -> list[str]:
                 pass
             case _:
                 wrong.append(f"{where}: bad part {json.dumps(part)[:80]}")
-    return wrong
-
-
-def tool_problems(body: dict[str, Any]) -> list[str]:
-    tools = body.get("tools")
-    if tools is None:
-        return [f"{name}: only allowed with tools" for name in ("tool_choice", "parallel_tool_calls") if name in body]
-    if not tools:
-        return ["tools: must not be empty"]
-    wrong: list[str] = []
-    for tool in tools:
-        wrong += unknown("tools", tool, {"type", "function"}, {"type", "function"})
-        function = tool.get("function", {})
-        wrong += unknown("tools.function", function, {"name", "description", "parameters", "strict"}, {"name"})
-        if not NAME.fullmatch(function.get("name") or ""):
-            wrong.append(f"tools: bad name {function.get('name')!r}")
-        if function.get("parameters", {}).get("type", "object") != "object":
-            wrong.append("tools: parameters must be an object's schema")
-    names = [tool.get("function", {}).get("name") for tool in tools]
-    if len(set(names)) != len(names):
-        wrong.append("tools: the same name twice")
-    match body.get("tool_choice"):
-        case None | "auto" | "none" | "required":
-            pass
-        case {"type": "function", "function": {"name": name}} if name in names:
-            pass
-        case other:
-            wrong.append(f"tool_choice: {other!r}")
     return wrong
 
 

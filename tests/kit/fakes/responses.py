@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import Any
 
-from tests.kit.fakes.server import Strict, events, pieces, unknown, words
+from tests.kit.fakes.server import FUNCTION_NAME, Strict, events, pieces, tool_problems, unknown, words
 from treadle.messages import Reply
 
 FIELDS = words(
@@ -16,7 +15,6 @@ FIELDS = words(
     prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store
     stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user"""
 )
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def encrypted(model: str, reasoning: str) -> str:
@@ -36,7 +34,7 @@ class StrictResponses(Strict):
         if not isinstance(items, list) or not items:
             return [*wrong, "input: must not be empty"]
         wrong += item_problems(items, body.get("model", ""))
-        wrong += tool_problems(body)
+        wrong += tool_problems(body, body.get("tools"))
         if body.get("max_output_tokens", 16) < 16:
             wrong.append("max_output_tokens: must be at least 16")
         match (body.get("text") or {}).get("format"):
@@ -111,7 +109,7 @@ def item_problems(items: list[dict[str, Any]], model: str) -> list[str]:
         match item:
             case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
                 wrong += unknown(where, item, {"type", "call_id", "name", "arguments", "id", "status"})
-                if not 1 <= len(call_id) <= 64 or not NAME.fullmatch(name) or call_id in calls:
+                if not 1 <= len(call_id) <= 64 or not FUNCTION_NAME.fullmatch(name) or call_id in calls:
                     wrong.append(f"{where}: bad or repeated call {call_id!r} {name!r}")
                 if not isinstance(json.loads(arguments), dict):
                     wrong.append(f"{where}: arguments must be an object")
@@ -154,16 +152,4 @@ def content_problems(where: str, content: Any) -> list[str]:
                 pass
             case _:
                 wrong.append(f"{where}: bad part {json.dumps(part)[:80]}")
-    return wrong
-
-
-def tool_problems(body: dict[str, Any]) -> list[str]:
-    tools = body.get("tools")
-    if tools is None:
-        return [f"{name}: only with tools" for name in ("tool_choice", "parallel_tool_calls") if name in body]
-    wrong: list[str] = []
-    for tool in tools:
-        wrong += unknown("tools", tool, {"type", "name", "description", "parameters", "strict"}, {"type", "name"})
-        if tool.get("type") != "function" or not NAME.fullmatch(tool.get("name") or ""):
-            wrong.append(f"tools: bad tool {json.dumps(tool)[:80]}")
     return wrong

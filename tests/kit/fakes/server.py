@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 from treadle.messages import Reply
 
+FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 Script = Sequence["Reply | Odd"] | Callable[[dict[str, Any]], "Reply | Odd"]
 
 
@@ -247,6 +249,30 @@ def unknown(where: str, value: dict[str, Any], allowed: set[str], required: set[
     """Complaints about fields that do not belong, or are missing."""
     wrong = [f"{where}: unknown field {name!r}" for name in value if name not in allowed]
     return wrong + [f"{where}: missing {name!r}" for name in required if value.get(name) is None]
+
+
+def tool_problems(body: dict[str, Any], tools: list[dict[str, Any]] | None) -> list[str]:
+    """What OpenAI would refuse in the tools of a request, which are given in the flat form of Responses."""
+    if tools is None:
+        return [f"{name}: only allowed with tools" for name in ("tool_choice", "parallel_tool_calls") if name in body]
+    wrong = [] if tools else ["tools: must not be empty"]
+    for tool in tools:
+        wrong += unknown("tools", tool, {"type", "name", "description", "parameters", "strict"}, {"type", "name"})
+        if tool.get("type") != "function" or not FUNCTION_NAME.fullmatch(tool.get("name") or ""):
+            wrong.append(f"tools: bad tool {json.dumps(tool)[:80]}")
+        if tool.get("parameters", {}).get("type", "object") != "object":
+            wrong.append("tools: parameters must be an object's schema")
+    names = [tool.get("name") for tool in tools]
+    if len(set(names)) != len(names):
+        wrong.append("tools: the same name twice")
+    match body.get("tool_choice"):
+        case None | "auto" | "none" | "required":
+            pass
+        case {"type": "function", "function": {"name": name}} | {"type": "function", "name": name} if name in names:
+            pass
+        case other:
+            wrong.append(f"tool_choice: {other!r}")
+    return wrong
 
 
 def words(text: str) -> set[str]:

@@ -17,23 +17,9 @@ from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.http import LOCAL_TIMEOUTS, Endpoint, Secret, Timeouts
 from treadle.models.model_info import UNKNOWN_MODEL, find_model_info
 from treadle.models.providers import NAME_HINTS, PROVIDERS, UNNAMED_PROVIDER, ProtocolName, Provider
-from treadle.models.remote import (
-    RemoteModel,
-    WindowProbe,
-    probe_llama_server,
-    probe_lm_studio,
-    probe_model_list,
-    probe_ollama,
-)
+from treadle.models.remote import RemoteModel
 from treadle.models.wire_format import WireFormat
 from treadle.secrets.keyring import Keyring
-
-_PROBES: dict[str, WindowProbe] = {
-    "props": probe_llama_server,
-    "show": probe_ollama,
-    "studio": probe_lm_studio,
-    "models": probe_model_list,
-}
 
 
 def resolve_model(
@@ -102,12 +88,7 @@ def _build_remote(
         headers=row.headers,
         timeouts=LOCAL_TIMEOUTS if is_local else Timeouts(),
     )
-    return RemoteModel(
-        _build_wire(protocol, provider, model, row.quirks),
-        endpoint,
-        name=name,
-        probe=_PROBES.get(row.window_source) if row.window_source else None,
-    )
+    return RemoteModel(_build_wire(protocol, provider, model, row.quirks), endpoint, name=name, probe=row.probe)
 
 
 def _build_wire(protocol: ProtocolName, provider: str, model: str, quirks: Quirks) -> WireFormat:
@@ -178,7 +159,7 @@ def _describe_unknown_name(name: str) -> str:
     hint = ""
     if not colon or provider not in PROVIDERS:
         near = difflib.get_close_matches(provider.lower(), [*PROVIDERS, "local"], 1, 0.7) if colon else []
-        owner = next((owner for start, owner in NAME_HINTS.items() if name.lower().startswith(start)), None)
+        owner = next((owner for owner, starts in NAME_HINTS.items() if name.lower().startswith(starts)), None)
         if owner:
             hint = f" Did you mean {owner}:{name}?"
         elif near:

@@ -6,18 +6,19 @@ from typing import Literal
 
 from msgspec import Struct
 
+from treadle.models import remote
 from treadle.models.chat_completions import Quirks
+from treadle.models.remote import WindowProbe
 from treadle.models.wire_format import MISTRAL_IDS
 
 ProtocolName = Literal["chat", "anthropic", "responses", "ollama"]
-WindowSource = Literal["", "props", "studio", "show", "models"]
 
 
 class Provider(Struct, frozen=True, kw_only=True):
     """How to reach one provider.
 
     `key_variables` may hold its key, and `url_variable` may hold another base URL. Servers at another URL speak
-    `compatible_protocol`. `window_source` says how to ask the server for a model's window.
+    `compatible_protocol`. `probe` asks the server for a model's window.
     """
 
     base_url: str
@@ -27,7 +28,7 @@ class Provider(Struct, frozen=True, kw_only=True):
     compatible_protocol: ProtocolName | None = None
     quirks: Quirks = Quirks()
     headers: tuple[tuple[str, str], ...] = ()
-    window_source: WindowSource = ""
+    probe: WindowProbe | None = None
     is_local: bool = False
     default_model: str = ""
 
@@ -101,24 +102,27 @@ PROVIDERS: dict[str, Provider] = {
         key_variables=("OLLAMA_API_KEY",),
         url_variable="OLLAMA_HOST",
         protocol="ollama",
-        window_source="show",
+        probe=remote.probe_ollama,
         is_local=True,
     ),
     "llamacpp": Provider(
         base_url="http://127.0.0.1:8080/v1",
         url_variable="LLAMACPP_BASE_URL",
         quirks=_REPLAYING,
-        window_source="props",
+        probe=remote.probe_llama_server,
         is_local=True,
     ),
     "lmstudio": Provider(
-        base_url="http://127.0.0.1:1234/v1", url_variable="LMSTUDIO_BASE_URL", window_source="studio", is_local=True
+        base_url="http://127.0.0.1:1234/v1",
+        url_variable="LMSTUDIO_BASE_URL",
+        probe=remote.probe_lm_studio,
+        is_local=True,
     ),
     "vllm": Provider(
         base_url="http://127.0.0.1:8000/v1",
         key_variables=("VLLM_API_KEY",),
         url_variable="VLLM_BASE_URL",
-        window_source="models",
+        probe=remote.probe_model_list,
         is_local=True,
     ),
 }
@@ -129,26 +133,18 @@ def list_key_variables() -> set[str]:
     return {variable for provider in PROVIDERS.values() for variable in provider.key_variables}
 
 
-UNNAMED_PROVIDER = Provider(base_url="", window_source="models", is_local=True)
+UNNAMED_PROVIDER = Provider(base_url="", probe=remote.probe_model_list, is_local=True)
 """Any OpenAI-compatible server that is known only by its URL. It gets the time limits of a local server."""
 
 NAME_HINTS = {
-    "gpt": "openai",
-    "o1": "openai",
-    "o3": "openai",
-    "o4": "openai",
-    "chatgpt": "openai",
-    "claude": "anthropic",
-    "gemini": "gemini",
-    "mistral": "mistral",
-    "codestral": "mistral",
-    "deepseek": "deepseek",
-    "grok": "xai",
-    "kimi": "moonshot",
-    "glm": "zai",
-    "llama": "ollama",
-    "qwen": "ollama",
-    "gemma": "ollama",
-    "phi": "ollama",
+    "openai": ("gpt", "o1", "o3", "o4", "chatgpt"),
+    "anthropic": ("claude",),
+    "gemini": ("gemini",),
+    "mistral": ("mistral", "codestral"),
+    "deepseek": ("deepseek",),
+    "xai": ("grok",),
+    "moonshot": ("kimi",),
+    "zai": ("glm",),
+    "ollama": ("llama", "qwen", "gemma", "phi"),
 }
-"""How model names begin, and their most likely provider. Used only in the message about an unknown name."""
+"""How the names of a provider's models begin. Used only in the message about an unknown name."""

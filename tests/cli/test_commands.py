@@ -25,7 +25,7 @@ class Guarded(StrictChat):
     """A server that shows its models only to who has the key."""
 
     def _answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Odd:
-        return super()._answer(method, path, headers, raw) if self.authorised(headers) else status(401)
+        return super()._answer(method, path, headers, raw) if self.is_authorised(headers) else status(401)
 
 
 async def create_sessions(place: Place, *names: str) -> list[str]:

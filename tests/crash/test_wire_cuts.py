@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.crash.test_cut_everywhere import Greedy, Modest, World, check, record_full_session, resume_session
-from tests.kit.fakes.travel import WIRES, travelling
+from tests.kit.fakes.travel import WIRES, open_wire_model
 from treadle import Agent, Limits, tool
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Message, Reply, Request
@@ -25,7 +25,7 @@ async def test_after_a_crash_at_any_fact_no_provider_rejects_a_request(wire: str
     points = await record_full_session(InMemoryLog(), World(held=True))
     assert len(points) > 50
     for point in points:
-        async with travelling(wire, inner()) as (model, fake):
+        async with open_wire_model(wire, inner()) as (model, fake):
             facts, world = await resume_session(InMemoryLog(), point, model)
             assert fake.rejected == [], f"cut {point}"
             check(point, facts, world)
@@ -70,7 +70,7 @@ async def test_the_messages_of_each_turn_are_a_byte_prefix_of_the_next_turns(
         return f"page {page} says “näh”"
 
     writes = count_writes(monkeypatch)
-    async with travelling(wire, Fifty()) as (model, fake):
+    async with open_wire_model(wire, Fifty()) as (model, fake):
         agent = Agent(model, tools=[look], instructions="Look.", limits=Limits(turns=60, calls=200))
         assert await agent.ask("go") == "done"
         bodies = [seen.raw for seen in fake.seen]

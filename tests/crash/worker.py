@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tests.crash.notes import Notes, ReportingLog, record_errors
 from tests.kit.fake_model import FakeModel
-from tests.kit.fakes.travel import travelling
+from tests.kit.fakes.travel import open_wire_model
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, ToolContext, tool
 from treadle.engine.coordinator import LEASE_SECONDS
@@ -162,7 +162,7 @@ async def _work(notes: Notes, job: Job) -> None:
     if not job.wire:
         await _run(notes, job, None)
         return
-    async with travelling(job.wire, PlannedModel()) as (model, fake):
+    async with open_wire_model(job.wire, PlannedModel()) as (model, fake):
         await _run(notes, job, model)
         if fake.rejected:
             notes.write("trouble", os.getpid(), f"rejected: {fake.rejected}")

@@ -10,13 +10,13 @@ from tests.kit.fakes.clients import (
     ADD,
     TOOLS,
     anthropic_model,
+    as_message,
     ask,
     capture_body,
     collect_reply,
     read_failure,
     read_reply,
     results,
-    said,
     user,
 )
 from tests.kit.fakes.server import Odd, events
@@ -94,7 +94,7 @@ async def test_thinking_is_dropped_when_anything_before_it_changed() -> None:
     async with StrictAnthropic([thoughtful, Reply(text="3")]) as fake:
         model = anthropic_model(fake)
         first = await collect_reply(model, ask("hi", "(a note that is gone later)", tools=TOOLS))
-        loop = [said(first), *results(first.calls)]
+        loop = [as_message(first), *results(first.calls)]
         await collect_reply(model, ask("hi", "(a note that is gone later)", *loop, tools=TOOLS))
         await collect_reply(model, ask("hi", *loop, tools=TOOLS))
         await collect_reply(model, ask("a summary", *loop, tools=TOOLS))
@@ -113,7 +113,7 @@ async def test_manual_thinking_fits_the_limits_and_does_not_begin_in_a_foreign_l
         model = anthropic_model(fake)
         first = await collect_reply(model, ask("hi", tools=TOOLS, sampling=thinking, max_tokens=4000))
         await collect_reply(
-            model, ask("hi", said(first), *results(CALLS), tools=TOOLS, sampling=thinking, max_tokens=4000)
+            model, ask("hi", as_message(first), *results(CALLS), tools=TOOLS, sampling=thinking, max_tokens=4000)
         )
         await collect_reply(model, ask("hi", foreign, *results(CALLS), tools=TOOLS, sampling=thinking))
         await collect_reply(model, ask("hi", foreign, *results(CALLS), "next", tools=TOOLS, sampling=thinking))

@@ -8,7 +8,6 @@ import pytest
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.clients import ask, collect_failure, collect_reply
 from tests.kit.fakes.ollama import FakeOllama
-from tests.kit.fakes.server import Strict
 from treadle.app import diagnose as doctor
 from treadle.errors import BadInput, NotFound
 from treadle.messages import Reply
@@ -34,7 +33,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.delenv(name, raising=False)
 
 
-def remote(name: str, **options: Any) -> RemoteModel:
+def resolve_remote(name: str, **options: Any) -> RemoteModel:
     model = resolve_model(name, **options)
     assert isinstance(model, RemoteModel)
     assert isinstance(model, Model)
@@ -58,7 +57,7 @@ def test_a_name_gives_provider_and_model(name: str, wire: type, host: str, monke
     provider = name.partition(":")[0]
     for variable in PROVIDERS[provider].key_variables[:1]:
         monkeypatch.setenv(variable, "sk-hidden")
-    model = remote(name)
+    model = resolve_remote(name)
     assert model.name == name
     assert isinstance(model._wire, wire)
     assert model.endpoint.address == host
@@ -70,7 +69,7 @@ def test_every_row_can_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     for provider, row in PROVIDERS.items():
         if row.key_variables:
             monkeypatch.setenv(row.key_variables[-1], "k")
-        assert remote(f"{provider}:some-model").name == f"{provider}:some-model"
+        assert resolve_remote(f"{provider}:some-model").name == f"{provider}:some-model"
 
 
 def test_a_missing_key_is_named() -> None:
@@ -116,7 +115,7 @@ def test_an_unknown_name_gets_a_suggestion(name: str, hint: str) -> None:
     ],
 )
 def test_a_base_url_may_be_written_in_many_ways(name: str, base_url: str, expected: str, wire: type) -> None:
-    model = remote(name, base_url=base_url)
+    model = resolve_remote(name, base_url=base_url)
     assert model.endpoint.base_url == expected
     assert isinstance(model._wire, wire)
 
@@ -149,21 +148,21 @@ def test_a_key_and_a_password_cannot_both_be_sent(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MY_KEY", "sk-hidden")
     with pytest.raises(BadInput, match="MY_KEY and the base URL both hold credentials"):
         resolve_model("x", base_url="http://user:pass@127.0.0.1:9", api_key_env="MY_KEY")
-    assert remote("x", base_url="http://user:pass@127.0.0.1:9").endpoint.address == "127.0.0.1:9"
+    assert resolve_remote("x", base_url="http://user:pass@127.0.0.1:9").endpoint.address == "127.0.0.1:9"
 
 
 def test_base_urls_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_HOST", "0.0.0.0:11500")
-    assert remote("ollama:x").endpoint.base_url == "http://127.0.0.1:11500"
+    assert resolve_remote("ollama:x").endpoint.base_url == "http://127.0.0.1:11500"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:4000/v1")
-    assert isinstance(remote("openai:x")._wire, ChatCompletions)
+    assert isinstance(resolve_remote("openai:x")._wire, ChatCompletions)
 
 
 def test_a_key_is_sent_only_to_its_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
     monkeypatch.setenv("MY_KEY", "mine")
-    assert remote("x", base_url="http://elsewhere.test").endpoint.key is None
-    assert remote("x", base_url="http://elsewhere.test", api_key_env="MY_KEY").endpoint.key is not None
+    assert resolve_remote("x", base_url="http://elsewhere.test").endpoint.key is None
+    assert resolve_remote("x", base_url="http://elsewhere.test", api_key_env="MY_KEY").endpoint.key is not None
 
 
 def test_known_models_have_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +187,6 @@ def test_the_embedded_model_is_a_late_import_with_a_clear_error(monkeypatch: pyt
 # --- no name
 
 
-def at(fake: Strict, path: str = "/v1") -> str:
-    return f"http://127.0.0.1:{fake.port}{path}"
-
-
 @pytest.fixture
 def no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No local server runs where it is looked for."""
@@ -209,9 +204,9 @@ async def test_without_a_name_the_first_model_that_works_is_chosen(monkeypatch: 
     reason = "using the embedded model: no API key and no local server were found"
     assert await choose_now() == ("the embedded one", reason)
     async with StrictChat() as studio, FakeOllama() as ollama:
-        monkeypatch.setenv("LMSTUDIO_BASE_URL", at(studio))
+        monkeypatch.setenv("LMSTUDIO_BASE_URL", studio.base_url)
         assert await choose_now() == ("lmstudio:fake", "lmstudio is running on this machine and has fake")
-        monkeypatch.setenv("OLLAMA_HOST", at(ollama, ""))
+        monkeypatch.setenv("OLLAMA_HOST", ollama.base_url)
         assert (await choose_now())[0] == "ollama:fake:1b"
         for provider, variable in (("openai", "OPENAI_API_KEY"), ("anthropic", "ANTHROPIC_API_KEY")):
             monkeypatch.setenv(variable, "k")
@@ -251,8 +246,8 @@ async def test_a_list_of_models_shows_no_password(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("no_servers")
 async def test_a_model_without_a_name_is_chosen_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with StrictChat([Reply(text="here")], key="") as server:
-        monkeypatch.setattr(StrictChat, "authorised", lambda self, headers: True)
-        monkeypatch.setenv("LLAMACPP_BASE_URL", at(server))
+        monkeypatch.setattr(StrictChat, "is_authorised", lambda self, headers: True)
+        monkeypatch.setenv("LLAMACPP_BASE_URL", server.base_url)
         model = resolve_model(None)
         assert isinstance(model, DefaultModel)
         assert isinstance(model, Model)
@@ -261,7 +256,7 @@ async def test_a_model_without_a_name_is_chosen_when_it_is_needed(monkeypatch: p
         assert model.name == "llamacpp:fake"
         assert "llamacpp is running" in model.reason
         await model.close()
-        listed = resolve_model(None, base_url=at(server))
+        listed = resolve_model(None, base_url=server.base_url)
         assert (await collect_reply(listed, ask("hi"))).text == "here"
         assert listed.name == "fake"
 
@@ -270,7 +265,7 @@ async def test_a_server_without_models_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(StrictChat, "document", lambda self, method, path: {"data": []})
     async with StrictChat() as server:
         with pytest.raises(NotFound, match="lists no models"):
-            await collect_reply(resolve_model(None, base_url=at(server)), ask("hi"))
+            await collect_reply(resolve_model(None, base_url=server.base_url), ask("hi"))
 
 
 # --- windows
@@ -296,7 +291,7 @@ async def test_the_window_is_asked_from_the_server(
 ) -> None:
     monkeypatch.setattr(StrictChat, "document", lambda self, method, path: documents.get(path))
     async with StrictChat() as server:
-        model = remote(f"{provider}:m", base_url=at(server))
+        model = resolve_remote(f"{provider}:m", base_url=server.base_url)
         assert await model.fetch_window() == window
         assert model.window == window
         for _ in range(2):
@@ -308,9 +303,9 @@ async def test_the_window_is_asked_from_the_server(
 
 async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StrictChat, "document", lambda self, method, path: {"n_ctx": 1000})
-    monkeypatch.setattr(StrictChat, "authorised", lambda self, headers: True)
+    monkeypatch.setattr(StrictChat, "is_authorised", lambda self, headers: True)
     async with StrictChat() as server:
-        model = remote("llamacpp:m", base_url=at(server))
+        model = resolve_remote("llamacpp:m", base_url=server.base_url)
         assert (await collect_reply(model, ask("hi"))).text == "done"
         error = await collect_failure(model, ask("x" * 9000))
     assert (error.kind, error.retryable) == ("too_long", False)
@@ -320,4 +315,4 @@ async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(monkeypat
 def test_a_new_vendor_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROVIDERS, "acme", Provider(base_url="https://api.acme.test/v1", key_variables=("ACME_KEY",)))
     monkeypatch.setenv("ACME_KEY", "k")
-    assert remote("acme:rocket-1").endpoint.address == "api.acme.test"
+    assert resolve_remote("acme:rocket-1").endpoint.address == "api.acme.test"

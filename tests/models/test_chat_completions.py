@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fakes.clients import ADD, ask, capture_body, read_failure, read_reply, results, said, user
+from tests.kit.fakes.clients import ADD, as_message, ask, capture_body, read_failure, read_reply, results, user
 from tests.kit.fakes.server import Odd, events
 from treadle.messages import Call, FilePart, ImagePart, ModelMessage, Reply, Request, ResultMessage, Sampling, Usage
 from treadle.models.chat_completions import ChatCompletions, Quirks
@@ -271,7 +271,7 @@ async def test_reasoning_details_and_signatures_are_kept_for_the_same_model() ->
         chunk("tool_calls"),
         replays_reasoning=True,
     )
-    sent = body(ask("hi", said(reply)), Quirks(replays_reasoning=True))["messages"][2]
+    sent = body(ask("hi", as_message(reply)), Quirks(replays_reasoning=True))["messages"][2]
     assert sent["reasoning_details"] == [{"type": "reasoning.text", "index": 0, "text": "ab", "signature": "sig"}]
     assert sent["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
 

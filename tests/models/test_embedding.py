@@ -22,7 +22,7 @@ class Vectors(StrictChat):
     odd: Any = None
 
     def _answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Odd:
-        if path != "/v1/embeddings" or not self.authorised(headers):
+        if path != "/v1/embeddings" or not self.is_authorised(headers):
             return super()._answer(method, path, headers, raw)
         texts = json.loads(raw)["input"]
         data = [{"index": place, "embedding": [float(len(text))]} for place, text in enumerate(texts)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.fakes import clients
-from tests.kit.fakes.clients import ADD, PROTOCOLS, TOOLS, ask, collect_events, collect_reply, results, said, user
+from tests.kit.fakes.clients import ADD, PROTOCOLS, TOOLS, as_message, ask, collect_events, collect_reply, results, user
 from tests.kit.fakes.server import Odd
 from treadle import messages
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
@@ -23,7 +23,7 @@ def find_wire(protocol: str) -> WireFormat:
     return PROTOCOLS[protocol].model("http://127.0.0.1:9")._wire
 
 
-def without_marks(body: bytes) -> bytes:
+def drop_cache_marks(body: bytes) -> bytes:
     return body.replace(b',"cache_control":{"type":"ephemeral"}', b"")
 
 
@@ -32,8 +32,8 @@ def test_each_turn_begins_with_the_bytes_of_the_turn_before(protocol: str) -> No
     wire, cache, items = find_wire(protocol), {}, [user("start — größer")]
     before = b""
     for turn in range(50):
-        sent = without_marks(wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=cache), None))
-        assert sent == without_marks(wire.build_body(Request("You help.", list(items), TOOLS), None))
+        sent = drop_cache_marks(wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=cache), None))
+        assert sent == drop_cache_marks(wire.build_body(Request("You help.", list(items), TOOLS), None))
         assert sent.startswith(before)
         json.loads(sent)
         before = sent.removesuffix(b"]}").removesuffix(b"]}")
@@ -134,7 +134,7 @@ async def test_a_last_turn_without_calls_keeps_the_tools_and_forbids_them(protoc
 
 
 NO_RESULTS, NO_CALLS = ("hi", ModelMessage("", CALLS), "no results"), ("hi", *results(CALLS))
-LAST_WORD = ("hi", said(Reply(text="the last word")))
+LAST_WORD = ("hi", as_message(Reply(text="the last word")))
 
 
 @pytest.mark.parametrize(

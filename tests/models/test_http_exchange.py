@@ -26,7 +26,7 @@ TEXT = "Grüße an alle — 你好 👋, and a longer tail so that there is some
 CALLS = (Call("c1", "add", '{"a": 1, "b": 2}'), Call("c2", "add", '{"a": "größer", "b": 3}'))
 
 
-def short(name: str, seconds: float = 0.3) -> Timeouts:
+def limit_one(name: str, seconds: float = 0.3) -> Timeouts:
     """Little time for one thing and plenty for the rest, so that no other limit can come first."""
     connect = 2.0 if name == "first_byte" else PATIENCE  # the time for the first byte begins behind it
     plenty = {"connect": connect, "first_byte": PATIENCE, "idle": PATIENCE, "total": PATIENCE}
@@ -34,7 +34,7 @@ def short(name: str, seconds: float = 0.3) -> Timeouts:
 
 
 @contextlib.contextmanager
-def nobody(host: str = "127.0.0.1") -> Iterator[str]:
+def reserve_address(host: str = "127.0.0.1") -> Iterator[str]:
     """An address where nobody listens, nor will: its port is taken."""
     with socket.socket() as taken:
         taken.bind((host, 0))
@@ -88,7 +88,7 @@ async def test_a_response_that_is_no_complete_reply_is_a_failure(
     answer: Odd, limit: str, kind: str, retryable: bool, message: str
 ) -> None:
     async with StrictChat([answer]) as fake:
-        error = await collect_failure(chat_model(fake, timeouts=short(limit) if limit else PLENTY))
+        error = await collect_failure(chat_model(fake, timeouts=limit_one(limit) if limit else PLENTY))
         assert len(fake.seen) == 1, "nothing is retried and no redirect followed"
     assert (error.kind, error.retryable) == (kind, retryable)
     assert message in str(error)
@@ -96,7 +96,7 @@ async def test_a_response_that_is_no_complete_reply_is_a_failure(
 
 async def test_one_byte_and_then_nothing_is_a_stall() -> None:
     async with StrictChat([Odd(stall_after=1)]) as fake:
-        error = await collect_failure(chat_model(fake, timeouts=short("idle")))
+        error = await collect_failure(chat_model(fake, timeouts=limit_one("idle")))
         assert (error.kind, error.retryable) == ("stalled", True)
         assert "no data for 0.3 s" in str(error)
         await asyncio.wait_for(fake.hung_up.wait(), PATIENCE)
@@ -105,7 +105,7 @@ async def test_one_byte_and_then_nothing_is_a_stall() -> None:
 @pytest.mark.parametrize(("way", "kind"), [("stall_after", "stalled"), ("reset_after", "network")])
 async def test_a_reply_that_breaks_off_keeps_its_text_and_the_next_request_works(way: str, kind: str) -> None:
     async with StrictChat([Odd(Reply(text="Half of it"), **{way: 500}), Reply(text="All of it")]) as fake:
-        model = chat_model(fake, timeouts=short("idle"))
+        model = chat_model(fake, timeouts=limit_one("idle"))
         error = await collect_failure(model)
         assert (error.kind, error.retryable) == (kind, True)
         assert error.partial and "Half of it".startswith(error.partial)
@@ -131,7 +131,7 @@ async def test_a_failure_after_the_end_of_a_reply_does_not_matter(way: str) -> N
     raw = events(said, "[DONE]")
     at = raw.index(b"[DONE]")
     async with StrictChat([Odd(raw=raw, **{way: at})]) as fake:
-        reply = await collect_reply(chat_model(fake, timeouts=short("idle")), ask("hi"))
+        reply = await collect_reply(chat_model(fake, timeouts=limit_one("idle")), ask("hi"))
     assert (reply.text, reply.finish) == ("all of it", "stop")
 
 
@@ -208,7 +208,7 @@ async def test_a_large_body_is_sent_whole() -> None:
 
 
 async def test_a_missing_server_is_named() -> None:
-    with nobody() as base_url:
+    with reserve_address() as base_url:
         error = await collect_failure(chat_model(base_url))
     assert (error.kind, error.retryable) == ("network", True)
     assert "cannot be reached" in str(error)
@@ -221,7 +221,7 @@ async def test_a_connection_that_is_not_accepted_times_out() -> None:
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         base_url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
-        error = await collect_failure(chat_model(base_url, timeouts=short("connect")))
+        error = await collect_failure(chat_model(base_url, timeouts=limit_one("connect")))
     assert (error.kind, error.retryable) == ("network", True)
     assert "no connection to fake" in str(error) and "within 0.3 s" in str(error)
 
@@ -250,7 +250,7 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
         proxy.prefix = "http://models.invalid/v1"  # a proxy is asked for the whole address
         assert (await collect_reply(chat_model(proxy.prefix), ask("hi"))).text == "through the proxy"
         monkeypatch.setenv("no_proxy", "*")
-        with nobody("127.0.0.2") as base_url:
+        with reserve_address("127.0.0.2") as base_url:
             error = await collect_failure(chat_model(base_url))
         assert len(proxy.seen) == 1
     assert error.kind == "network"

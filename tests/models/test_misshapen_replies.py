@@ -70,16 +70,16 @@ WAYS: dict[str, tuple[list[Any], Callable[..., bytes]]] = {
 }
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def list_places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where in a document something stands."""
     if path:
         yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        yield from places(inner, (*path, key))
+        yield from list_places(inner, (*path, key))
 
 
-def spoilt(items: list[Any], path: tuple[Any, ...], instead: Any) -> list[Any]:
+def replace_value(items: list[Any], path: tuple[Any, ...], instead: Any) -> list[Any]:
     copy = json.loads(json.dumps(items))
     target = copy
     for key in path[:-1]:
@@ -107,7 +107,7 @@ def test_any_value_in_any_place_is_a_reply_or_a_failure(way: str, data: st.DataO
     wire = PROTOCOLS[way].model("http://127.0.0.1:9")._wire
     assert read(wire, write(*items)) is not None
     instead = data.draw(st.sampled_from([None, 0, -1, 1.5, "", "x", [], {}, [None], {"a": 1}, True, 10**30]))
-    read(wire, write(*spoilt(items, data.draw(st.sampled_from(list(places(items)))), instead)))
+    read(wire, write(*replace_value(items, data.draw(st.sampled_from(list(list_places(items)))), instead)))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ async def test_a_wrong_value_deeper_in_a_message_is_the_providers_error(
     way: str, path: tuple[Any, ...], instead: Any
 ) -> None:
     items, write = WAYS[way]
-    error = await read_failure(way, Odd(raw=write(*spoilt(items, path, instead))), tools=(ADD,))
+    error = await read_failure(way, Odd(raw=write(*replace_value(items, path, instead))), tools=(ADD,))
     assert "does not speak its protocol" in str(error)
     assert (error.kind, error.retryable) == ("network", True)
 
@@ -147,7 +147,7 @@ async def test_a_wrong_value_deeper_in_a_message_is_the_providers_error(
 )
 async def test_values_that_can_only_mean_one_thing_are_accepted(way: str, path: tuple[Any, ...], instead: Any) -> None:
     items, write = WAYS[way]
-    reply = await read_reply(way, Odd(raw=write(*spoilt(items, path, instead))), tools=(ADD,))
+    reply = await read_reply(way, Odd(raw=write(*replace_value(items, path, instead))), tools=(ADD,))
     assert reply.text == "so"
     assert [(call.tool, json.loads(call.arguments)) for call in reply.calls] == [("add", {"a": 1, "b": 2})]
 
@@ -195,15 +195,15 @@ async def test_a_stream_or_a_document_is_read_whatever_its_content_type(
     assert (error.kind, error.retryable) == ("overloaded", True)
 
 
-PROXYS = {"error": {"type": "invalid_request_error", "message": "what was wrong"}}
+PROXY_ERROR = {"error": {"type": "invalid_request_error", "message": "what was wrong"}}
 
 
 @pytest.mark.parametrize(
     ("way", "error"),
     [
-        ("chat", PROXYS),
-        ("anthropic", PROXYS),
-        ("responses", PROXYS),
+        ("chat", PROXY_ERROR),
+        ("anthropic", PROXY_ERROR),
+        ("responses", PROXY_ERROR),
         ("chat", {"object": "error", "message": "what was wrong", "code": 400}),
     ],
 )

@@ -11,12 +11,12 @@ from tests.kit.fakes.clients import (
     PROTOCOLS,
     TOOLS,
     anthropic_model,
+    as_message,
     ask,
     chat_model,
     collect_reply,
     responses_model,
     results,
-    said,
     user,
 )
 from tests.kit.fakes.responses import StrictResponses
@@ -36,7 +36,7 @@ SCRIPT = [
 ]
 
 
-async def turns(model: RemoteModel, items: list[Message], cache: dict[str, Any], count: int) -> None:
+async def take_turns(model: RemoteModel, items: list[Message], cache: dict[str, Any], count: int) -> None:
     """Let `model` answer `count` times, with unique call ids as the engine gives them."""
     for _ in range(count):
         sampling = Sampling(extra={"thinking": {"type": "enabled", "budget_tokens": 2000}})
@@ -45,7 +45,7 @@ async def turns(model: RemoteModel, items: list[Message], cache: dict[str, Any],
         request = Request("You help.", Messages(items), TOOLS, sampling=chosen, render_cache=cache)
         reply = await collect_reply(model, request)
         calls = tuple(Call(f"{call.id}_{len(items)}", call.tool, call.arguments) for call in reply.calls)
-        message = said(reply)
+        message = as_message(reply)
         items.append(type(message)(message.text, calls, message.reasoning, message.opaque, message.model))
         items += results(calls) if calls else [user("and on")]
 
@@ -58,9 +58,9 @@ async def test_switching_after_any_turn_is_accepted(first: str, second: str, at:
         a, b = make_a(one, "model-a"), make_b(two, "model-b")
         items: list[Message] = [user("add and echo")]
         cache: dict[str, Any] = {}
-        await turns(a, items, cache, at)
-        await turns(b, items, cache, 3)
-        await turns(a, items, cache, 2)
+        await take_turns(a, items, cache, at)
+        await take_turns(b, items, cache, 3)
+        await take_turns(a, items, cache, 2)
         assert one.rejected + two.rejected == []
         assert len(one.seen) == at + 2
         assert len(two.seen) == 3
@@ -70,9 +70,9 @@ async def test_own_reasoning_comes_back_after_a_turn_of_another_model() -> None:
     async with StrictAnthropic(SCRIPT * 9) as one, StrictResponses(SCRIPT * 9) as two:
         items: list[Message] = [user("go")]
         cache: dict[str, Any] = {}
-        await turns(anthropic_model(one, "model-a"), items, cache, 2)
-        await turns(responses_model(two, "model-b"), items, cache, 2)
-        await turns(anthropic_model(one, "model-a"), items, cache, 1)
+        await take_turns(anthropic_model(one, "model-a"), items, cache, 2)
+        await take_turns(responses_model(two, "model-b"), items, cache, 2)
+        await take_turns(anthropic_model(one, "model-a"), items, cache, 1)
         kinds = [[b["type"] for b in m["content"]] for m in one.seen[-1].body["messages"] if m["role"] == "assistant"]
         assert kinds[0][0] == "thinking"
         assert kinds[1][0] == "thinking"
@@ -83,7 +83,7 @@ async def test_own_reasoning_comes_back_after_a_turn_of_another_model() -> None:
 async def test_a_foreign_history_gets_ids_that_a_strict_vendor_accepts() -> None:
     async with StrictAnthropic(SCRIPT) as one, StrictChat() as two:
         items: list[Message] = [user("go")]
-        await turns(anthropic_model(one), items, {}, 1)
+        await take_turns(anthropic_model(one), items, {}, 1)
         await collect_reply(chat_model(two, quirks=Quirks(id_rule=MISTRAL_IDS)), ask(*items, tools=TOOLS))
         ids = [call["id"] for call in two.seen[0].body["messages"][2]["tool_calls"]]
     assert [len(call_id) for call_id in ids] == [9, 9]

@@ -4,6 +4,7 @@ import pytest
 
 from tests.kit.fakes.clients import (
     TOOLS,
+    as_message,
     ask,
     build_model,
     capture_body,
@@ -12,7 +13,6 @@ from tests.kit.fakes.clients import (
     ollama_model,
     read_reply,
     results,
-    said,
     user,
 )
 from tests.kit.fakes.ollama import FakeOllama
@@ -51,7 +51,7 @@ async def test_a_tool_loop_is_accepted_and_read() -> None:
         assert len({call.id for call in first.calls}) == 2
         assert (first.finish, first.usage.input_tokens, first.usage.estimated) == ("calls", 11, False)
         picture = ResultMessage(first.calls[1].id, "echo", "see", parts=(ImagePart(data="QUJD"),))
-        request = ask("hi", said(first), *results(first.calls[:1]), picture, tools=TOOLS)
+        request = ask("hi", as_message(first), *results(first.calls[:1]), picture, tools=TOOLS)
         assert (await collect_reply(model, request)).text == "3"
         assert fake.rejected == []
         assert fake.seen[-1].body["messages"][-1]["images"] == ["QUJD"]

@@ -20,7 +20,7 @@ ADDED = [("add", {"a": 1, "b": 2})]
 ONE = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 
 
-def found(text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
+def recover(text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
     rest, calls = recover_calls(text, tools)
     return rest, [(call.tool, json.loads(call.arguments)) for call in calls]
 
@@ -56,8 +56,8 @@ def found(text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
     ],
 )
 def test_a_call_is_found_in_any_common_notation(text: str) -> None:
-    assert found(text) == ("", ADDED)
-    assert found(f"I will add them.\n\n{text}") == ("I will add them.", ADDED)
+    assert recover(text) == ("", ADDED)
+    assert recover(f"I will add them.\n\n{text}") == ("I will add them.", ADDED)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_call_is_found_in_any_common_notation(text: str) -> None:
     ],
 )
 def test_text_that_fits_no_tool_is_left_alone(text: str) -> None:
-    assert found(text) == (text, [])
+    assert recover(text) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -101,33 +101,33 @@ def test_text_that_fits_no_tool_is_left_alone(text: str) -> None:
 )
 def test_endless_repetition_is_searched_in_linear_time(start: str, again: str) -> None:
     text = (start + again * (400_000 // len(again)))[:400_000]
-    assert found(text) == (text, []), "where every start is looked at to the end, this takes many minutes"
+    assert recover(text) == (text, []), "where every start is looked at to the end, this takes many minutes"
 
 
 def test_a_repeated_call_is_found_every_time() -> None:
-    rest, calls = found(f"<tool_call>{ONE}</tool_call>\n" * 5000)
+    rest, calls = recover(f"<tool_call>{ONE}</tool_call>\n" * 5000)
     assert (rest, calls) == ("", ADDED * 5000)
 
 
 def test_without_tools_nothing_is_a_call() -> None:
-    assert found(ONE, ()) == (ONE, [])
+    assert recover(ONE, ()) == (ONE, [])
 
 
 def test_several_calls_keep_their_order_and_the_words_between_them() -> None:
     text = f'First.\n<tool_call>{ONE}</tool_call>\nThen.\n<tool_call>{{"name": "now", "arguments": {{}}}}</tool_call>'
-    rest, calls = found(text)
+    rest, calls = recover(text)
     assert calls == [*ADDED, ("now", {})]
     assert rest.split() == ["First.", "Then."]
-    assert found(f'{ONE}\n{{"name": "now", "arguments": {{}}}}')[1] == [*ADDED, ("now", {})]
+    assert recover(f'{ONE}\n{{"name": "now", "arguments": {{}}}}')[1] == [*ADDED, ("now", {})]
 
 
 def test_text_in_tags_stays_text_where_the_schema_wants_text() -> None:
     text = "<function=read_file><parameter=path>\n007\n</parameter></function>"
-    assert found(text) == ("", [("read_file", {"path": "007"})])
+    assert recover(text) == ("", [("read_file", {"path": "007"})])
 
 
 def test_half_a_surrogate_pair_in_a_call_is_replaced() -> None:
-    assert found(r'{"name": "echo", "arguments": {"text": "a\ud83d"}}') == ("", [("echo", {"text": "a?"})])
+    assert recover(r'{"name": "echo", "arguments": {"text": "a\ud83d"}}') == ("", [("echo", {"text": "a?"})])
 
 
 plain = st.text(st.characters(blacklist_categories=("Cs",)), max_size=40)
@@ -145,7 +145,7 @@ forms = st.sampled_from(
 @given(plain, forms)
 def test_any_argument_survives_its_notation(value: str, form: str) -> None:
     call = json.dumps({"name": "echo", "arguments": {"text": value}})
-    rest, calls = found(form.replace("{}", call))
+    rest, calls = recover(form.replace("{}", call))
     if "</tool_call>" in value or "</function_call>" in value or "```" in value:
         return
     assert (rest, calls) == ("", [("echo", {"text": value})])
@@ -160,8 +160,8 @@ def test_any_argument_survives_its_notation(value: str, form: str) -> None:
 )
 def test_json_answers_are_never_taken_for_calls(value: Any) -> None:
     text = json.dumps(value)
-    assert found(text) == (text, [])
-    assert found(f"```json\n{text}\n```") == (f"```json\n{text}\n```", [])
+    assert recover(text) == (text, [])
+    assert recover(f"```json\n{text}\n```") == (f"```json\n{text}\n```", [])
 
 
 @given(st.text(max_size=200))

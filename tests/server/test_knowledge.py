@@ -55,7 +55,7 @@ async def test_agents_say_what_they_are_for(tmp_path: Path) -> None:
 class Provider(StrictChat):
     """Lists the files and answers, drafts a skill when it is asked to, and has vectors that know of colours."""
 
-    def authorised(self, headers: dict[str, str]) -> bool:
+    def is_authorised(self, headers: dict[str, str]) -> bool:
         return True
 
     def _answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Odd:

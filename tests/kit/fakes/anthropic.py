@@ -33,18 +33,18 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 STOP = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens", "filter": "refusal", "other": "pause_turn"}
 
 
-def signature(body: dict[str, Any], before: list[dict[str, Any]], thinking: str) -> str:
+def sign(body: dict[str, Any], before: list[dict[str, Any]], thinking: str) -> str:
     """Binds thinking to the model and to all that came before it, as the newer models do."""
     bound = [body["model"], body.get("system"), body.get("tools"), before, thinking]
-    return hashlib.sha256(json.dumps(_unmarked(bound)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_drop_cache_marks(bound)).encode()).hexdigest()
 
 
-def _unmarked(value: Any) -> Any:
+def _drop_cache_marks(value: Any) -> Any:
     match value:
         case dict():
-            return {key: _unmarked(inner) for key, inner in value.items() if key != "cache_control"}
+            return {key: _drop_cache_marks(inner) for key, inner in value.items() if key != "cache_control"}
         case list():
-            return [_unmarked(inner) for inner in value]
+            return [_drop_cache_marks(inner) for inner in value]
         case _:
             return value
 
@@ -54,7 +54,7 @@ class StrictAnthropic(Strict):
 
     path = "/messages"
 
-    def authorised(self, headers: dict[str, str]) -> bool:
+    def is_authorised(self, headers: dict[str, str]) -> bool:
         key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
         return key == self._key and headers.get("anthropic-version") in ("2023-06-01", "2026-10-21")
 
@@ -109,7 +109,7 @@ class StrictAnthropic(Strict):
 
         if reply.reasoning:
             deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(reply.reasoning)]
-            deltas.append({"type": "signature_delta", "signature": signature(body, body["messages"], reply.reasoning)})
+            deltas.append({"type": "signature_delta", "signature": sign(body, body["messages"], reply.reasoning)})
             block({"type": "thinking", "thinking": "", "signature": ""}, deltas)
         if reply.text:
             deltas = [{"type": "text_delta", "text": piece} for piece in pieces(reply.text)]
@@ -141,7 +141,7 @@ def turn_problems(messages: list[dict[str, Any]], body: dict[str, Any], thinks: 
         for block in content:
             wrong += block_problems(where, block, role)
             if block.get("type") == "thinking":
-                if block.get("signature") != signature(body, messages[:place], block.get("thinking", "")):
+                if block.get("signature") != sign(body, messages[:place], block.get("thinking", "")):
                     wrong.append(f"{where}: Invalid `signature` in `thinking` block. Bound to something else")
         if role == "user":
             wrong += result_problems(where, content, due)

@@ -128,7 +128,7 @@ async def capture_body(protocol: str, *messages: Message | str, options: Any = N
         return fake.seen[-1].body
 
 
-def said(reply: Reply) -> ModelMessage:
+def as_message(reply: Reply) -> ModelMessage:
     """A reply as the message it becomes in the next request."""
     return ModelMessage(reply.text, reply.calls, reply.reasoning, reply.opaque, reply.model)
 

@@ -21,7 +21,7 @@ class FakeOllama(Strict):
     parameters = ""
     context = 131_072
 
-    def authorised(self, headers: dict[str, str]) -> bool:
+    def is_authorised(self, headers: dict[str, str]) -> bool:
         return True
 
     def refusal(self, code: int, message: str) -> bytes:

@@ -17,7 +17,7 @@ FIELDS = words(
 )
 
 
-def encrypted(model: str, reasoning: str) -> str:
+def encrypt(model: str, reasoning: str) -> str:
     return hashlib.sha256(f"{model}/{reasoning}".encode()).hexdigest()
 
 
@@ -69,7 +69,7 @@ class StrictResponses(Strict):
         if reply.reasoning:
             base = {"id": "rs_1", "type": "reasoning"}
             summary = [{"type": "summary_text", "text": reply.reasoning}]
-            secret = encrypted(model, reply.reasoning)
+            secret = encrypt(model, reply.reasoning)
             whole = {**base, "summary": summary, "encrypted_content": secret}
             start = {**base, "summary": [], "encrypted_content": "unfinished"}
             item(start, whole, "response.reasoning_summary_text.delta", pieces(reply.reasoning))
@@ -120,7 +120,7 @@ def item_problems(items: list[dict[str, Any]], model: str) -> list[str]:
                     wrong.append(f"{where}: No tool call found for function call output with call_id {call_id}")
                 answered.add(call_id)
             case {"type": "reasoning", "id": str(), "summary": list(summary), "encrypted_content": str(secret)}:
-                if secret != encrypted(model, "".join(part["text"] for part in summary)):
+                if secret != encrypt(model, "".join(part["text"] for part in summary)):
                     wrong.append(f"{where}: The encrypted content could not be verified")
                 if following.get("type") not in ("message", "function_call", "reasoning"):
                     wrong.append(f"{where}: 'reasoning' was provided without its required following item")

@@ -84,7 +84,7 @@ class Strict:
         self.hung_up = asyncio.Event()
 
     async def __aenter__(self) -> Strict:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -117,7 +117,7 @@ class Strict:
     def refusal(self, code: int, message: str) -> bytes:
         return json.dumps({"error": {"message": message, "type": "invalid_request_error"}}).encode()
 
-    def authorised(self, headers: dict[str, str]) -> bool:
+    def is_authorised(self, headers: dict[str, str]) -> bool:
         return headers.get("authorization") == f"Bearer {self._key}"
 
     def document(self, method: str, path: str) -> Any:
@@ -126,7 +126,7 @@ class Strict:
 
     # --- the server
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._tasks.add(task)
@@ -159,7 +159,7 @@ class Strict:
             if found is not None:
                 return Odd(raw=json.dumps(found).encode(), content_type="application/json")
             return refuse(404, f"no such address: {path}")
-        if not self.authorised(headers):
+        if not self.is_authorised(headers):
             return refuse(401, "wrong or no key")
         try:
             body = json.loads(raw)

@@ -33,7 +33,7 @@ class OverTheWire:
 
 
 @asynccontextmanager
-async def travelling(wire: str, inner: Any) -> AsyncIterator[tuple[OverTheWire, Strict]]:
+async def open_wire_model(wire: str, inner: Any) -> AsyncIterator[tuple[OverTheWire, Strict]]:
     protocol = PROTOCOLS[wire]
     async with protocol.fake(lambda body: model.reply) as fake:
         remote = protocol.model(fake)

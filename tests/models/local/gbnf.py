@@ -19,12 +19,12 @@ class Node:
     most: int = 0
 
 
-def sentence(grammar: str, rng: random.Random) -> str:
+def generate_sentence(grammar: str, rng: random.Random) -> str:
     """One text that the grammar admits."""
     rules: dict[str, Node] = {}
     for line in grammar.strip("\n").split("\n"):
         name, body = line.split(" ::= ", 1)
-        rules[name] = Reader(body).alternatives()
+        rules[name] = Reader(body).read_alternatives()
     return Writer(rules, rng).write(rules["root"], 0)
 
 
@@ -42,25 +42,25 @@ class Reader:
             self.tokens += [(kind, text) for kind, text in zip(kinds, match.groups(), strict=True) if text]
             at = match.end()
 
-    def alternatives(self) -> Node:
-        options = [self.sequence()]
+    def read_alternatives(self) -> Node:
+        options = [self.read_sequence()]
         while self.tokens and self.tokens[0][1] == "|":
             self.tokens.pop(0)
-            options.append(self.sequence())
+            options.append(self.read_sequence())
         return Node("either", parts=tuple(options))
 
-    def sequence(self) -> Node:
+    def read_sequence(self) -> Node:
         parts: list[Node] = []
         while self.tokens and self.tokens[0][1] not in ("|", ")"):
             kind, text = self.tokens.pop(0)
             node = Node(kind, text)
             if text == "(":
-                node = self.alternatives()
+                node = self.read_alternatives()
                 assert self.tokens.pop(0)[1] == ")"
-            parts.append(self.repeated(node))
+            parts.append(self.read_repetition(node))
         return Node("all", parts=tuple(parts))
 
-    def repeated(self, node: Node) -> Node:
+    def read_repetition(self, node: Node) -> Node:
         if not self.tokens or (self.tokens[0][0] != "count" and self.tokens[0][1] not in ("*", "?")):
             return node
         sign = self.tokens.pop(0)[1]
@@ -76,9 +76,9 @@ class Writer:
     def write(self, node: Node, depth: int) -> str:
         match node.kind:
             case "literal":
-                return unescaped(node.text[1:-1])
+                return unescape(node.text[1:-1])
             case "class":
-                return self.rng.choice(members(node.text[1:-1]))
+                return self.rng.choice(list_members(node.text[1:-1]))
             case "name":
                 return self.write(self.rules[node.text], depth + 1)
             case "either":
@@ -92,20 +92,20 @@ class Writer:
                 return "".join(self.write(part, depth) for part in node.parts)
 
 
-def unescaped(text: str) -> str:
-    return re.sub(r"\\(x..|.)", lambda m: {"n": "\n", "r": "\r"}.get(m[1]) or character(m[1]), text)
+def unescape(text: str) -> str:
+    return re.sub(r"\\(x..|.)", lambda m: {"n": "\n", "r": "\r"}.get(m[1]) or decode_escape(m[1]), text)
 
 
-def character(escape: str) -> str:
+def decode_escape(escape: str) -> str:
     return chr(int(escape[1:], 16)) if escape.startswith("x") else escape
 
 
-def members(text: str) -> list[str]:
+def list_members(text: str) -> list[str]:
     """The characters of a class such as [^"\\x00-\\x1F]."""
     denied = text.startswith("^")
     found: set[str] = set()
     for match in re.finditer(r"(\\x..|\\.|.)(?:-(\\x..|\\.|.))?", text[denied:]):
-        first, last = (unescaped(each) if each else None for each in match.groups())
+        first, last = (unescape(each) if each else None for each in match.groups())
         assert first is not None
         found |= {chr(code) for code in range(ord(first), ord(last or first) + 1)}
     return [each for each in ALPHABET if each not in found] if denied else sorted(found)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from tests.models.local.gbnf import sentence
+from tests.models.local.gbnf import generate_sentence
 from treadle.models.local import gbnf
 
 Schema = dict[str, Any]
@@ -43,7 +43,7 @@ SCALARS = st.one_of(
 )
 
 
-def nested(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+def nest_schemas(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     arrays = st.builds(
         lambda items, least, more: {"type": "array", "items": items, "minItems": least, "maxItems": least + more},
         inner, st.integers(0, 2), st.integers(0, 2),
@@ -66,9 +66,9 @@ def check(schema: Schema, text: str) -> None:
     Draft202012Validator(schema).validate(json.loads(text))
 
 
-@given(st.recursive(SCALARS, nested, max_leaves=6), st.integers())
+@given(st.recursive(SCALARS, nest_schemas, max_leaves=6), st.integers())
 def test_what_the_grammar_admits_fits_the_schema(schema: Schema, seed: int) -> None:
-    check(schema, sentence(gbnf.build_schema_grammar(schema), random.Random(seed)))
+    check(schema, generate_sentence(gbnf.build_schema_grammar(schema), random.Random(seed)))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -86,7 +86,7 @@ def test_a_schema_that_holds_itself_becomes_a_rule_that_refers_to_itself(seed: i
             }
         },
     }
-    check(schema, sentence(gbnf.build_schema_grammar(schema), random.Random(seed)))
+    check(schema, generate_sentence(gbnf.build_schema_grammar(schema), random.Random(seed)))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -96,20 +96,20 @@ def test_parts_that_must_all_hold_are_one_object(seed: int) -> None:
         "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": {"const": "x"}}, "required": ["b"]}],
         "$defs": {"base": base},
     }
-    check(schema, sentence(gbnf.build_schema_grammar(schema), random.Random(seed)))
+    check(schema, generate_sentence(gbnf.build_schema_grammar(schema), random.Random(seed)))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 9), (1, 12), (7, 105), (-3, 3), (98, 1002), (-120, -99)])
 def test_a_range_of_integers_admits_them_and_no_others(low: int, high: int) -> None:
     rule = gbnf.build_schema_grammar({"type": "integer", "minimum": low, "maximum": high})
-    admitted = {int(sentence(rule, random.Random(seed))) for seed in range(6000)}
+    admitted = {int(generate_sentence(rule, random.Random(seed))) for seed in range(6000)}
     assert admitted <= set(range(low, high + 1))
     assert len(admitted) > 0.9 * (high - low + 1)
 
 
 def test_every_optional_argument_can_be_left_out_or_given() -> None:
     schema: Schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}}
-    admitted = {sentence(gbnf.build_schema_grammar(schema), random.Random(seed)) for seed in range(200)}
+    admitted = {generate_sentence(gbnf.build_schema_grammar(schema), random.Random(seed)) for seed in range(200)}
     assert {frozenset(json.loads(text)) for text in admitted} == {
         frozenset(each) for each in ("", "a", "b", "c", "ab", "ac", "bc", "abc")
     }
@@ -118,13 +118,13 @@ def test_every_optional_argument_can_be_left_out_or_given() -> None:
 def test_the_values_of_an_argument_can_be_narrowed_to_those_that_were_found() -> None:
     schema: Schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     narrowed = gbnf.build_schema_grammar(schema, {"path": gbnf.build_choice(["a.txt", 'b "c".txt'])})
-    admitted = {json.loads(sentence(narrowed, random.Random(seed)))["path"] for seed in range(20)}
+    admitted = {json.loads(generate_sentence(narrowed, random.Random(seed)))["path"] for seed in range(20)}
     assert admitted == {"a.txt", 'b "c".txt'}
 
 
 @given(st.lists(st.tuples(NAMES, objects()), min_size=1, max_size=3, unique_by=lambda each: each[0]), st.integers())
 def test_a_call_grammar_admits_a_well_formed_call_or_the_answer(calls: list[tuple[str, Schema]], seed: int) -> None:
-    text = sentence(gbnf.build_call_grammar(calls, '{"tool": "answer"}'), random.Random(seed))
+    text = generate_sentence(gbnf.build_call_grammar(calls, '{"tool": "answer"}'), random.Random(seed))
     if text != '{"tool": "answer"}':
         call = json.loads(text)
         check(dict(calls)[call["tool"]], json.dumps(call["arguments"]))

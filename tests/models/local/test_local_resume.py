@@ -13,10 +13,10 @@ from treadle.models.local import weights
 WORKER = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {here!r})
-from test_local_resume import agent
+from test_local_resume import new_agent
 
 async def main():
-    async with agent().session("notes.db", workspace=".") as session, session.run("Write a note: call Anna") as run:
+    async with new_agent().session("notes.db", workspace=".") as session, session.run("Write a note: call Anna") as run:
         async for event in run:
             if type(event).__name__ == {kind!r}:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -38,11 +38,11 @@ def write_note(text: str, context: ToolContext) -> str:
     return f"noted: {text}"
 
 
-def agent() -> Agent:
+def new_agent() -> Agent:
     return Agent("local", tools=[write_note])
 
 
-def killed(program: str, folder: Path) -> bool:
+def run_until_killed(program: str, folder: Path) -> bool:
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, timeout=500, check=False)
     return done.returncode == -signal.SIGKILL
 
@@ -53,8 +53,8 @@ def killed(program: str, folder: Path) -> bool:
 @pytest.mark.parametrize("kind", ["TurnStarted", "CallFinished"])
 async def test_a_run_goes_on_after_a_kill_and_writes_nothing_twice(kind: str, tmp_path: Path) -> None:
     program = WORKER.format(here=str(Path(__file__).parent), kind=kind)
-    assert killed(program, tmp_path)
-    async with agent().session(tmp_path / "notes.db") as session:
+    assert run_until_killed(program, tmp_path)
+    async with new_agent().session(tmp_path / "notes.db") as session:
         async with session.resume() as run:
             outcome = await run.wait()
         facts = await session.facts()

@@ -66,7 +66,7 @@ async def test_the_help_of_an_action_shows_its_own_examples(place: Place, name: 
     ("words", "code", "told"),
     [
         (["sesions"], 2, "did you mean sessions?"),
-        (["tidy"], 2, 'treadle run "tidy". `treadle --help` lists them'),
+        (["tidy"], 2, 'treadle run "tidy". `treadle --help` lists the commands'),
         (["chat"], 2, "needs a terminal"),
         (["models", "default", "gpt-9"], 2, "gpt-9"),
         (["--version"], 0, "treadle "),
@@ -94,10 +94,10 @@ async def test_sessions_are_listed_and_found_by_name_and_beginning_of_id(place: 
     assert (await place.quick("sessions", "show", second[:2])).code == 2
     await place.quick("sessions", "rename", first[:8], "beta")
     several = await place.quick("sessions", "show", "beta")
-    assert several.code == 2 and f"'beta' could be 2 sessions ({first[:12]}, {second[:12]})" in several.err
+    assert several.code == 2 and f"'beta' matches 2 sessions ({first[:12]}, {second[:12]})" in several.err
     for reference in ("", " "):
         unset = await place.quick("sessions", "delete", reference, "--yes")
-        assert unset.code == 2 and "which session?" in unset.err
+        assert unset.code == 2 and "name a session by its id" in unset.err
     for reference, told in [("gamma", "'gamma'"), ("caf\udce9", "'caf?'")]:
         gone = await place.quick("sessions", "show", reference)
         assert gone.code == 2 and f"no session has the id or the name {told}" in gone.err
@@ -124,7 +124,7 @@ async def test_a_session_is_renamed_forked_and_deleted(place: Place) -> None:
     assert len(forked) == 32 and forked != session
     await place.quick("sessions", "rename", forked, "the red build")
     both = await place.quick("sessions", "show", "the red build")
-    assert both.code == 2 and "could be 2 sessions" in both.err
+    assert both.code == 2 and "matches 2 sessions" in both.err
     refused = await place.quick("sessions", "delete", session)
     assert refused.code == 2 and "--yes deletes without asking" in refused.err
     deleted = await place.quick("sessions", "delete", session, "--yes")
@@ -149,7 +149,7 @@ async def test_an_export_imports_again_to_the_byte(place: Place, tmp_path: Path)
     second = await place.quick("sessions", "export", session, "--store", str(tmp_path / "b.db"))
     assert second.out == first.out
     again = await place.quick("sessions", "import", "-", stdin=first.out)
-    assert again.code == 1 and "--new-id imports it beside that one" in again.err
+    assert again.code == 1 and "--new-id imports it under a new id" in again.err
     beside = await place.quick("sessions", "import", "-", "--new-id", stdin=first.out)
     assert beside.code == 0 and beside.out.strip() != session
     page = tmp_path / "page.html"
@@ -305,7 +305,7 @@ async def test_weights_without_their_engine_are_brought_with_a_word_on_it(
 ) -> None:
     file = place.home / "small.gguf"
     file.write_bytes(b"GGUF" + b"0" * 64)
-    monkeypatch.setattr("treadle.app.diagnose.has_local_runtime", lambda: False)
+    monkeypatch.setattr("treadle.cli.models.has_local_runtime", lambda: False)
     done = await place.quick("models", "pull", str(file))
     assert done.code == 0 and 'after: pip install "treadle[local]"' in done.err
 
@@ -363,7 +363,7 @@ async def test_a_drafted_skill_is_looked_at_and_accepted_or_declined(place: Plac
         (own / "proposals" / name / "SKILL.md").write_text(f"---\nname: {name}\ndescription: d\n---\nDo it.\n")
     shown = await place.quick("skills", "proposals")
     assert "+Do it." in shown.out and "treadle skills accept notes" in shown.err
-    assert "notes" not in (listed := await place.quick("skills")).out and "2 drafted" in listed.err
+    assert "notes" not in (listed := await place.quick("skills")).out and "drafted from finished work: 2" in listed.err
     assert (await place.quick("skills", "accept", "notes")).code == 0
     assert (await place.quick("skills", "decline", "taste")).code == 0
     assert (await place.quick("skills", "accept", "taste")).code == 2
@@ -380,7 +380,7 @@ async def test_a_sandboxed_command_passes_its_output_and_exit_code_on(place: Pla
     secret = await place.run("sandbox", "exec", "--", "cat", str(place.home / "secret"))
     assert secret.code != 0 and "hidden" not in secret.out
     late = await place.run("sandbox", "exec", "--wall-s", "0.5", "--", "sleep", "30")
-    assert late.code == 124 and "bound of wall" in late.err
+    assert late.code == 124 and "limit wall" in late.err
     assert (await place.quick("sandbox", "exec")).code == 2
     bad = await place.run("sandbox", "exec", "--memory-mb", "-1", "--", "true")
     assert bad.code == 2 and "memory_mb is -1" in bad.err

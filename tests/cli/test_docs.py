@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.terminal import Place
 from treadle.app.settings import Settings, load_settings
-from treadle.cli import report
+from treadle.cli import drive
 from treadle.cli.main import COMMANDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
@@ -29,7 +29,7 @@ def test_every_key_of_a_file_is_described() -> None:
 def test_every_exit_code_is_described() -> None:
     described = {int(code) for code in re.findall(r"^\| (\d+) \|", TEXT, re.MULTILINE)}
     names = ("ANSWERED", "FAILED", "USAGE", "STOPPED", "UNANSWERED", "CANCELLED")
-    assert described == {getattr(report, name) for name in names}
+    assert described == {getattr(drive, name) for name in names}
 
 
 def test_the_example_of_a_file_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

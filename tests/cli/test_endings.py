@@ -141,8 +141,8 @@ async def test_a_pattern_that_names_no_tool_is_told(place: Place) -> None:
         done = await place.quick("run", "tidy up", *model_options(fake), *patterns)
     told = [line for line in done.err.splitlines() if "no tool here" in line]
     assert done.code == 0 and told == [
-        "--approve writefile: no tool here has that name; did you mean write_file?",
-        "--forbid shel(rm *): no tool here has that name; did you mean shell?",
+        "--approve writefile: no tool has this name; did you mean write_file?",
+        "--forbid shel(rm *): no tool has this name; did you mean shell?",
     ]
 
 
@@ -155,7 +155,7 @@ async def test_a_question_may_wait_in_the_log_and_the_run_continues_when_it_is_a
         assert all(part in listed for part in (session[:12], "write_file wants to run  [destructive]", "+obey"))
         assert (await place.quick("approvals", "allow", session[:8])).code == 0
         again = await place.quick("approvals", "allow", session[:8])
-        assert again.code == 2 and "nothing is open" in again.err
+        assert again.code == 2 and "has no open question" in again.err
         resumed = await place.quick("sessions", "resume", session[:8], *model_options(fake), "--json")
     assert resumed.code == 0 and read_document(resumed)["answer"] == "written"
     assert (place.work / "AGENTS.md").read_text() == "obey"
@@ -196,8 +196,8 @@ async def test_a_run_whose_end_no_event_tells_says_why(place: Place, monkeypatch
         (["run", "x", "--nonsense"], "unrecognized arguments: --nonsense"),
         (["run", "x", "--sesion", "y"], "did you mean --session?"),
         (["run", "x", "--access", "read-onyl"], "did you mean read-only?"),
-        (["run"], "say what is to be done"),
-        (["run", "  "], "the objective is empty"),
+        (["run"], "the task is missing"),
+        (["run", "  "], "the task is empty"),
         (["run", "x", "--max-turns", "many"], "--max-turns"),
         (["run", "x", "--max-turns", "1000"], "200"),
         (["run", "x", "--workspace", "/none"], "there is no folder /none"),
@@ -219,7 +219,7 @@ async def test_bad_usage_is_two_in_every_form(place: Place, words: list[str], to
     assert (as_document.document["status"], as_document.document["reason"]) == ("failed", "usage")
     as_lines = await place.quick(*words, "--jsonl")
     assert (as_lines.code, as_lines.out) == (2, "") and told in as_lines.err
-    assert (await place.quick("sessions", "list")).err == "no sessions here\n", "nothing was started"
+    assert (await place.quick("sessions", "list")).err == "no sessions were found\n", "nothing was started"
 
 
 async def test_two_forms_at_once_are_bad_usage(place: Place) -> None:
@@ -305,7 +305,7 @@ async def test_nothing_to_take_up_is_said(place: Place) -> None:
     async with StrictChat([Reply(text="done")]) as fake:
         await place.quick("run", "hello", *model_options(fake), "--name", "one")
         done = await place.quick("run", "--session", "one", *model_options(fake))
-    assert done.code == 2 and "nothing in this session is unfinished" in done.err
+    assert done.code == 2 and "this session has no unfinished work" in done.err
 
 
 async def test_a_terminal_that_cannot_show_a_sign_does_not_end_the_run(place: Place) -> None:

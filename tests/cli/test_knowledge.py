@@ -16,7 +16,7 @@ from treadle.messages import Call, Reply
 async def test_a_chat_drafts_a_skill_and_says_where_to_look_at_it(place: Place) -> None:
     folders = ("garden", "cellar", "attic")
     steps = [(f"please look around in the {name}\r", Fact(RunFinished, at)) for at, name in enumerate(folders, 1)]
-    steps.append(("", "drafted from what was done: look-around"))
+    steps.append(("", "drafted from this work: look-around"))
     await play(place, Case("", replying, steps, env={"TREADLE_SKILL_AUTOGEN": "true"}))
     assert "look-around" not in (await place.quick("skills")).out, "nothing is active before a person says so"
     assert "+1. List the files." in (await place.quick("skills", "proposals")).out
@@ -44,8 +44,8 @@ async def test_a_context_is_compacted_and_shown_again_in_a_chat(place: Place) ->
         ("/context\r", "counted by the model's server"),
         ("/compact\r", "context compacted"),
         ("/context\r", ", estimated"),
-        ("/compact undo\r", "is taken back"),
-        ("/compact all\r", "takes nothing or undo"),
+        ("/compact undo\r", "is undone"),
+        ("/compact all\r", "takes no argument, or undo"),
         ("one more\r", Fact(RunFinished, 3)),
     ]
     played = await play(place, Case("", answer, steps, said=("tell me a story", "and another one", "one more")))
@@ -151,7 +151,7 @@ async def test_a_chat_goes_on_with_the_folders_last_session_and_never_with_a_hel
     ):
         await screen.until("/help shows")
         assert await screen.leave() == 0
-        assert "come back with: treadle chat --session mine" in screen.text
+        assert "continue with: treadle chat --session mine" in screen.text
 
 
 async def test_an_agent_that_cannot_be_had_is_told_with_the_reason_and_a_model_flag_mends_it(place: Place) -> None:

@@ -34,10 +34,10 @@ UP, CTRL_C, CTRL_D, CTRL_U = "\x1b[A", "\x03", "\x04", "\x15"
 SLOW_SLASH_COMMAND = """\
 import asyncio, sys
 from treadle.cli import chat, main
-pressed, act = asyncio.Event(), chat.ChatTerminal._stop_or_leave
+pressed, act = asyncio.Event(), chat.ChatTerminal.handle_ctrl_c
 def press(self): act(self); pressed.set()
 async def slowly(where, line): where.write_note('no prompt now'); await pressed.wait()
-chat.ChatTerminal._stop_or_leave, chat.run_slash_command = press, slowly
+chat.ChatTerminal.handle_ctrl_c, chat.run_slash_command = press, slowly
 sys.exit(main.main())
 """
 """The program, but a slash command lasts until Ctrl-C."""
@@ -74,7 +74,7 @@ CASES = [
         "a chat that is ended gives the terminal back and tells the way back",
         [Reply(text="Hello.")],
         [("hello\r", "Hello."), (wait_for_prompt, None), (send_signal(signal.SIGTERM), 0)],
-        shows=("come back with",),
+        shows=("continue with",),
     ),
     Case(
         "one Ctrl-C stops it and two leave",
@@ -88,13 +88,13 @@ CASES = [
             (CTRL_C, Shows(HINT, times=2)),
             (CTRL_C, 0),
         ],
-        shows=("come back with",),
+        shows=("continue with",),
     ),
     Case(
         "a second Ctrl-C leaves also when the first has stopped it",
         [STALL],
         [("count\r", "thinking"), (CTRL_C, "cancelled"), (CTRL_C, 0)],
-        shows=("come back with",),
+        shows=("continue with",),
         counts={"Ctrl-C again": 0},
     ),
     Case(
@@ -119,7 +119,7 @@ CASES = [
     Case(
         "help tells every command and every command stays to be read",
         [Reply(text="Hello.")],
-        [("/help\r", f"{HINT}."), ("/compact\r", "there is nothing to gain yet")],
+        [("/help\r", f"{HINT}."), ("/compact\r", "nothing to compact")],
         shows=(
             "\n› /help\n",
             "\n› /compact\nthere is nothing",

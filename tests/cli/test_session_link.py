@@ -81,12 +81,12 @@ async def test_a_server_that_goes_down_is_told_and_nothing_typed_is_lost(place: 
     async with server.serving() as url, place.screen("attach", "job", "--url", url) as screen:
         await screen.until("›")
         server.fail()
-        await screen.until("the server is out of reach; trying again …")
+        await screen.until("the server is unreachable; trying again …")
         screen.type("are you there?\r")
-        await screen.until("it may not have heard this")
+        await screen.until("may not have received this")
         await screen.until("› are you there?")
         server.down = False
-        await screen.until("the server is back")
+        await screen.until("the server is reachable again")
         screen.type("\r")
         await wait_until(lambda: bool(server.posted), "the message is sent")
         assert await screen.leave() == 0
@@ -102,10 +102,10 @@ async def test_an_answer_that_did_not_arrive_is_asked_for_again(place: Place) ->
         await screen.until("answer>")
         server.fail()
         screen.type("n not now\r")
-        await screen.until("it may not have heard this")
+        await screen.until("may not have received this")
         await screen.until(lambda text: text.count("shell wants to run") == 2)
         server.down = False
-        await screen.until("the server is back")
+        await screen.until("the server is reachable again")
         await screen.until(lambda text: text.splitlines()[-1].startswith("answer>"))
         screen.type("n never\r")
         await wait_until(lambda: bool(server.posted), "the answer is sent")

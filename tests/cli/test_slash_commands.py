@@ -27,14 +27,14 @@ sys.exit(main.main())
 """
 """The program, but a run is left only when a command has been typed, as may happen on a busy machine."""
 
-WORKING = "it is working: stop it with Esc before you"
+WORKING = "the agent is working: stop it with Esc before you"
 CASES = [
     Case(
         "a limit is continued beyond and an answer is asked for again",
         [CALCULATE, Reply(text="I had one turn."), Reply(text="It is two."), Reply(text="Two, as I said.")],
         [
             ("add\r", Fact(RunFinished)),
-            ("", "stopped: the limit of turns is reached"),
+            ("", "stopped: the turn limit is reached"),
             ("/continue\r", Fact(RunFinished, 2)),
             ("", "It is two."),
             ("/retry\r", "Two, as I said."),
@@ -54,7 +54,7 @@ CASES = [
     Case(
         "a command right after the shown end waits until the run is left",
         [CALCULATE, Reply(text="I had one turn."), Reply(text="It is two.")],
-        [("add\r", "stopped: the limit of turns is reached"), ("/continue\r", Shows("It is two.", without=WORKING))],
+        [("add\r", "stopped: the turn limit is reached"), ("/continue\r", Shows("It is two.", without=WORKING))],
         ("chat", "--max-turns", "1"),
         program=LATE_END,
     ),
@@ -100,7 +100,7 @@ async def test_a_rewind_takes_back_what_is_chosen_and_a_redo_brings_it_again(pla
         (rewind_files, Shows("go back? y/N>", times=2)),
         ("y\r", Fact(Rewound)),
         (file_is("one\n"), None),
-        ("/redo\r", "take the rewind back? y/N>"),
+        ("/redo\r", "undo the rewind? y/N>"),
         ("y\r", Fact(Rewound, 2)),
         (file_is("two\n"), None),
     ]

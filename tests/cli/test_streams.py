@@ -49,7 +49,7 @@ async def test_a_closed_stream_is_one_that_nobody_reads(place: Place, how: str) 
 async def test_an_objective_from_a_closed_stdin_is_empty(place: Place) -> None:
     async with StrictChat() as fake:
         done = await by_shell(place, "<&-", "run", "-", "--json", *model_options(fake))
-    assert (done.code, done.document["error"]) == (2, "the objective is empty; say what is to be done")
+    assert (done.code, done.document["error"]) == (2, "the task is empty; say what to do")
 
 
 async def test_the_document_is_given_also_where_the_events_find_no_room(place: Place) -> None:

@@ -49,10 +49,10 @@ import asyncio, signal, sys
 from treadle.cli import prompt, questions
 from treadle.cli.main import main
 questions.INERT_SECONDS, read = 3600.0, prompt.PromptConsole.read
-async def until_signal(self, label, draft="", *, inert=0.0, passing=False):
+async def until_signal(self, label, draft="", *, inert=0.0, remember=True):
     if inert:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._wake, label)
-    return await read(self, label, draft, inert=inert, passing=passing)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._enable_input, label)
+    return await read(self, label, draft, inert=inert, remember=remember)
 prompt.PromptConsole.read = until_signal
 sys.exit(main())
 """
@@ -80,7 +80,7 @@ QUESTIONS = [
             "workspace: WORK\n  path: AGENTS.md\n  content:\n    be kind\n",
             "+be kind",
             "  y  yes, once\n",
-            "n  no; the model sees the words",
+            "n  no; the model gets the words",
         ),
         files=WRITTEN,
     ),
@@ -141,7 +141,7 @@ QUESTIONS = [
     Case(
         "a question that was left for later is allowed elsewhere and the chat goes on",
         [ASK, Reply(text="It is written.")],
-        [("write it\r", "answer>"), ("l\r", "it waits"), (allow_elsewhere, "It is written.")],
+        [("write it\r", "answer>"), ("l\r", "the question stays open"), (allow_elsewhere, "It is written.")],
         files=WRITTEN,
     ),
     Case(
@@ -154,7 +154,7 @@ QUESTIONS = [
         [("", "answer>"), ("t\r", 0)],
         RUN,
         env={"TREADLE_ASK": "write_file"},
-        shows=("p  yes, and in this session also: write_file(",),
+        shows=("p  yes, and in this session also allow: write_file(",),
         counts={"answer>": 1},
         files={"a.txt": "two\n"},
     ),
@@ -217,11 +217,11 @@ CHATS = [
         [hold(call_tool("calculate", expression="1+1")), Reply(text="Done, and with tabs.")],
         [
             ("tidy up\r", Fact(TurnStarted)),
-            ("use tabs\r", "it reads this at its next turn:\n› use tabs"),
+            ("use tabs\r", "the agent reads this at its next turn:\n› use tabs"),
             (release, "Done, and with tabs."),
         ],
         said=("tidy up", "use tabs"),
-        shows=("come back with: treadle chat --session",),
+        shows=("continue with: treadle chat --session",),
     ),
     Case(
         "words that steer do not cut those that are being written",
@@ -230,7 +230,7 @@ CHATS = [
             Reply(text="I see."),
         ],
         [("write\r", "one l"), ("use tabs\r", "› use tabs\none l"), (release, "I see.")],
-        shows=("  it reads this at its next turn:\n› use tabs\n", "\none line that is long enough to be cut in two\n"),
+        shows=("  the agent reads this at its next turn:\n› use tabs\n", "\none line that is long enough to be cut in two\n"),
     ),
     Case(
         "a draft survives a question",
@@ -285,7 +285,7 @@ async def test_a_run_streams_and_ends_with_the_way_back(place: Place) -> None:
     script = [call_tool("calculate", expression="6*7"), Reply(text="It is 42.\nReally.")]
     played = await play(place, Case("", script, [("", 0)], ("run", "what is six times seven?")))
     assert played.text == (
-        "✓ calculate 6*7\nIt is 42.\nReally.\n\nsession SESSION · go on with: treadle chat --session SESSION"
+        "✓ calculate 6*7\nIt is 42.\nReally.\n\nsession SESSION · continue with: treadle chat --session SESSION"
     )
 
 
@@ -318,7 +318,7 @@ def wait_for_process(word: str, *, runs: bool) -> Action:
 
 async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
     lines = [
-        ("/nonsense", "there is no /nonsense"),
+        ("/nonsense", "there is no command /nonsense"),
         ("/contxt", "did you mean /context?"),
         ("/context", "tokens"),
         ("/cost", "in "),
@@ -332,8 +332,8 @@ async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
         ("/sessions", "first steps"),
         ("/approve shell(git *)", "is not asked for"),
         ("/changes", "no file was changed"),
-        ("/export html talk.html", "bytes to"),
-        ("/export html talk.html", "name another file"),
+        ("/export html talk.html", "bytes written to"),
+        ("/export html talk.html", "choose another name"),
         ("/fork", "Hello."),
     ]
     steps = [(f"{line}\r", Shows(found, below=f"› {line}")) for line, found in lines]

@@ -44,10 +44,10 @@ SLOW_REWIND = """\
 import asyncio, sys
 from treadle.cli import chat, main
 from treadle.session import Session
-ended, go, rewind = asyncio.Event(), chat.ChatTerminal._go, Session.rewind
+ended, go, rewind = asyncio.Event(), chat.ChatTerminal.leave, Session.rewind
 def leave(self): go(self); ended.set()
 async def slowly(*how, **more): await ended.wait(); return await rewind(*how, **more)
-chat.ChatTerminal._go, Session.rewind = leave, slowly
+chat.ChatTerminal.leave, Session.rewind = leave, slowly
 sys.exit(main.main())
 """
 """The program, but a rewind is only prepared when the chat is left."""
@@ -55,7 +55,7 @@ BROKEN = """\
 import sys, treadle.cli.screen as screen
 from treadle.cli.main import main
 def finished(*_): raise ZeroDivisionError('on purpose')
-screen.Screen._ended = finished
+screen.Screen._handle_end = finished
 sys.exit(main(sys.argv[1:]))
 """
 """The program with a bug that shows when a run ends."""
@@ -220,7 +220,7 @@ async def test_a_chat_that_is_stopped_lends_the_terminal_to_the_shell(place: Pla
             screen.type("ft\r")
             await screen.until("Hello.")
             screen.type("\x04")
-            await screen.until("come back with")
+            await screen.until("continue with")
             await wait_until(lambda: screen.echoes, "the terminal is given back")
             screen.type("exit\n")
             await screen.end()
@@ -239,7 +239,7 @@ async def test_a_signal_ends_it_and_gives_the_terminal_back(
         (send_signal(number), 0),
     ]
     played = await play(place, Case("", [Reply(text="Ready.")], steps, ("run", "get ready", "--name", "job")))
-    assert "come back with" in played.text or "detached" in played.text
+    assert "continue with" in played.text or "detached" in played.text
 
 
 @pytest.mark.parametrize(

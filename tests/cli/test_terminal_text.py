@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import re
+import time
 import unicodedata
 from pathlib import Path
 
@@ -18,15 +19,14 @@ from treadle.cli.console import (
     TerminalConsole,
     escape_controls,
     escape_hidden,
-    format_age,
     format_table,
+    format_time_since,
     measure_width,
     truncate_line,
 )
-from treadle.cli.drive import RunOutput
+from treadle.cli.drive import ReportBuilder, RunOutput
 from treadle.cli.message_content import build_message
 from treadle.cli.question_text import parse_decision, parse_reply, preview_diff, render_approval, render_choices
-from treadle.cli.report import ReportBuilder
 from treadle.cli.screen import MarkdownStyler, Screen, describe_ending, render_call
 from treadle.errors import BadInput
 from treadle.events import (
@@ -114,7 +114,7 @@ def test_a_table_keeps_its_columns() -> None:
 
 
 def test_ages_are_short() -> None:
-    assert [format_age(s) for s in (-1, 5, 59, 60, 3600, 86400, 86400 * 800)] == [
+    assert [format_time_since(time.time() - s) for s in (-1, 5, 59, 60, 3600, 86400, 86400 * 800)] == [
         "0s",
         "5s",
         "59s",
@@ -209,7 +209,7 @@ def test_a_file_that_is_too_large_is_refused_before_anything_is_sent(tmp_path: P
     (tmp_path / "big.txt").write_text("x" * 300_000)
     with pytest.raises(BadInput, match="300000 bytes"):
         build_message("read @big.txt", tmp_path)
-    with pytest.raises(BadInput, match="is no image"):
+    with pytest.raises(BadInput, match="is not an image"):
         build_message("look", tmp_path, [str(tmp_path / "big.txt")])
 
 
@@ -333,7 +333,7 @@ async def test_a_model_that_gets_ready_says_each_thing_once_without_a_terminal(
 ) -> None:
     show = RunOutput(run.parser().parse_args(["x", *([form] if form != "plain" else [])]))
     model = LocalModel()
-    set_progress_listener(model, show.build_progress_listener([ReportBuilder()]))
+    set_progress_listener(model, show.build_progress_listener())
     assert model.progress is not None
     for done in range(3):
         await asyncio.to_thread(model.progress, "learning the tools", done, 3)

@@ -332,5 +332,5 @@ def check_results(facts: Sequence[AnyFact]) -> int:
 
 
 def check_session(state: State) -> None:
-    """Check that nothing is open when a session rests."""
+    """Check that has no open question when a session rests."""
     assert state.run is None and state.turn is None and state.pending == []

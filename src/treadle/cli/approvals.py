@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from treadle import Answer, ApprovalRequested, InputRequested, Session, Tool
+from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, Session, Tool
 from treadle.app.compose import find_default_tools
 from treadle.app.settings import data_folder
 from treadle.cli.console import (
@@ -22,7 +21,8 @@ from treadle.cli.console import (
     wants_colour,
 )
 from treadle.cli.find_session import open_command_store
-from treadle.cli.options import Parser, add_actions, add_store_options, create_parser
+from treadle.cli.open_session import open_stored_session
+from treadle.cli.options import Parser, add_actions, add_session_argument, add_store_options, create_parser
 from treadle.cli.question_text import render_approval
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
@@ -30,62 +30,62 @@ from treadle.permissions.saved_rules import forget_rule, load_all_rules
 
 EXAMPLES = """\
   treadle approvals list
-  treadle approvals allow 3f2a91                     the one that is open there
+  treadle approvals allow 3f2a91                     the only open question of this session
   treadle approvals allow 3f2a91 call_7 --scope tool
   treadle approvals deny 3f2a91 --reason "not on a Friday"
   treadle approvals answer 3f2a91 "the blue one"
-  treadle approvals rules                            what was answered for good
-  treadle approvals forget "shell(git push *)"       to be asked again
+  treadle approvals rules                            the permanent answers
+  treadle approvals forget "shell(git push *)"       ask again for these calls
 
-The answer is recorded at once; whoever runs the session goes on with it, and if nobody does,
-`treadle sessions resume` does."""
+The answer is recorded at once. The process that runs the session continues with it. If no process runs it,
+use `treadle sessions resume`."""
 
 
 def parser() -> Parser:
-    made = create_parser("approvals", "Answer what agents ask, in any session of this store.", EXAMPLES)
-    kinds = add_actions(made, EXAMPLES)
-    kinds.add_parser("list", help="all that is open")
-    allow = kinds.add_parser("allow", help="let a call run")
-    deny = kinds.add_parser("deny", help="deny it; the model is told and goes on")
-    answer = kinds.add_parser("answer", help="answer a question of the agent")
-    kinds.add_parser("rules", help="what was answered for good")
-    forget = kinds.add_parser("forget", help="take an answer for good back, wherever it holds")
-    forget.add_argument("rule", metavar="RULE", help="as `rules` shows it")
-    for one in (allow, deny, answer):
-        one.add_argument("session", metavar="SESSION", help="an id, the beginning of one, or a name")
+    options = create_parser("approvals", "Answer the questions of agents, in any session of the store.", EXAMPLES)
+    actions = add_actions(options, EXAMPLES)
+    actions.add_parser("list", help="list the open questions")
+    allow = actions.add_parser("allow", help="allow a call")
+    deny = actions.add_parser("deny", help="deny a call; the model gets the reason and continues")
+    answer = actions.add_parser("answer", help="answer a question of the agent")
+    actions.add_parser("rules", help="list the permanent answers")
+    forget = actions.add_parser("forget", help="delete a permanent answer in all workspaces")
+    forget.add_argument("rule", metavar="RULE", help="a rule, as `rules` shows it")
+    for action in (allow, deny, answer):
+        add_session_argument(action)
     answer.add_argument("text", metavar="ANSWER")
-    for one in (allow, deny, answer):
-        one.add_argument("call", metavar="CALL", nargs="?", default="", help="which, if several are open")
+    for action in (allow, deny, answer):
+        action.add_argument("call", metavar="CALL", nargs="?", default="", help="the call, if several are open")
     allow.add_argument("--scope", choices=("call", "tool", "pattern", "session"), default="call")
-    deny.add_argument("--reason", default="", help="what the model is told")
-    for one in kinds.choices.values():
-        add_store_options(one)
-    return made
+    deny.add_argument("--reason", default="", help="the reason that the model gets")
+    for action in actions.choices.values():
+        add_store_options(action)
+    return options
 
 
-def main(args: argparse.Namespace) -> int:
-    if args.action == "rules":
-        found = load_all_rules(data_folder())
-        for rule in found:
-            print_line(f"{rule.decision:6} {escape_hidden(rule.pattern)}  {rule.workspace or 'everywhere'}")
-        if not found:
-            print_note("nothing was answered for good")
-        return 0
-    if args.action == "forget":
-        pattern = args.rule
-        known = [rule for rule in load_all_rules(data_folder()) if rule.pattern == pattern]
-        if not known:
-            raise BadInput(f"there is no rule {pattern!r}; `treadle approvals rules` shows those there are")
-        for rule in known:
-            forget_rule(data_folder(), rule)
-        print_note("forgotten; it is asked for again")
-        return 0
-    return asyncio.run(_list(args) if args.action == "list" else _answer(args))
+async def main(args: argparse.Namespace) -> int:
+    match args.action:
+        case "rules":
+            rules = load_all_rules(data_folder())
+            for rule in rules:
+                print_line(f"{rule.decision:6} {escape_hidden(rule.pattern)}  {rule.workspace or 'everywhere'}")
+            if not rules:
+                print_note("there are no permanent answers")
+        case "forget":
+            rules = [rule for rule in load_all_rules(data_folder()) if rule.pattern == args.rule]
+            if not rules:
+                raise BadInput(f"there is no rule {args.rule!r}; `treadle approvals rules` lists the rules")
+            for rule in rules:
+                forget_rule(data_folder(), rule)
+            print_note("the rule is deleted; these calls need approval again")
+        case "list":
+            await _list_questions(args)
+        case _:
+            await _answer_question(args)
+    return 0
 
 
-async def _list(args: argparse.Namespace) -> int:
-    from treadle import Agent, Runtime
-
+async def _list_questions(args: argparse.Namespace) -> None:
     tools = find_default_tools()
     shown: set[tuple[str, str]] = set()
     async with open_command_store(args) as log, Runtime(log, [], recover=False) as runtime:
@@ -94,39 +94,41 @@ async def _list(args: argparse.Namespace) -> int:
                 session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
                 for question in (await session.state()).pending:
                     if (info.id, question.call_id) not in shown:
-                        _print(info, question, tools)
+                        _print_question(info, question, tools)
                         shown.add((info.id, question.call_id))
     if not shown:
-        print_note("nothing waits for an answer")
-    return 0
+        print_note("there are no open questions")
 
 
-def _print(info: SessionInfo, question: ApprovalRequested | InputRequested, tools: Mapping[str, Tool]) -> None:
-    colour, room = wants_colour(sys.stdout), terminal_width() if is_terminal(sys.stdout) else 120
+def _print_question(info: SessionInfo, question: ApprovalRequested | InputRequested, tools: Mapping[str, Tool]) -> None:
+    colour, width = wants_colour(sys.stdout), terminal_width() if is_terminal(sys.stdout) else 120
     print_line(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
     if isinstance(question, ApprovalRequested):
-        for line in render_approval(question, tools, Path(info.workspace or "."), room, colour=colour):
+        for line in render_approval(question, tools, Path(info.workspace or "."), width, colour=colour):
             sys.stdout.write(f"  {line}\n")
         if question.rule and not question.once:
-            print_line(f"  --scope pattern would remember: {escape_hidden(question.rule)}")
+            print_line(f"  --scope pattern would also allow: {escape_hidden(question.rule)}")
     else:
         for one in question.questions:
-            print_line(
-                f"  {escape_hidden(one.text)}"
-                + (f"  ({', '.join(map(escape_hidden, one.options))})" if one.options else "")
-            )
+            options = f"  ({', '.join(map(escape_hidden, one.options))})" if one.options else ""
+            print_line(f"  {escape_hidden(one.text)}{options}")
     if question.expires_at is not None:
         left = question.expires_at - time.time()
-        sys.stdout.write(
-            style_text(f"  {'expires in' if left > 0 else 'expired'} {abs(left):.0f} s", "dim", colour) + "\n"
-        )
+        text = f"  {'expires in' if left > 0 else 'expired'} {abs(left):.0f} s"
+        sys.stdout.write(style_text(text, "dim", colour) + "\n")
 
 
-async def _answer(args: argparse.Namespace) -> int:
-    from treadle.cli.open_session import open_stored_session
-
+async def _answer_question(args: argparse.Namespace) -> None:
     async with open_stored_session(args, args.session) as (session, info):
-        question = _which((await session.state()).pending, args.call, info)
+        pending = (await session.state()).pending
+        chosen = [question for question in pending if args.call in ("", question.call_id)]
+        if not chosen:
+            call = f" for call {args.call}" if args.call else ""
+            raise BadInput(f"session {info.id[:12]} has no open question{call}")
+        if len(chosen) > 1:
+            calls = ", ".join(question.call_id for question in chosen)
+            raise BadInput(f"session {info.id[:12]} has several open calls: {calls}; name one")
+        question = chosen[0]
         if args.action == "answer":
             await session.answer(question.call_id, args.text)
         elif args.action == "deny":
@@ -135,17 +137,4 @@ async def _answer(args: argparse.Namespace) -> int:
             await session.approve(question.call_id, Answer(scope=args.scope), digest=question.digest)
         else:
             raise BadInput(f"call {question.call_id} is a question: treadle approvals answer {args.session} TEXT")
-    print_note(f"recorded; if nobody runs it now: treadle sessions resume {info.id[:12]}")
-    return 0
-
-
-def _which(
-    pending: list[ApprovalRequested | InputRequested], call_id: str, info: SessionInfo
-) -> ApprovalRequested | InputRequested:
-    chosen = [question for question in pending if not call_id or question.call_id == call_id]
-    if len(chosen) == 1:
-        return chosen[0]
-    if chosen:
-        calls = ", ".join(question.call_id for question in chosen)
-        raise BadInput(f"several calls are open in {info.id[:12]}: {calls}; name one")
-    raise BadInput(f"nothing is open in {info.id[:12]}{f' for call {call_id}' if call_id else ''}")
+    print_note(f"recorded; if no process runs the session: treadle sessions resume {info.id[:12]}")

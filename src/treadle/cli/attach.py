@@ -3,242 +3,144 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import signal
 import sys
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-from treadle import ApprovalRequested, InputRequested
 from treadle.app.compose import find_default_tools
-from treadle.app.settings import data_folder
-from treadle.cli.console import (
-    TerminalConsole,
-    escape_controls,
-    handle_signals,
-    is_dumb_terminal,
-    is_terminal,
-    print_note,
-    style_text,
-)
-from treadle.cli.options import Parser, add_store_options, create_parser
-from treadle.cli.screen import STEER_NOTE, TICK_SECONDS, Screen
-from treadle.cli.session_link import ServerUnreachable, SessionLink, StoreLink, open_http_link
+from treadle.cli.console import TerminalConsole, is_dumb_terminal, is_terminal
+from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
+from treadle.cli.open_session import open_stored_session
+from treadle.cli.options import Parser, add_session_argument, add_store_options, add_token_option, create_parser
+from treadle.cli.questions import QuestionQueue
+from treadle.cli.screen import Screen
+from treadle.cli.session_link import HttpSession, ServerUnreachable, SessionLink, open_http_session
 from treadle.errors import TreadleError
-from treadle.events import AnyFact, ApprovalAnswered, CallFinished, InputAnswered, RunFinished, SessionCreated
+from treadle.events import (
+    AnyFact,
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallFinished,
+    InputAnswered,
+    InputRequested,
+    RunFinished,
+    SessionCreated,
+)
 
 EXAMPLES = """\
   treadle attach 3f2a91                                   over the store
-  treadle attach 3f2a91 --url http://127.0.0.1:8420       over a server, with text as it is written
+  treadle attach 3f2a91 --url http://127.0.0.1:8420       over a server, with live text
 
-What you type steers it; /stop stops the run; /quit, Ctrl-C or Ctrl-D leaves, and the run goes on."""
+Your messages steer the agent. /stop stops the run. /quit, Ctrl-C or Ctrl-D leaves, and the run continues."""
 
-COMMANDS = {"stop": "stop the run", "quit": "leave; the run goes on"}
+COMMANDS = {"stop": "stop the run", "quit": "leave; the run continues"}
 
 
 def parser() -> Parser:
-    made = create_parser("attach", "Watch and steer a session that runs elsewhere.", EXAMPLES)
-    made.add_argument("session", metavar="SESSION", help="an id, the beginning of one, or a name")
-    made.add_argument("--url", help="a server, instead of the store; its token from TREADLE_TOKEN or a file")
-    made.add_argument("--token-file", metavar="FILE", help="default: tokens.json in the user's data folder")
-    add_store_options(made)
-    return made
+    options = create_parser("attach", "Watch and steer a session that another process runs.", EXAMPLES)
+    add_session_argument(options)
+    options.add_argument("--url", help="use this server instead of the store; TREADLE_TOKEN or a file has its token")
+    add_token_option(options)
+    add_store_options(options)
+    return options
 
 
-def main(args: argparse.Namespace) -> int:
-    return asyncio.run(_attach(args))
-
-
-async def _attach(args: argparse.Namespace) -> int:
-    async with _link(args) as link:
-        facts = await link.read_facts()
-        if is_terminal(sys.stdin) and is_terminal(sys.stdout) and not is_dumb_terminal():
-            first = facts[0]
-            folder = Path(first.workspace or ".") if isinstance(first, SessionCreated) else Path(".")
-            await AttachedTerminal(link, folder).run(facts)
+async def main(args: argparse.Namespace) -> int:
+    async with AsyncExitStack() as stack:
+        session: SessionLink
+        if args.url:
+            session = await stack.enter_async_context(open_http_session(args.url, args.session, args.token_file))
         else:
-            await _watch(link, facts)
+            session, _ = await stack.enter_async_context(open_stored_session(args, args.session))
+        facts = await session.facts()
+        if is_terminal(sys.stdin) and is_terminal(sys.stdout) and not is_dumb_terminal():
+            await AttachedTerminal(session, facts).interact()
+            return 0
+        screen = Screen(TerminalConsole(sys.stdout))
+        screen.show_history(facts)
+        if screen.is_running:
+            async for event in session.watch(facts[-1].seq):
+                screen.handle_event(event)
+                if isinstance(event, RunFinished):
+                    break
     return 0
 
 
-@asynccontextmanager
-async def _link(args: argparse.Namespace) -> AsyncGenerator[SessionLink]:
-    if args.url:
-        async with open_http_link(
-            args.url, args.session, args.token_file or str(data_folder() / "tokens.json")
-        ) as link:
-            yield link
-        return
-    from treadle.cli.open_session import open_stored_session
-
-    async with open_stored_session(args, args.session) as (session, _):
-        yield StoreLink(session)
-
-
-async def _watch(link: SessionLink, facts: list[AnyFact]) -> None:
-    """Show the events of the current run until it ends. Used without a terminal."""
-    screen = Screen(TerminalConsole(sys.stdout))
-    screen.show_history(facts)
-    if not screen.is_running:
-        return
-    async for event in link.watch_events(facts[-1].seq):
-        screen.handle_event(event)
-        if isinstance(event, RunFinished):
-            return
-
-
-def find_open_questions(facts: Iterable[AnyFact]) -> list[ApprovalRequested | InputRequested]:
-    """Return the questions in these facts that have no answer yet."""
-    found: dict[str, ApprovalRequested | InputRequested] = {}
-    for fact in facts:
-        match fact:
-            case ApprovalRequested() | InputRequested():
-                found[fact.call_id] = fact
-            case ApprovalAnswered() | InputAnswered() | CallFinished():
-                found.pop(fact.call_id, None)
-            case RunFinished():
-                found.clear()
-            case _:
-                pass
-    return list(found.values())
-
-
-class AttachedTerminal:
+class AttachedTerminal(InteractiveTerminal):
     """A terminal attached to a session that runs in another process."""
 
-    def __init__(self, link: SessionLink, folder: Path) -> None:
-        from treadle.cli.prompt import PromptCompleter, PromptConsole
-        from treadle.cli.questions import QuestionQueue
+    def __init__(self, session: SessionLink, facts: Sequence[AnyFact]) -> None:
+        first = facts[0]
+        folder = Path(first.workspace or ".") if isinstance(first, SessionCreated) else Path(".")
+        self._ask = QuestionQueue()
+        super().__init__(self._ask, COMMANDS, find_default_tools(), folder)
+        self._session, self._facts = session, facts
+        if isinstance(session, HttpSession):
+            session.on_notice = lambda text: self.write_note(text, "dim")
 
-        self._link, self._folder = link, folder
-        link.on_notice = self._say
-        self._tools = find_default_tools()
-        self._asking = QuestionQueue()
-        self._line = PromptConsole(
-            sys.stdout, data_folder() / "history", PromptCompleter(COMMANDS, folder), {"c-c": self._leave}
-        )
-        self._screen = Screen(self._line)
-        self._screen.asks_here = True
-        self._asking.on_change = self._line.interrupt
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._draft = ""
-        self._left = False
+    async def show_start(self) -> None:
+        self.screen.show_history(self._facts)
+        questions: dict[str, ApprovalRequested | InputRequested] = {}
+        for fact in self._facts:
+            match fact:
+                case ApprovalRequested() | InputRequested():
+                    questions[fact.call_id] = fact
+                case ApprovalAnswered() | InputAnswered() | CallFinished():
+                    questions.pop(fact.call_id, None)
+                case RunFinished():
+                    questions.clear()
+                case _:
+                    pass
+        for question in questions.values():
+            self.start_task(self._ask_user(question))
 
-    def _leave(self) -> None:
-        self._left = True
-        self._line.leave()
-
-    async def run(self, facts: list[AnyFact]) -> None:
-        """Show the session and read input until the user leaves."""
-        # Ctrl-C arrives as a signal when no prompt is active.
-        with (
-            handle_signals(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._leave)),
-            self._line.hold_terminal(),
-        ):
-            await self._stay(facts)
-        on = " goes on without you" if self._screen.is_running else ""
-        print_note(f"detached; session {self._link.session_id[:12]}{on}")
-
-    async def _stay(self, facts: list[AnyFact]) -> None:
-        self._screen.show_history(facts)
-        for question in find_open_questions(facts):
-            self._bring(question)
-        watching = asyncio.create_task(self._watch(facts[-1].seq))
-        self._tasks |= {watching, asyncio.create_task(self._tick())}
+    async def follow_events(self) -> None:
         try:
-            while not self._left and not watching.done() and await self._once():
-                pass
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        if not watching.cancelled():
-            watching.result()  # raises the error that ended the task
-
-    async def _once(self) -> bool:
-        """Read one line and execute it. Return False if the user wants to leave."""
-        from treadle.cli.prompt import ANSWER, PROMPT, PromptInterrupted
-        from treadle.cli.questions import INERT_SECONDS
-
-        question = self._asking.first
-        try:
-            if question is None:
-                text = await self._line.read(PROMPT, self._draft)
-                self._draft = ""
-                if text.startswith("/"):
-                    self._echo(PROMPT, text)
-                return await self._typed(text)
-            if not question.is_shown:
-                question.show(self._line, self._tools, self._folder)
-            text = await self._line.read(ANSWER, inert=INERT_SECONDS, passing=True)
-            self._echo(ANSWER, text)
-            question.accept_answer(text, self._folder)
-        except PromptInterrupted as gave_way:
-            self._draft = self._draft if question else gave_way.draft
-        except EOFError:
-            return False
+            async for event in self._session.watch(self._facts[-1].seq):
+                self.show_event(event)
+                if isinstance(event, ApprovalRequested | InputRequested):
+                    self.start_task(self._ask_user(event))
         except TreadleError as error:
-            self._tell(error)
-        return True
+            self.write_note(str(error), "red")
+        self.leave()
 
-    async def _typed(self, text: str) -> bool:
+    async def _ask_user(self, question: ApprovalRequested | InputRequested) -> None:
+        """Send the user's answer. Ask again if the server did not get it."""
+        while (answer := await self._ask(question)) is not None:
+            try:
+                if isinstance(question, ApprovalRequested):
+                    await self._session.approve(question.call_id, answer, digest=question.digest)
+                else:
+                    await self._session.answer(question.call_id, *answer.answers)
+                return
+            except ServerUnreachable as error:
+                self.write_note(str(error), "red")
+            except TreadleError as error:  # another client has answered already
+                self.write_note(str(error), "red")
+                return
+
+    async def handle_text(self, text: str) -> None:
         match text.strip():
             case "/quit":
-                return False
+                self.leave()
             case "/stop":
-                await self._link.cancel()
-            case "":
-                pass
+                await self._session.cancel(why="stopped from an attached terminal")
             case _:
-                if self._screen.is_running:
-                    self._say(STEER_NOTE)
+                if self.screen.is_running:
+                    self.write_note(STEER_NOTE, "dim")
                 try:
-                    await self._link.send(text)
+                    await self._session.send(text)
                 except TreadleError:
-                    self._draft = text  # keeps the text so that the user can send it again
+                    self.draft = text  # the user can send it again
                     raise
-        return True
 
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            self._screen.redraw_status()
+    async def show_end(self) -> None:
+        state = " continues" if self.screen.is_running else ""
+        self.write_note(f"detached; session {self._session.id[:12]}{state}")
 
-    def _bring(self, question: ApprovalRequested | InputRequested) -> None:
-        async def asked() -> None:
-            while (answer := await self._asking(question)) is not None:
-                try:
-                    await self._link.answer(question, answer)
-                except ServerUnreachable as error:
-                    self._tell(error)  # the loop asks again
-                except TreadleError as error:  # another client has answered already
-                    self._tell(error)
-                    return
-                else:
-                    return
+    def handle_ctrl_c(self) -> None:
+        self.leave()
 
-        task = asyncio.create_task(asked())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _watch(self, after: int) -> None:
-        try:
-            async for event in self._link.watch_events(after):
-                self._screen.handle_event(event)
-                self._asking.handle_event(event)
-                if isinstance(event, ApprovalRequested | InputRequested):
-                    self._bring(event)
-        except TreadleError as error:
-            self._tell(error)
-        finally:
-            self._line.leave()
-
-    def _echo(self, label: str, text: str) -> None:
-        self._say(escape_controls(f"{label}{text}"))
-
-    def _say(self, text: str) -> None:
-        self._line.write_aside(style_text(text, "dim", self._line.has_colour))
-
-    def _tell(self, error: TreadleError) -> None:
-        self._line.write_line(style_text(escape_controls(str(error)), "red", self._line.has_colour))
+    def handle_escape(self) -> None:
+        """Ignore Escape: it must not stop a run of another process."""

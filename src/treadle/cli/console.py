@@ -31,10 +31,10 @@ class Console(Protocol):
 
     has_colour: bool
 
-    def write(self, text: str, paint: LineStyler | None = None, *, dim: bool = False) -> None:
+    def write(self, text: str, style_line: LineStyler | None = None, *, dim: bool = False) -> None:
         """Write streamed text, which may end within a line.
 
-        `dim` applies immediately. `paint` applies to each line once it is complete.
+        `dim` applies immediately. `style_line` applies to each line once it is complete.
         """
         ...
 
@@ -59,7 +59,7 @@ class NullConsole:
 
     has_colour, width = False, 80
 
-    def write(self, text: str, paint: LineStyler | None = None, *, dim: bool = False) -> None: ...
+    def write(self, text: str, style_line: LineStyler | None = None, *, dim: bool = False) -> None: ...
 
     def write_line(self, text: str) -> None: ...
 
@@ -71,74 +71,74 @@ class NullConsole:
 class TerminalConsole:
     """Writes to a terminal or to a plain stream. A plain stream gets no status line and no escape codes.
 
-    `beside` means that the answer goes to another stream. Write errors on this stream are then ignored.
+    `ignore_errors` ignores write errors. It is for a stream that does not carry the answer.
     """
 
-    def __init__(self, stream: TextIO, *, beside: bool = False) -> None:
+    def __init__(self, stream: TextIO, *, ignore_errors: bool = False) -> None:
         self.has_colour = wants_colour(stream)
-        self._beside = beside
+        self._ignore_errors = ignore_errors
         self._stream, self.is_live = stream, is_terminal(stream) and self.has_colour
-        self._tail = ""
-        self._current = ""
-        self._paint: LineStyler | None = None
-        self._drawn = self._open = False
+        self._status = self._line = ""
+        self._style_line: LineStyler | None = None
+        self._is_status_drawn = self._is_line_open = False
 
     @property
     def width(self) -> int:
         return terminal_width() if self.is_live else 120
 
-    def write(self, text: str, paint: LineStyler | None = None, *, dim: bool = False) -> None:
-        self._paint = paint
+    def write(self, text: str, style_line: LineStyler | None = None, *, dim: bool = False) -> None:
+        self._style_line = style_line
         for piece in text.splitlines(keepends=True):
-            self._current += piece.rstrip("\n")
-            self._put(style_text(piece.rstrip("\n"), "dim", dim and self.has_colour))
-            self._open = True
+            words = piece.rstrip("\n")
+            self._line += words
+            self._write_text(style_text(words, "dim", dim and self.has_colour))
+            self._is_line_open = True
             if piece.endswith("\n"):
-                self._end()
+                self._end_line()
 
     def write_line(self, text: str) -> None:
-        if self._open:
-            self._end()
-        self._put(f"{text}\n")
-        self._draw()
+        if self._is_line_open:
+            self._end_line()
+        self._write_text(f"{text}\n")
+        self._draw_status()
 
     def write_aside(self, text: str) -> None:
         self.write_line(text)
 
-    def _end(self) -> None:
+    def _end_line(self) -> None:
         """End the open line. Redraw it with its style only if it fits on one row."""
-        painted = self._paint(self._current) if self._paint is not None else self._current
-        if self.is_live and painted != self._current and measure_width(self._current) < terminal_width():
-            self._put(f"\r\x1b[2K{painted}")
-        self._put("\n")
-        self._current, self._open = "", False
+        styled = self._style_line(self._line) if self._style_line is not None else self._line
+        if self.is_live and styled != self._line and measure_width(self._line) < terminal_width():
+            self._write_text(f"\r\x1b[2K{styled}")
+        self._write_text("\n")
+        self.end_input_line()
 
     def end_input_line(self) -> None:
-        """Record that the user ended the open line by pressing Enter."""
-        self._current, self._open = "", False
+        """Record that the open line has ended, for example because the user pressed Enter."""
+        self._line, self._is_line_open = "", False
 
     def set_status(self, text: str) -> None:
-        self._tail = text
-        if self.is_live and not self._open:
-            self._draw()
+        self._status = text
+        if self.is_live and not self._is_line_open:
+            self._draw_status()
 
-    def _put(self, text: str) -> None:
-        if self._drawn:
-            text, self._drawn = f"\r\x1b[2K{text}", False
+    def _write_text(self, text: str) -> None:
+        if self._is_status_drawn:
+            text, self._is_status_drawn = f"\r\x1b[2K{text}", False
         self._send(text)
 
-    def _draw(self) -> None:
-        if not self.is_live or not (self._tail or self._drawn):
-            return
-        self._send(f"\r\x1b[2K{style_text(truncate_line(self._tail, terminal_width() - 1), 'dim', self.has_colour)}")
-        self._drawn = bool(self._tail)
+    def _draw_status(self) -> None:
+        if self.is_live and (self._status or self._is_status_drawn):
+            status = truncate_line(self._status, terminal_width() - 1)
+            self._send(f"\r\x1b[2K{style_text(status, 'dim', self.has_colour)}")
+            self._is_status_drawn = bool(self._status)
 
     def _send(self, text: str) -> None:
         try:
             self._stream.write(text)
             self._stream.flush()
         except OSError:  # the reader has closed the stream, or the disk is full
-            if not self._beside:
+            if not self._ignore_errors:
                 raise
             silence_stream(self._stream)
 
@@ -146,45 +146,39 @@ class TerminalConsole:
 class Notifier:
     """Notifies the user after a minimum time without activity, when they may no longer watch the terminal."""
 
-    def __init__(self, stream: TextIO, how: str, after: float) -> None:
+    def __init__(self, stream: TextIO, kind: str, after: float) -> None:
         self._stream, self._after = stream, after
-        self._how = _kind(how) if is_terminal(stream) else "off"
-        self._since = time.monotonic()
+        if kind == "auto":
+            program, term = os.environ.get("TERM_PROGRAM", ""), os.environ.get("TERM", "")
+            kind = "osc9" if program in ("iTerm.app", "WezTerm", "ghostty") or "kitty" in term else "bell"
+        self._kind = kind if is_terminal(stream) else "off"
+        self._active_at = time.monotonic()
 
     def mark_active(self) -> None:
         """Record that the user is active."""
-        self._since = time.monotonic()
+        self._active_at = time.monotonic()
 
     def notify(self, text: str) -> None:
         """Notify the user that something ended or needs an answer."""
-        if self._how == "off" or time.monotonic() - self._since < self._after:
+        if self._kind == "off" or time.monotonic() - self._active_at < self._after:
             return
         plain = "".join(character for character in text if character.isprintable())
-        self._stream.write("\a" if self._how == "bell" else f"\x1b]9;{plain}\x07")
+        self._stream.write("\a" if self._kind == "bell" else f"\x1b]9;{plain}\x07")
         self._stream.flush()
         self.mark_active()
 
 
-def _kind(how: str) -> str:
-    import os
-
-    if how != "auto":
-        return how
-    program, term = os.environ.get("TERM_PROGRAM", ""), os.environ.get("TERM", "")
-    return "osc9" if program in ("iTerm.app", "WezTerm", "ghostty") or "kitty" in term else "bell"
-
-
 def escape_controls(text: str) -> str:
     """Replace control and reordering characters by visible escapes. Emoji stay intact."""
-    return _UNSAFE.sub(_spelled, text.replace("\r\n", "\n"))
+    return _UNSAFE.sub(_escape_character, text.replace("\r\n", "\n"))
 
 
 def escape_hidden(text: str) -> str:
     """Replace every character that could hide or disguise text by a visible escape. Used for approval questions."""
-    return _HIDDEN.sub(_spelled, text)
+    return _HIDDEN.sub(_escape_character, text)
 
 
-def _spelled(match: re.Match[str]) -> str:
+def _escape_character(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
@@ -193,10 +187,10 @@ def measure_width(text: str) -> int:
     """Return the number of columns that the text covers."""
     if text.isascii():
         return len(text)
-    return sum(_columns(character) for character in text)
+    return sum(_measure_character(character) for character in text)
 
 
-def _columns(character: str) -> int:
+def _measure_character(character: str) -> int:
     if unicodedata.combining(character) or unicodedata.category(character) in ("Cf", "Me", "Mn"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
@@ -209,7 +203,7 @@ def truncate_line(text: str, columns: int) -> str:
         return text
     kept, used = "", 0
     for character in text:
-        used += _columns(character)
+        used += _measure_character(character)
         if used > columns - 1:
             break
         kept += character
@@ -222,18 +216,18 @@ def wrap_rows(text: str, columns: int) -> list[str]:
         return [text[at : at + columns] for at in range(0, len(text), columns)]
     rows, used = [""], 0
     for character in text:
-        wide = _columns(character)
-        if used + wide > columns:
+        width = _measure_character(character)
+        if used + width > columns:
             rows.append("")
             used = 0
         rows[-1] += character
-        used += wide
+        used += width
     return rows
 
 
 def style_text(text: str, style: str, colour: bool) -> str:
     """Apply a style such as `dim` or `bold red` if `colour` is true."""
-    if not colour or not text:
+    if not colour or not text or not style:
         return text
     codes = ";".join(_COLOURS[word] for word in style.split())
     return f"\x1b[{codes}m{text}\x1b[0m"
@@ -278,26 +272,23 @@ def print_note(text: str) -> None:
 def describe_bug(error: BaseException) -> str:
     """Return the message for an unexpected error."""
     what = f"{type(error).__name__}: {error}"
-    return f"a bug in treadle ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows more"
+    return f"a bug in treadle ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows the traceback"
 
 
 def silence_stream(stream: TextIO) -> None:
     """Redirect a stream to /dev/null after its reader has closed it, so that later writes do not fail, even at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
-def format_age(seconds: float) -> str:
-    """Format an age in one unit."""
+def format_time_since(at: float) -> str:
+    """Format the time since a moment in one unit."""
+    seconds = time.time() - at
     for size, unit in ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
     return f"{max(0, int(seconds))}s"
-
-
-def format_time_since(at: float) -> str:
-    return format_age(time.time() - at)
 
 
 def format_duration(seconds: float) -> str:
@@ -317,13 +308,23 @@ def format_count(number: int) -> str:
 def format_table(rows: list[list[str]], heads: list[str], width: int) -> list[str]:
     """Format rows as a table below `heads`. The last column gets the remaining width."""
     cells = [heads, *([" ".join(escape_controls(cell).split()) for cell in row] for row in rows)]
-    wide = [max(measure_width(row[at]) for row in cells) for at in range(len(heads) - 1)]
+    widths = [max(map(measure_width, column)) for column in zip(*cells, strict=True)]
     lines: list[str] = []
     for row in cells:
-        left = "  ".join(cell + " " * (wide[at] - measure_width(cell)) for at, cell in enumerate(row[:-1]))
+        left = "  ".join(cell + " " * (widths[at] - measure_width(cell)) for at, cell in enumerate(row[:-1]))
         last = truncate_line(row[-1], max(10, width - measure_width(left) - 2)) if width else row[-1]
         lines.append(f"{left}  {last}".rstrip())
     return lines
+
+
+def print_table(rows: list[list[str]], heads: list[str], styles: Mapping[str, str] | None = None) -> None:
+    """Print a table to stdout and fit it to a terminal. The heads are bold. `styles` maps first cells to styles."""
+    colour = wants_colour(sys.stdout)
+    head, *lines = format_table(rows, heads, terminal_width() if is_terminal(sys.stdout) else 0)
+    sys.stdout.write(style_text(head, "bold", colour) + "\n")
+    for line in lines:
+        first, space, rest = line.partition(" ")
+        sys.stdout.write(f"{style_text(first, (styles or {}).get(first, ''), colour)}{space}{rest}\n")
 
 
 @contextmanager
@@ -340,23 +341,23 @@ def handle_signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Gen
             loop.remove_signal_handler(number)
 
 
-class _Words(logging.Handler):
-    def __init__(self, put: Callable[[str], None]) -> None:
+class _WarningHandler(logging.Handler):
+    def __init__(self, write_note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._put = put
+        self._write_note = write_note
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._put(record.getMessage())
+        self._write_note(record.getMessage())
 
 
 @contextmanager
-def capture_warnings(put: Callable[[str], None]) -> Generator[None]:
-    """Send the log warnings of treadle only to `put` for the duration of the block."""
-    logger, words = logging.getLogger("treadle"), _Words(put)
+def capture_warnings(write_note: Callable[[str], None]) -> Generator[None]:
+    """Send the log warnings of treadle only to `write_note` for the duration of the block."""
+    logger, handler = logging.getLogger("treadle"), _WarningHandler(write_note)
     before, logger.propagate = logger.propagate, False
-    logger.addHandler(words)
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(words)
+        logger.removeHandler(handler)
         logger.propagate = before

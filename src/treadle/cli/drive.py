@@ -11,9 +11,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
-from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
+import msgspec
+from msgspec import Struct, field
+
+from treadle import Answer, Run, Session, later
 from treadle.app.compose import open_keyring, set_progress_listener
-from treadle.app.settings import LoadedSettings, Settings
+from treadle.app.settings import LoadedSettings
 from treadle.cli.console import (
     Notifier,
     TerminalConsole,
@@ -25,15 +28,140 @@ from treadle.cli.console import (
     style_text,
 )
 from treadle.cli.open_session import Gate, OpenSession, open_session
-from treadle.cli.questions import QuestionQueue, TerminalReader, refuse_question
-from treadle.cli.report import Report, ReportBuilder, build_failure_report
-from treadle.cli.screen import TICK_SECONDS, Screen
+from treadle.cli.questions import QuestionQueue, TerminalReader
+from treadle.cli.screen import Screen
 from treadle.errors import BadInput, TreadleError
-from treadle.events import Event, MessageReceived, Progress, SessionCreated, serialize_event
-from treadle.messages import Json, render_parts
+from treadle.events import (
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallFinished,
+    Event,
+    InputAnswered,
+    InputRequested,
+    MessageReceived,
+    ModelReplied,
+    Progress,
+    RunFinished,
+    TurnStarted,
+    serialize_event,
+)
+from treadle.messages import Json, Usage, render_parts
 
-OutputMode = Literal["screen", "json", "jsonl"]
+ANSWERED, FAILED, USAGE, STOPPED, UNANSWERED, CANCELLED = 0, 1, 2, 3, 4, 130
+"""The exit codes. Scripts rely on them."""
+
+NOBODY_ASKED = "the command line"
+"""The author of a denial when no user can be asked. It separates these denials from those of a user."""
+
 MAX_NAME = 48
+OutputMode = Literal["screen", "json", "jsonl"]
+Status = Literal["answered", "stopped", "failed", "waiting", "denied", "cancelled"]
+
+
+class CallReport(Struct, frozen=True):
+    tool: str
+    status: str
+
+
+class Report(Struct, frozen=True):
+    """The JSON document that `--json` prints."""
+
+    session_id: str
+    status: Status
+    reason: str
+    answer: str
+    turns: int
+    calls: tuple[CallReport, ...]
+    denied: tuple[dict[str, Json], ...]
+    pending: tuple[dict[str, Json], ...]
+    usage: Usage
+    cost: float
+    error: str
+
+    @property
+    def exit_code(self) -> int:
+        if self.reason == "usage":
+            return USAGE
+        codes: dict[Status, int] = {"answered": ANSWERED, "failed": FAILED, "stopped": STOPPED, "cancelled": CANCELLED}
+        return codes.get(self.status, UNANSWERED)
+
+    def encode(self) -> bytes:
+        """Encode the document as one line of UTF-8. It contains every usage field, even if it is zero."""
+        usage = {name: getattr(self.usage, name) for name in Usage.__struct_fields__ if name != "cost"}
+        return msgspec.json.encode({**msgspec.structs.asdict(self), "usage": usage}) + b"\n"
+
+
+class ReportBuilder(Struct):
+    """Collects the events of a run. `refused` are the questions, also of helpers, that no user could answer."""
+
+    calls: list[CallReport] = field(default_factory=list[CallReport])
+    denied: dict[str, dict[str, Json]] = field(default_factory=dict[str, dict[str, Json]])
+    asked: dict[str, ApprovalRequested | InputRequested] = field(
+        default_factory=dict[str, ApprovalRequested | InputRequested]
+    )
+    refused: list[ApprovalRequested | InputRequested] = field(default_factory=list[ApprovalRequested | InputRequested])
+    turns: int = 0
+    usage: Usage = Usage()
+
+    def handle_event(self, event: Event) -> None:
+        match event:
+            case TurnStarted():
+                self.turns += 1
+            case ModelReplied():
+                self.usage += event.usage
+            case ApprovalRequested() | InputRequested():
+                self.asked[event.call_id] = event
+            case ApprovalAnswered() | InputAnswered():
+                question = self.asked.pop(event.call_id, None)
+                if question is not None and event.by == NOBODY_ASKED:
+                    self.refused.append(question)
+                    self.denied[event.call_id] = _describe_question(question)
+                elif question is not None:  # a user answered first
+                    self.refused = [one for one in self.refused if one != question]
+            case CallFinished():
+                self.asked.pop(event.call_id, None)
+                self.calls.append(CallReport(event.tool, event.status))
+                self.usage += event.usage
+                if event.status == "denied":
+                    entry = {"tool": event.tool, "call_id": event.call_id, "why": event.output}
+                    self.denied.setdefault(event.call_id, entry)
+            case _:
+                pass
+
+    def build_report(self, session_id: str, outcome: RunFinished | None) -> Report:
+        """Build the report. Without an outcome the run waits for an answer."""
+        denied = [*self.denied.values()]
+        denied += [entry for entry in map(_describe_question, self.refused) if entry not in denied]  # of helpers
+        status: Status = "waiting"
+        if outcome is not None:
+            status = outcome.reason if outcome.reason in ("answered", "failed", "cancelled") else "stopped"
+        usage = self.usage if outcome is None else outcome.usage
+        return Report(
+            session_id=session_id,
+            status="denied" if status == "answered" and self.refused else status,
+            reason=status if outcome is None else outcome.reason,
+            answer="" if outcome is None else outcome.answer,
+            turns=self.turns if outcome is None else outcome.turns,
+            calls=tuple(self.calls),
+            denied=tuple(denied),
+            pending=tuple(map(_describe_question, self.asked.values())) if outcome is None else (),
+            usage=usage,
+            cost=usage.cost,
+            error="" if outcome is None else outcome.error,
+        )
+
+
+def build_failure_report(reason: Literal["usage", "failed", "cancelled"], error: str, session_id: str = "") -> Report:
+    """Build the report of a run that did not start."""
+    status: Status = "cancelled" if reason == "cancelled" else "failed"
+    return Report(session_id, status, reason, "", 0, (), (), (), Usage(), 0.0, error)
+
+
+def _describe_question(question: ApprovalRequested | InputRequested) -> dict[str, Json]:
+    if isinstance(question, ApprovalRequested):
+        entry = {"tool": question.tool, "call_id": question.call_id, "arguments": question.arguments}
+        return {**entry, "why": question.why, "rule": question.rule}
+    return {"tool": "ask_user", "call_id": question.call_id, "questions": [one.text for one in question.questions]}
 
 
 class EventSink(Protocol):
@@ -45,31 +173,20 @@ class EventSink(Protocol):
 class JsonLinesSink:
     """Writes every event as a line of JSON.
 
-    `beside` means that the result goes to another stream. Write errors on this stream are then ignored.
+    `ignore_errors` ignores write errors. It is for a stream that does not carry the result.
     """
 
-    def __init__(self, stream: TextIO, *, beside: bool = False) -> None:
-        self._stream, self._beside = stream.buffer, beside
+    def __init__(self, stream: TextIO, *, ignore_errors: bool = False) -> None:
+        self._stream, self._ignore_errors = stream, ignore_errors
 
     def handle_event(self, event: Event) -> None:
         try:
-            self._stream.write(serialize_event(event) + b"\n")
-            self._stream.flush()
+            self._stream.buffer.write(serialize_event(event) + b"\n")
+            self._stream.buffer.flush()
         except OSError:  # the reader has closed the stream, or the disk is full
-            if not self._beside:
+            if not self._ignore_errors:
                 raise
-            silence_stream(sys.stderr)
-
-
-async def follow_run(run: Run, *sinks: EventSink) -> None:
-    """Show every event of a run. If a write fails, wait for the end of the run before raising the error."""
-    try:
-        async for event in run:
-            for sink in sinks:
-                sink.handle_event(event)
-    except OSError:  # the reader has closed the event stream, or the disk is full
-        await run.wait()
-        raise
+            silence_stream(self._stream)
 
 
 @asynccontextmanager
@@ -79,22 +196,22 @@ async def stop_on_signals(session: Session) -> AsyncGenerator[None]:
     A second Ctrl-C or SIGTERM exits immediately.
     """
     task = asyncio.current_task()
-    asked: list[asyncio.Task[RunFinished | None]] = []
+    requests: list[asyncio.Task[RunFinished | None]] = []
 
     def stop() -> None:
-        if asked and task is not None:
+        if requests and task is not None:
             task.cancel()
-        asked.append(asyncio.ensure_future(session.cancel(why="stopped at the terminal")))
+        requests.append(asyncio.ensure_future(session.cancel(why="stopped at the terminal")))
 
     def hang_up() -> None:  # SIGHUP may arrive twice: from the terminal and from the shell
-        if not asked:
-            asked.append(asyncio.ensure_future(session.cancel(why="the terminal went away")))
+        if not requests:
+            requests.append(asyncio.ensure_future(session.cancel(why="the terminal went away")))
 
     try:
         with handle_signals({signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGHUP: hang_up}):
             yield
     finally:
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*requests, return_exceptions=True)
 
 
 class RunOutput:
@@ -103,38 +220,46 @@ class RunOutput:
     def __init__(self, args: argparse.Namespace) -> None:
         self.mode: OutputMode = "json" if args.json else "jsonl" if args.jsonl else "screen"
         self.stream = sys.stdout if is_terminal(sys.stdout) else sys.stderr
-        self.console = TerminalConsole(self.stream, beside=self.stream is not sys.stdout)
+        is_apart = self.stream is not sys.stdout
+        self.console = TerminalConsole(self.stream, ignore_errors=is_apart)
+        self.screen = Screen(self.console, hide_answer=is_apart)
         self.notifier = Notifier(self.stream, "off", 0)
         self.report_builder = ReportBuilder()
+        self.events: EventSink = self.screen
+        if self.mode != "screen":
+            is_json = self.mode == "json"
+            self.events = JsonLinesSink(sys.stderr if is_json else sys.stdout, ignore_errors=is_json)
+        self.sinks: list[EventSink] = [self.report_builder, self.events]
+        self.gate: Gate = later if args.ask_later else self._refuse
         self._questions: QuestionQueue | None = None
-        self._later = bool(args.ask_later)
-        self._asks = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
+        if not args.ask_later and self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin):
+            self.gate = self._questions = QuestionQueue()
+            self.screen.asks_here = True
+            self.sinks.append(self._questions)
 
-    def build_gate(self, agent: Agent, settings: Settings) -> Gate:
-        """Return the gate for questions: leave them open in the log, ask in the terminal, or refuse."""
-        self.notifier = Notifier(
-            self.stream, settings.notify if self.mode == "screen" else "off", settings.notify_after
-        )
-        if self._later:
-            return later
-        if not self._asks:
-            return self._refuse
-        self._questions = QuestionQueue()
-        TerminalReader(self._questions, self.console, agent.toolbox, settings.folder, self.notifier)
-        return self._questions
+    def prepare(self, opened: OpenSession) -> None:
+        """Prepare the output for a session: its settings, its tools and its model."""
+        settings = opened.settings
+        if self.mode == "screen":
+            self.notifier = Notifier(self.stream, settings.notify, settings.notify_after)
+        if self._questions is not None:
+            tools = opened.agent.toolbox
+            TerminalReader(self._questions, self.console, tools, settings.folder, self.notifier)
+        self.screen.window = opened.model.window
+        set_progress_listener(opened.model, self.build_progress_listener())
+        for text in opened.notes:
+            self.write_note(text)
 
     async def _refuse(self, question: ApprovalRequested | InputRequested) -> Answer:
+        """Deny at once, because no user can be asked. The comment tells the model what the user can change."""
         self.report_builder.refused.append(question)  # the events of the run omit the questions of its helpers
-        return await refuse_question(question)
-
-    def build_sinks(self, session: OpenSession, message_id: str) -> list[EventSink]:
-        """Return the sinks that receive the events."""
-        if self.mode == "screen":
-            apart = self.stream is not sys.stdout
-            screen = Screen(self.console, window=session.model.window, own_message=message_id, hide_answer=apart)
-            screen.asks_here = self._questions is not None
-            return [screen] if self._questions is None else [screen, self._questions]
-        return [JsonLinesSink(sys.stdout) if self.mode == "jsonl" else JsonLinesSink(sys.stderr, beside=True)]
+        if isinstance(question, InputRequested):
+            comment = "Nobody can be asked here. Decide yourself, and say what you assumed."
+        else:
+            option = f"--approve {question.rule!r}" if question.rule else "--yes"
+            comment = f"Nobody can be asked here ({question.why}). "
+            comment += f"Do without it, or tell the user to allow it with {option}."
+        return Answer("deny", comment=comment, by=NOBODY_ASKED)
 
     def write_note(self, text: str) -> None:
         """Write a note: as a line on the screen, or as a JSON line of type `log` on stderr."""
@@ -144,30 +269,24 @@ class RunOutput:
             sys.stderr.write(json.dumps({"type": "log", "message": text}) + "\n")
             sys.stderr.flush()
 
-    def build_progress_listener(self, sinks: list[EventSink]) -> Callable[[str, float, float], None]:
+    def build_progress_listener(self) -> Callable[[str, float, float], None]:
         """Return a callback for the progress of a model before it can answer.
 
         The progress goes to the status line. Without a status line, each message is written once.
         """
-        loop, screen, shown = asyncio.get_running_loop(), sinks[0], set[str]()
+        loop, shown = asyncio.get_running_loop(), set[str]()
 
-        def put(message: str, done: float, total: float) -> None:
-            if isinstance(screen, Screen) and self.console.is_live:
-                screen.handle_event(Progress(message, done=done, total=total))
+        def show(message: str, done: float, total: float) -> None:
+            if self.mode == "screen" and self.console.is_live:
+                self.screen.handle_event(Progress(message, done=done, total=total))
             elif message not in shown:
                 shown.add(message)
                 self.write_note(f"{message} …")
 
-        def tell(message: str, done: float, total: float) -> None:
-            loop.call_soon_threadsafe(put, message, done, total)
+        def report_progress(message: str, done: float, total: float) -> None:
+            loop.call_soon_threadsafe(show, message, done, total)
 
-        return tell
-
-    def report_unsettled(self, report: Report) -> Report:
-        """Write the reason why a run has no end in the log. No event contains this reason."""
-        if self.mode != "json":
-            self.write_note(report.error)
-        return report
+        return report_progress
 
     def deliver_report(self, report: Report) -> int:
         """Write the result of the run and return the exit code."""
@@ -177,88 +296,77 @@ class RunOutput:
             self.console.set_status("")
             if report.answer and self.stream is not sys.stdout:
                 sys.stdout.write(report.answer.rstrip() + "\n")
-            self._after(report)
+            self._write_next_steps(report)
         sys.stdout.flush()
         return report.exit_code
 
-    def _after(self, report: Report) -> None:
-        short = report.session_id[:12]
+    def _write_next_steps(self, report: Report) -> None:
+        session = report.session_id[:12]
         if report.status == "denied":
-            self.write_note(
-                f"nobody could be asked, so this was denied: {_names(report.denied)}; --approve and --yes allow it"
-            )
+            tools = _list_tools(report.denied)
+            self.write_note(f"denied, because nobody could be asked: {tools}; --approve and --yes allow it")
         if report.status == "waiting":
-            self.write_note(f"waits for an answer ({_names(report.pending)}): treadle approvals list")
+            self.write_note(f"waits for an answer ({_list_tools(report.pending)}): treadle approvals list")
         if report.status == "stopped":
-            self.write_note(f"go on with a fresh budget: treadle sessions continue {short}")
-        self.write_note(f"session {short} · go on with: treadle chat --session {short}")
+            self.write_note(f"continue with new limits: treadle sessions continue {session}")
+        self.write_note(f"session {session} · continue with: treadle chat --session {session}")
         self.notifier.notify(f"treadle: {report.status}")
 
 
-def _names(entries: Iterable[Mapping[str, Json]]) -> str:
+def _list_tools(entries: Iterable[Mapping[str, Json]]) -> str:
     return ", ".join(dict.fromkeys(str(entry["tool"]) for entry in entries))
 
 
 async def drive_run(args: argparse.Namespace, loaded: LoadedSettings, begin: Callable[[OpenSession], Run]) -> int:
     """Open the session, start a run, show it and write its result. Return the exit code."""
-    show = RunOutput(args)
-    with capture_warnings(show.write_note):
+    output = RunOutput(args)
+    with capture_warnings(output.write_note):
         async with AsyncExitStack() as stack:
-            session = await open_session(stack, args, loaded, show.build_gate, open_keyring(loaded.settings))
-            for text in session.notes:
-                show.write_note(text)
+            opened = await open_session(stack, args, loaded, output.gate, open_keyring(loaded.settings))
+            output.prepare(opened)
             try:
-                report = await _driven(session, begin, show)
+                report = await _follow_run(opened, begin, output)
             except BadInput:
                 raise
-            except TreadleError as error:
-                report = show.report_unsettled(build_failure_report("failed", str(error), session.session.id))
-            except asyncio.CancelledError:
-                left = "left before it was settled; it can be resumed"
-                report = show.report_unsettled(build_failure_report("cancelled", left, session.session.id))
-            return show.deliver_report(report)
+            except (TreadleError, asyncio.CancelledError) as error:
+                is_error = isinstance(error, TreadleError)
+                text = str(error) if is_error else "left before the stop was recorded; the session can be resumed"
+                report = build_failure_report("failed" if is_error else "cancelled", text, opened.session.id)
+                if output.mode != "json":  # no event contains this reason
+                    output.write_note(report.error)
+            return output.deliver_report(report)
 
 
-async def _driven(opened_session: OpenSession, begin: Callable[[OpenSession], Run], show: RunOutput) -> Report:
-    session, tally = opened_session.session, show.report_builder
+async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], output: RunOutput) -> Report:
+    """Start a run and show it to its end."""
+    session, report_builder = opened.session, output.report_builder
     facts = await session.facts()
-    after = 0 if opened_session.is_new else facts[-1].seq
-    run = begin(opened_session)
-    run.watch_from(after)
-    sinks = show.build_sinks(opened_session, run.message_id)
-    set_progress_listener(opened_session.model, show.build_progress_listener(sinks))
-    if after and isinstance(sinks[0], Screen):
-        sinks[0].restore_run(facts)
-    elif after:
-        assert isinstance(facts[0], SessionCreated)
-        sinks[0].handle_event(facts[0])  # the first line always describes the session
-    ticking = asyncio.create_task(_tick(sinks))
+    run = begin(opened)
+    output.screen.own_message = run.message_id
+    run.watch_from(0 if opened.is_new else facts[-1].seq)
+    if not opened.is_new and output.mode == "screen":
+        output.screen.restore_run(facts)
+    elif not opened.is_new:
+        output.events.handle_event(facts[0])  # the first line always describes the session
+    refreshing = asyncio.create_task(output.screen.refresh_status())
     try:
         async with stop_on_signals(session), run:
-            await follow_run(run, tally, *sinks)
+            try:
+                async for event in run:
+                    for sink in output.sinks:
+                        sink.handle_event(event)
+            except OSError:  # the reader has closed the event stream, or the disk is full
+                await run.wait()
+                raise
     finally:
-        ticking.cancel()
+        refreshing.cancel()
     if run.outcome is None and not run.pending:
-        raise BadInput("nothing in this session is unfinished; give an objective, or use `treadle sessions continue`")
-    await _name(opened_session)
+        raise BadInput("this session has no unfinished work; give a task, or use `treadle sessions continue`")
+    state = await session.state()
+    if opened.settings.auto_name and not state.name:  # a one-shot command does not wait for a model to name it
+        message = next(fact for fact in await session.facts() if isinstance(fact, MessageReceived))
+        name = " ".join(render_parts(message.parts[:1]).split())  # attached files are separate parts
+        await session.rename(name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…", by="auto")
     for question in run.pending if run.outcome is None else ():
-        tally.asked.setdefault(question.call_id, question)
-    return tally.build_report(session.id, run.outcome)
-
-
-async def _name(opened_session: OpenSession) -> None:
-    """Name an unnamed session after its first message. A one-shot command does not wait for a model to name it."""
-    state = await opened_session.session.state()
-    if state.name or not opened_session.settings.auto_name:
-        return
-    said = (fact for fact in await opened_session.session.facts() if isinstance(fact, MessageReceived))
-    words = " ".join(render_parts(next(said).parts[:1]).split())  # attached files are separate parts
-    await opened_session.session.rename(words if len(words) <= MAX_NAME else f"{words[:MAX_NAME]}…", by="auto")
-
-
-async def _tick(sinks: list[EventSink]) -> None:
-    while True:
-        await asyncio.sleep(TICK_SECONDS)
-        for sink in sinks:
-            if isinstance(sink, Screen):
-                sink.redraw_status()
+        report_builder.asked.setdefault(question.call_id, question)
+    return report_builder.build_report(session.id, run.outcome)

@@ -22,23 +22,17 @@ async def find_session(log: Log, reference: str) -> SessionInfo:
     """Return the session that `reference` selects. Raise `NotFound`, or `BadInput` if several sessions match."""
     reference = reference.encode("utf-8", "replace").decode()  # shell arguments may be invalid UTF-8
     if not reference.strip():  # an unset shell variable must not select an unnamed session
-        raise BadInput("which session? give an id, the beginning of one, or a name; `treadle sessions list` shows them")
+        raise BadInput("name a session by its id, the start of its id, or its name; see `treadle sessions list`")
     try:
         return await log.get_info(reference)
     except NotFound:
         pass
-    named = [info async for info in log.iterate_sessions(SessionQuery(text=reference)) if info.name == reference]
-    if named:
-        return _only(reference, named)
-    if len(reference) >= MIN_PREFIX:
-        found = (await log.list_sessions(SessionQuery(prefix=reference, limit=SESSIONS_PER_PAGE))).sessions
-        if found:
-            return _only(reference, list(found))
-    raise NotFound(f"no session has the id or the name {reference!r}; `treadle sessions list` shows those there are")
-
-
-def _only(reference: str, found: list[SessionInfo]) -> SessionInfo:
+    found = [info async for info in log.iterate_sessions(SessionQuery(text=reference)) if info.name == reference]
+    if not found and len(reference) >= MIN_PREFIX:
+        found = list((await log.list_sessions(SessionQuery(prefix=reference, limit=SESSIONS_PER_PAGE))).sessions)
+    if not found:
+        raise NotFound(f"no session has the id or the name {reference!r}; `treadle sessions list` shows all sessions")
     if len(found) > 1:
         ids = ", ".join(info.id[:12] for info in found[:5]) + (", …" if len(found) > 5 else "")
-        raise BadInput(f"{reference!r} could be {len(found)} sessions ({ids}); write more of an id")
+        raise BadInput(f"{reference!r} matches {len(found)} sessions ({ids}); write more of the id")
     return found[0]

@@ -1,4 +1,7 @@
-"""The entry point: finds the command, imports only its module, and maps errors to messages and exit codes."""
+"""The entry point: finds the command, imports only its module, and maps errors to messages and exit codes.
+
+The `main` of a command returns its exit code, or a coroutine that returns it.
+"""
 
 from __future__ import annotations
 
@@ -10,52 +13,49 @@ from collections.abc import Sequence
 from typing import TextIO
 
 COMMANDS = {
-    "run": "do one thing and end",
-    "chat": "talk, and steer while it works",
-    "serve": "sessions over HTTP, and the web page",
+    "run": "run one task and exit",
+    "chat": "talk to an agent, and steer it while it works",
+    "serve": "serve sessions over HTTP, with a web page",
     "sessions": "list, show, search, resume, continue, fork, rename, export, import, delete",
-    "approvals": "answer what agents ask, in any session",
-    "attach": "watch and steer a session that runs elsewhere",
-    "models": "what is reachable and why not, the default, weights to bring here",
-    "tools": "what an agent can call here",
-    "skills": "what an agent can look up here",
-    "agents": "the agents of this workspace and of yours",
-    "memory": "what is remembered from one session to the next",
+    "approvals": "answer the questions of agents, in any session",
+    "attach": "watch and steer a session that another process runs",
+    "models": "list the models, set the default, download weights",
+    "tools": "list the tools that an agent can call here",
+    "skills": "list the skills that an agent can use here",
+    "agents": "list the agents of this workspace and of the user",
+    "memory": "show and edit what agents remember across sessions",
     "sandbox": "run a command in the sandbox of the shell tool",
-    "doctor": "what works here, and what to do about what does not",
-    "completion": "a script that completes all this in bash, zsh and fish",
+    "doctor": "check the setup, and say how to fix problems",
+    "completion": "print a completion script for bash, zsh or fish",
 }
 
 LIST_COMMANDS = ("sessions", "approvals", "models", "skills", "memory")
 """Commands whose default action is `list`."""
 
-_TOP = """\
+_HELP = """\
 usage: treadle COMMAND [OPTIONS]
 
-treadle is a durable agent runtime: everything is recorded as it happens, and any session can be taken up again.
+treadle is a durable agent runtime. It records everything as it happens, so any session can be resumed.
 
 commands:
 {commands}
 
 examples:
-  treadle run "summarise README.md"     one-shot
-  treadle chat                          talk, and steer while it works
-  treadle sessions list                 every session of this store
-  treadle doctor                        what works here, and what to do about what does not
+  treadle run "summarise README.md"     one task
+  treadle chat                          talk to an agent, and steer it while it works
+  treadle sessions list                 the sessions of this store
+  treadle doctor                        check the setup, and say how to fix problems
 
-`treadle COMMAND --help` shows options and examples of a command.
+`treadle COMMAND --help` shows the options and examples of a command.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    _reopen_closed_streams()
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a bad character must not end the run
-            stream.reconfigure(errors="replace")
+    _prepare_streams()
     try:
-        code = _dispatch(words)
+        code = _run_command(words)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -63,23 +63,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has closed our output
         return _silence(sys.stdout)
     except Exception as error:
+        from treadle.cli.console import describe_bug
+        from treadle.errors import BadInput, TreadleError
+
+        is_expected = isinstance(error, TreadleError)
+        if not is_expected and os.environ.get("TREADLE_DEBUG"):
+            raise
         try:
-            return _report_error(words, *_describe_error(error))
+            text = str(error) if is_expected else describe_bug(error)
+            return _report_error(words, text, 2 if isinstance(error, BadInput) else 1)
         except OSError:  # the terminal is closed
             return _silence(sys.stdout, sys.stderr)
 
 
-def _reopen_closed_streams() -> None:
+def _prepare_streams() -> None:
     """Reopen closed standard streams on /dev/null, so that no later file gets their descriptor."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
             os.set_inheritable(number, True)
             # The stream stays open as long as the process.
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # a bad character must not end the run
+            stream.reconfigure(errors="replace")
 
 
 def _silence(*streams: TextIO) -> int:
@@ -90,57 +100,44 @@ def _silence(*streams: TextIO) -> int:
     return 1
 
 
-def _dispatch(words: list[str]) -> int:
+def _run_command(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        sys.stdout.write(_TOP.format(commands="\n".join(f"  {name:<12}{about}" for name, about in COMMANDS.items())))
+        sys.stdout.write(_HELP.format(commands="\n".join(f"  {name:<12}{about}" for name, about in COMMANDS.items())))
         return 0
-    if words[0] in ("-V", "--version"):
+    name = words[0]
+    if name in ("-V", "--version"):
         from treadle import __version__
 
         sys.stdout.write(f"treadle {__version__}\n")
         return 0
-    if words[0] not in COMMANDS:
+    if name not in COMMANDS:
+        import difflib
+
         from treadle.errors import BadInput
 
-        raise BadInput(_describe_unknown_command(words[0]))
-    if words[0] in LIST_COMMANDS and (
-        len(words) == 1 or (words[1].startswith("-") and words[1] not in ("-h", "--help"))
-    ):
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {near[0]}?" if near else f'to run a task: treadle run "{name}".'
+        raise BadInput(f"there is no command {name!r}; {hint} `treadle --help` lists the commands")
+    has_action = len(words) > 1 and (not words[1].startswith("-") or words[1] in ("-h", "--help"))
+    if name in LIST_COMMANDS and not has_action:
         words.insert(1, "list")
-    command = importlib.import_module(f"treadle.cli.{words[0]}")
+    command = importlib.import_module(f"treadle.cli.{name}")
     try:
-        return command.main(command.parser().parse_args(words[1:]))
+        result = command.main(command.parser().parse_args(words[1:]))
+        if isinstance(result, int):
+            return result
+        import asyncio
+
+        return asyncio.run(result)
     except SystemExit as stop:  # argparse has printed the help
         return int(stop.code or 0)
-
-
-def _describe_unknown_command(word: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(word, COMMANDS, 1)
-    hint = f"did you mean {near[0]}?" if near else f'to run an objective: treadle run "{word}".'
-    return f"there is no command {word!r}; {hint} `treadle --help` lists them"
-
-
-def _describe_error(error: Exception) -> tuple[str, int]:
-    from treadle.errors import BadInput, TreadleError
-
-    if isinstance(error, BadInput):
-        return str(error), 2
-    if isinstance(error, TreadleError):
-        return str(error), 1
-    if os.environ.get("TREADLE_DEBUG"):
-        raise error
-    from treadle.cli.console import describe_bug
-
-    return describe_bug(error), 1
 
 
 def _report_error(words: list[str], text: str, code: int) -> int:
     from treadle.cli.console import print_note
 
     if "--json" in words and (words[0] == "run" or words[1:2] in (["resume"], ["continue"])):
-        from treadle.cli.report import build_failure_report
+        from treadle.cli.drive import build_failure_report
 
         reason = "usage" if code == 2 else "cancelled" if code == 130 else "failed"
         sys.stdout.buffer.write(build_failure_report(reason, text).encode())

@@ -1,16 +1,14 @@
-"""`treadle memory`: show, add, correct and forget what agents remember across sessions."""
+"""`treadle memory`: show, add, correct and delete what agents remember across sessions."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 
 from treadle.app.compose import build_embedding, open_store
-from treadle.app.settings import Settings
-from treadle.cli.console import format_table, format_time_since, is_terminal, print_line, print_note, terminal_width
+from treadle.cli.console import format_time_since, print_line, print_note, print_table
 from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
-from treadle.memory.base import Memories, Memory, MemoryQuery
+from treadle.memory.base import Memory, MemoryQuery
 
 EXAMPLES = """\
   treadle memory list
@@ -21,58 +19,54 @@ EXAMPLES = """\
 
 
 def parser() -> Parser:
-    made = create_parser("memory", "What is remembered here, and for you everywhere.", EXAMPLES)
-    kinds = add_actions(made, EXAMPLES)
-    kinds.add_parser("list", help="all of it").add_argument("--all", action="store_true", help="of every workspace")
-    search = kinds.add_parser("search", help="by words, and by meaning where embed_model is set")
+    options = create_parser("memory", "Show and edit the memories of this workspace and of the user.", EXAMPLES)
+    actions = add_actions(options, EXAMPLES)
+    listing = actions.add_parser("list", help="list all memories")
+    search = actions.add_parser("search", help="search by words, and by meaning if embed_model is set")
     search.add_argument("words")
-    search.add_argument("--all", action="store_true", help="in every workspace")
-    add = kinds.add_parser("add", help="something to remember")
+    for action in (listing, search):
+        action.add_argument("--all", action="store_true", help="include every workspace")
+    add = actions.add_parser("add", help="add a memory")
     add.add_argument("text")
     add.add_argument("--kind", choices=("fact", "preference", "procedure"), default="fact")
-    add.add_argument("--everywhere", action="store_true", help="not only in this workspace")
-    edit = kinds.add_parser("edit", help="by id")
+    add.add_argument("--everywhere", action="store_true", help="use it in every workspace, not only in this one")
+    edit = actions.add_parser("edit", help="change the text of a memory")
     edit.add_argument("id")
     edit.add_argument("text")
-    kinds.add_parser("forget", help="by id").add_argument("id")
-    for one in kinds.choices.values():
-        one.add_argument("--workspace", metavar="DIR", help="default: this folder")
-        add_store_options(one)
-    return made
+    actions.add_parser("forget", help="delete a memory").add_argument("id")
+    for action in actions.choices.values():
+        action.add_argument("--workspace", metavar="DIR", help="default: the current folder")
+        add_store_options(action)
+    return options
 
 
-def main(args: argparse.Namespace) -> int:
-    return asyncio.run(_main(args))
-
-
-async def _main(args: argparse.Namespace) -> int:
+async def main(args: argparse.Namespace) -> int:
     settings = load_command_settings(args).settings
+    folder = str(settings.folder)
     async with open_store(settings) as log:
-        await _do(args, log.memories, settings)
+        memories = log.memories
+        scopes = None if getattr(args, "all", False) else ("", folder)
+        match args.action:
+            case "add":
+                added = await memories.add(Memory(args.text, args.kind, "" if args.everywhere else folder))
+                print_line(added.id)
+            case "edit":
+                await memories.edit(args.id, args.text)
+                print_note(f"changed {args.id}")
+            case "forget":
+                await memories.delete(args.id)
+                print_note(f"deleted {args.id}")
+            case "search":
+                memories.embed = build_embedding(settings)
+                _print_memories(await memories.search(args.words, scopes), folder)
+            case _:
+                _print_memories(await memories.list(MemoryQuery(scopes, limit=sys.maxsize)), folder)
     return 0
 
 
-async def _do(args: argparse.Namespace, memories: Memories, settings: Settings) -> None:
-    folder = str(settings.folder)
-    match args.action:
-        case "add":
-            kept = await memories.add(Memory(args.text, args.kind, "" if args.everywhere else folder))
-            print_line(kept.id)
-        case "edit":
-            print_note(f"{(await memories.edit(args.id, args.text)).id} is changed")
-        case "forget":
-            await memories.delete(args.id)
-            print_note(f"forgot {args.id}")
-        case "search":
-            memories.embed = build_embedding(settings)
-            _print(await memories.search(args.words, None if args.all else ("", folder)), folder)
-        case _:
-            _print(await memories.list(MemoryQuery(None if args.all else ("", folder), limit=sys.maxsize)), folder)
-
-
-def _print(found: list[Memory], folder: str) -> None:
+def _print_memories(found: list[Memory], folder: str) -> None:
     if not found:
-        print_note("nothing is remembered")
+        print_note("no memories were found")
         return
     places = {"": "everywhere", folder: "here"}
     rows = [
@@ -86,6 +80,4 @@ def _print(found: list[Memory], folder: str) -> None:
         ]
         for one in found
     ]
-    titles = ["id", "kind", "where", "from", "age", "what"]
-    for line in format_table(rows, titles, terminal_width() if is_terminal(sys.stdout) else 0):
-        print_line(line)
+    print_table(rows, ["id", "kind", "where", "from", "age", "text"])

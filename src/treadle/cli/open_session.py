@@ -37,14 +37,13 @@ class OpenSession:
 
 
 Gate = Callable[[ApprovalRequested | InputRequested], Awaitable[Answer | None]]
-GateFactory = Callable[[Agent, Settings], Gate | None]
 
 
 async def open_session(
     stack: AsyncExitStack,
     args: argparse.Namespace,
     loaded: LoadedSettings,
-    gate_for: GateFactory,
+    gate: Gate,
     keyring: Keyring,
     *,
     follow_up: bool = False,
@@ -60,7 +59,7 @@ async def open_session(
     opened = await open_runtime(stack, settings, log, keyring, recover=False, follow_up=follow_up)
     agent = _choose_agent(opened, loaded, info)
     opened.runtime.agents[agent.name] = agent
-    options: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}
+    options: SessionOptions = {"workspace": settings.folder, "gate": gate}
     if info is not None:
         options["id"] = info.id
     else:
@@ -78,37 +77,33 @@ async def open_session(
     notes = [*loaded.ignored, *opened.notes]
     if opened.model_reason:
         notes.append(f"model: {opened.model.name} ({opened.model_reason})")
-    notes += _find_useless_limits(settings, agent.resolve_model())
+    model = agent.resolve_model()
+    if settings.max_cost is not None and has_unknown_price(model):
+        notes.append(f"the price of {model.name} is unknown, so max_cost may not stop it; use max_tokens")
     notes += _find_unknown_tools(args, runtime)
-    return OpenSession(session, runtime, agent, settings, agent.resolve_model(), tuple(notes), info is None)
+    return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None)
 
 
 def _choose_agent(opened: OpenRuntime, loaded: LoadedSettings, info: SessionInfo | None) -> Agent:
     """Choose the requested agent, or the agent of the session. Flags override its model and instructions."""
     built, model = opened.built, opened.model
-    wanted, flagged = loaded.settings.agent or DEFAULT_AGENT, loaded.sources.get("model") == "command line"
-    agents = {**built.without_model, **built.agents} if flagged else built.agents
-    if wanted not in agents:
-        why = "".join(f"\n  {problem}" for problem in built.problems if wanted in problem)
-        raise NotFound(f"there is no agent {wanted!r}; there are: {', '.join(sorted(agents))}{why}")
-    agent = agents[wanted]
+    name, has_model_flag = loaded.settings.agent or DEFAULT_AGENT, loaded.sources.get("model") == "command line"
+    agents = {**built.without_model, **built.agents} if has_model_flag else built.agents
+    if name not in agents:
+        why = "".join(f"\n  {problem}" for problem in built.problems if name in problem)
+        raise NotFound(f"there is no agent {name!r}; there are: {', '.join(sorted(agents))}{why}")
+    agent = agents[name]
     if info is not None:  # the requested agent replaces an unknown one
         agent = agents.get(info.agent) or replace(agent, name=info.agent)
-    if flagged and agent.model is not model:
+    if has_model_flag and agent.model is not model:
         agent = replace(agent, model=model)
     if loaded.sources.get("system_prompt") == "command line":
         agent.instructions = built.agents[DEFAULT_AGENT].instructions
     return agent
 
 
-def _find_useless_limits(settings: Settings, model: Model) -> Iterator[str]:
-    """Name the limits that may have no effect."""
-    if settings.max_cost is not None and has_unknown_price(model):
-        yield f"the price of {model.name} is not known here, so max_cost may not stop it; max_tokens does"
-
-
 def _find_unknown_tools(args: argparse.Namespace, runtime: Runtime) -> Iterator[str]:
-    """Name the command-line patterns that match no tool. After a typo the tool stays allowed, or still asks."""
+    """Name the command-line patterns that match no tool. A pattern with a typing error has no effect."""
     tools = [tool for agent in runtime.agents.values() for tool in agent.toolbox.values()]
     names = {name for tool in tools for name in (tool.name, *tool.aliases)}
     for flag in ("approve", "forbid"):
@@ -116,10 +111,10 @@ def _find_unknown_tools(args: argparse.Namespace, runtime: Runtime) -> Iterator[
         for pattern in patterns:
             name = pattern.partition("(")[0]
             # An MCP server may report its tools later, and a glob may be for another workspace.
-            if name in names or any(sign in name for sign in ("__", "*", "?", "[")):
+            if name in names or any(mark in name for mark in ("__", "*", "?", "[")):
                 continue
             near = difflib.get_close_matches(name, names, 1)
-            yield f"--{flag} {pattern}: no tool here has that name{f'; did you mean {near[0]}?' if near else ''}"
+            yield f"--{flag} {pattern}: no tool has this name{f'; did you mean {near[0]}?' if near else ''}"
 
 
 @asynccontextmanager
@@ -135,13 +130,13 @@ def _apply_session(
     args: argparse.Namespace, loaded: LoadedSettings, info: SessionInfo, last_model: str
 ) -> LoadedSettings:
     """Apply the settings of the session: the file of its own workspace, and the model it used last."""
-    home = Path(info.workspace or ".")
-    if args.workspace is not None and Path(args.workspace).expanduser().absolute() != home:
-        raise BadInput(f"session {info.id[:12]} works in {home}; leave --workspace out, or start a new session")
-    if not home.is_dir():
-        raise BadInput(f"session {info.id[:12]} works in {home}, which is not there any more; nothing was started")
+    folder = Path(info.workspace or ".")
+    if args.workspace is not None and Path(args.workspace).expanduser().absolute() != folder:
+        raise BadInput(f"session {info.id[:12]} works in {folder}; remove --workspace, or start a new session")
+    if not folder.is_dir():
+        raise BadInput(f"session {info.id[:12]} works in {folder}, which does not exist any more; nothing was started")
     if args.workspace is None:
-        loaded = loaded.apply_flags(workspace=str(home))
+        loaded = loaded.apply_flags(workspace=str(folder))
     has_provider = ":" in last_model or last_model == "local" or (last_model and loaded.settings.base_url)
     if args.model is None and has_provider:
         return loaded.apply_flags(model=last_model)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn, cast
 
-from treadle.app.settings import LoadedSettings, load_settings
+from treadle.app.settings import LoadedSettings, Settings, load_settings
 from treadle.errors import BadInput
 
 
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message}; {self._guess(message)}`{self.prog} --help` shows how it is used")
+        raise BadInput(f"{message}; {self._guess(message)}`{self.prog} --help` shows the usage")
 
     def _guess(self, message: str) -> str:
         """Suggest the option or action that is closest to an unknown one."""
@@ -82,37 +82,60 @@ def create_parser(name: str, about: str, examples: str) -> Parser:
 
 def add_actions(parser: Parser, examples: str) -> argparse._SubParsersAction[Parser]:  # pyright: ignore[reportPrivateUsage]
     """Add subparsers for the actions of a command."""
-    made = partial(Parser, examples=examples)
-    return parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=cast("type[Parser]", made)
-    )
+    subparser = cast("type[Parser]", partial(Parser, examples=examples))
+    return parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=subparser)
+
+
+def add_session_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that selects a session."""
+    parser.add_argument("session", metavar="SESSION", help="an id, the start of an id, or a name")
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the commands that only read the store."""
-    parser.add_argument("--store", metavar="PATH|URL", help="where sessions are kept (default: the user's data folder)")
-    parser.add_argument("--config", metavar="FILE", default="", help="another file instead of the user's config.toml")
+    parser.add_argument("--store", metavar="PATH|URL", help="the store of the sessions (default: in the data folder)")
+    parser.add_argument("--config", metavar="FILE", default="", help="use this file instead of the user's config.toml")
+
+
+def add_token_option(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add the option for the token of a server."""
+    parser.add_argument(
+        "--token-file", metavar="FILE", default="", help="default: tokens.json in the user's data folder"
+    )
+
+
+def add_message_options(parser: argparse.ArgumentParser, *, with_latest: bool = False) -> None:
+    """Add the options of run and chat: session, name and images. `with_latest` adds `--continue`."""
+    session = parser.add_mutually_exclusive_group()
+    session.add_argument("--session", metavar="ID|NAME", default="", help="continue this session")
+    if with_latest:
+        about = "continue the last session of this folder"
+        session.add_argument("--continue", dest="latest", action="store_true", help=about)
+    parser.add_argument("--name", metavar="NAME", default="", help="name the new session")
+    parser.add_argument(
+        "--image", metavar="FILE", nargs="+", action=SeveralValues, default=[], help="attach images to the message"
+    )
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of run, chat and serve."""
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="NAME", help="local, openai:NAME, anthropic:NAME, ollama:NAME, …")
-    model.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible server")
-    model.add_argument("--api-key-env", metavar="VAR", help="the variable that holds the key")
-    model.add_argument("--agent", metavar="NAME", help="an agent of this workspace or of yours")
-    model.add_argument("--system-prompt", metavar="TEXT|@FILE", help="instead of the agent's own instructions")
+    model.add_argument("--base-url", metavar="URL", help="use an OpenAI-compatible server")
+    model.add_argument("--api-key-env", metavar="VAR", help="the environment variable that holds the API key")
+    model.add_argument("--agent", metavar="NAME", help="an agent of the workspace or of the user")
+    model.add_argument("--system-prompt", metavar="TEXT|@FILE", help="replace the instructions of the agent")
     rights = parser.add_argument_group("rights")
-    rights.add_argument("--workspace", metavar="DIR", help="the folder to work in (default: this one)")
+    rights.add_argument("--workspace", metavar="DIR", help="the folder to work in (default: the current one)")
     rights.add_argument("--access", choices=("read-only", "sandbox", "full"), help="default: sandbox")
     rights.add_argument("--full-access", dest="access", action="store_const", const="full", help="= --access full")
-    rights.add_argument("--approve", metavar="GLOB", nargs="+", action=SeveralValues, help="do not ask for these")
+    rights.add_argument("--approve", metavar="GLOB", nargs="+", action=SeveralValues, help="allow without asking")
     rights.add_argument("--forbid", metavar="GLOB", nargs="+", action=SeveralValues, help="never run these")
-    rights.add_argument("--yes", action="store_const", const=True, help="approve all that would be asked")
+    rights.add_argument("--yes", action="store_const", const=True, help="allow all calls that need approval")
     rights.add_argument("--web", action="store_const", const=True, help="offer fetch_url")
-    rights.add_argument("--allow-host", metavar="H", dest="network", action="append", help="commands may reach it")
+    rights.add_argument("--allow-host", metavar="H", dest="network", action="append", help="commands may connect to it")
     limits = parser.add_argument_group("limits of a run")
-    limits.add_argument("--max-turns", metavar="N", help="default: 50; 0 is text only")
+    limits.add_argument("--max-turns", metavar="N", help="default: 50; 0 means text only")
     limits.add_argument("--max-calls", metavar="N", help="default: 50")
     limits.add_argument("--max-tokens", metavar="N", help="generated tokens")
     limits.add_argument("--max-cost", metavar="USD")
@@ -122,34 +145,12 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the commands that wait for a run to finish."""
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one document on stdout; events as JSON lines on stderr")
-    form.add_argument("--jsonl", action="store_true", help="every event as a line of JSON on stdout")
-    parser.add_argument("--ask-later", action="store_true", help="leave questions in the log and exit with 4")
-
-
-FLAGS = (
-    "model",
-    "base_url",
-    "api_key_env",
-    "agent",
-    "system_prompt",
-    "workspace",
-    "access",
-    "approve",
-    "forbid",
-    "yes",
-    "web",
-    "network",
-    "max_turns",
-    "max_calls",
-    "max_tokens",
-    "max_cost",
-    "timeout",
-    "store",
-)
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="one document on stdout; events as JSON lines on stderr")
+    output.add_argument("--jsonl", action="store_true", help="every event as a JSON line on stdout")
+    parser.add_argument("--ask-later", action="store_true", help="leave questions open in the log and exit with 4")
 
 
 def load_command_settings(args: argparse.Namespace) -> LoadedSettings:
     """Load the settings for a command's arguments. A command does this once."""
-    return load_settings({name: getattr(args, name, None) for name in FLAGS}, args.config)
+    return load_settings({name: getattr(args, name, None) for name in Settings.__struct_fields__}, args.config)

@@ -62,51 +62,52 @@ class PromptConsole:
         self, stream: TextIO, history: Path, completer: Completer, keys: dict[str, Callable[[], None]]
     ) -> None:
         self.has_colour = wants_colour(stream)
-        self._open = self._tail = ""
-        self._paint: LineStyler | None = None
+        self._line = self._status = ""
+        self._style_line: LineStyler | None = None
         self._label = PROMPT
-        self._ending = self._inert = self._editing = self._passing = self._dim = False
+        self._is_interrupted = self._is_inert = self._has_editor = self._dim = False
+        self._remember = True
         history.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(history, os.O_CREAT | os.O_APPEND, 0o600))
         self._session: PromptSession[str] = PromptSession(
-            message=self._message,
+            message=self._build_message,
             history=FileHistory(str(history)),
             completer=completer,
             complete_while_typing=True,
             reserve_space_for_menu=4,
             multiline=True,
             prompt_continuation="  ",
-            key_bindings=self._bindings(keys),
+            key_bindings=self._build_bindings(keys),
             erase_when_done=True,
         )
         self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE_SECONDS
         self._session.app.min_redraw_interval = REDRAW_SECONDS
         self._session.app.renderer.cpr_not_supported_callback = None  # the default warns and releases the terminal
-        self._above: list[str] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._pending_output: list[str] = []
+        self._writer: asyncio.Task[None] | None = None
 
     @contextmanager
     def hold_terminal(self) -> Generator[None]:
         """Control the terminal between two prompts too. It echoes nothing and loses no keys except signal keys."""
         fd = self._session.app.input.fileno()
         before = termios.tcgetattr(fd)
-        _take(fd)
-        stops = {signal.SIGTSTP: lambda: self._suspend(before), signal.SIGCONT: self._take_up}
+        _set_cbreak(fd)
+        stops = {signal.SIGTSTP: lambda: self._suspend(before), signal.SIGCONT: self._restore_terminal}
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._mistaken)
+        loop.set_exception_handler(self._show_task_error)
         try:
             with handle_signals(stops):
                 yield
         finally:
             loop.set_exception_handler(None)
             try:
-                self._finish()
-                self._write_out()
+                self._end_line()
+                self._flush_output()
             finally:
                 with suppress(termios.error):  # the terminal may be gone
                     termios.tcsetattr(fd, termios.TCSANOW, before)
 
-    def _mistaken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _show_task_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Show the errors of background tasks above the prompt, so that they do not overwrite it."""
         error = context.get("exception")
         self.write_aside(escape_controls(describe_bug(error) if error is not None else str(context.get("message"))))
@@ -114,49 +115,49 @@ class PromptConsole:
     def _suspend(self, before: list[Any]) -> None:
         """Return the terminal to the shell and stop until the shell continues this process."""
         app, loop = self._session.app, asyncio.get_running_loop()
-        if not self._editing:  # an editor that stops too restores the terminal itself
+        if not self._has_editor:  # an editor that stops too restores the terminal itself
             if app.is_running:
                 app.renderer.erase()
             termios.tcsetattr(app.input.fileno(), termios.TCSANOW, before)
         loop.remove_signal_handler(signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGTSTP)
         loop.add_signal_handler(signal.SIGTSTP, self._suspend, before)
-        self._take_up()
+        self._restore_terminal()
 
-    def _take_up(self) -> None:
+    def _restore_terminal(self) -> None:
         """Set up the terminal again after a stop. The shell may have changed it."""
         app = self._session.app
-        if self._editing:
+        if self._has_editor:
             return
-        _take(app.input.fileno())
+        _set_cbreak(app.input.fileno())
         if app.is_running and not app.is_done:
             app.input.raw_mode().__enter__()  # never exited: the prompt exits its own raw mode later
             app.renderer.erase()
             app.renderer.render(app, app.layout)
 
-    async def read(self, label: str, draft: str = "", *, inert: float = 0.0, passing: bool = False) -> str:
+    async def read(self, label: str, draft: str = "", *, inert: float = 0.0, remember: bool = True) -> str:
         """Read the next input. Raises `EOFError` at Ctrl-D and `PromptInterrupted` when something else needs the line.
 
-        Input in the first `inert` seconds is dropped: the user typed it for something else. With `passing` the
-        input, such as a yes, is not added to the history.
+        Input in the first `inert` seconds is dropped: the user typed it for something else. With `remember` the input
+        is added to the history.
         """
-        self._write_out()
-        self._passing = passing
-        self._label, self._inert = "wait … " if inert else label, inert > 0
-        waking = asyncio.get_running_loop().call_later(inert, self._wake, label) if inert else None
+        self._flush_output()
+        self._remember = remember
+        self._label, self._is_inert = "wait … " if inert else label, inert > 0
+        timer = asyncio.get_running_loop().call_later(inert, self._enable_input, label) if inert else None
         try:
             text = await self._session.prompt_async(default=draft, handle_sigint=False, set_exception_handler=False)
         finally:
-            if waking is not None:
-                waking.cancel()
-            self._write_out()
-        if self._ending:
-            self._ending = False
+            if timer is not None:
+                timer.cancel()
+            self._flush_output()
+        if self._is_interrupted:
+            self._is_interrupted = False
             raise PromptInterrupted(text)
         return text
 
-    def _wake(self, label: str) -> None:
-        self._label, self._inert = label, False
+    def _enable_input(self, label: str) -> None:
+        self._label, self._is_inert = label, False
         self.clear()
         self._redraw()
 
@@ -164,8 +165,8 @@ class PromptConsole:
         """Interrupt the current input and keep the draft. An open editor can finish first."""
         app = self._session.app
         if app.is_running and not app.is_done:
-            self._ending = True
-            if not self._editing:
+            self._is_interrupted = True
+            if not self._has_editor:
                 app.exit(result=self.draft)
 
     @property
@@ -188,105 +189,104 @@ class PromptConsole:
     def width(self) -> int:
         return terminal_width()
 
-    def write(self, text: str, paint: LineStyler | None = None, *, dim: bool = False) -> None:
-        self._paint, self._dim = paint, dim
-        *whole, self._open = (self._open + text).split("\n")
-        for one in whole:
-            self._put(f"{self._painted(one)}\n")
+    def write(self, text: str, style_line: LineStyler | None = None, *, dim: bool = False) -> None:
+        self._style_line, self._dim = style_line, dim
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._write_text(f"{self._style(line)}\n")
         self._redraw()
 
-    def _painted(self, line: str) -> str:
-        line = self._paint(line) if self._paint is not None and self.has_colour else line
+    def _style(self, line: str) -> str:
+        line = self._style_line(line) if self._style_line is not None and self.has_colour else line
         return style_text(line, "dim", self._dim and self.has_colour)
 
     def write_line(self, text: str) -> None:
-        self._finish()
-        self._put(f"{text}\n")
+        self._end_line()
+        self._write_text(f"{text}\n")
         self._redraw()
 
     def write_aside(self, text: str) -> None:
-        self._put(f"{text}\n")
+        self._write_text(f"{text}\n")
         self._redraw()
 
     def set_status(self, text: str) -> None:
-        if text != self._tail:
-            self._tail = text
+        if text != self._status:
+            self._status = text
             self._redraw()
 
-    def _finish(self) -> None:
-        if self._open:
-            self._put(f"{self._painted(self._open)}\n")
-        self._open = ""
+    def _end_line(self) -> None:
+        if self._line:
+            self._write_text(f"{self._style(self._line)}\n")
+        self._line = ""
 
-    def _put(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         """Add text to the scrollback. While the prompt is shown, text is collected and written in batches."""
-        self._above.append(text)
+        self._pending_output.append(text)
         if not self._session.app.is_running:
-            self._write_out()
-        elif self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write_above())
+            self._flush_output()
+        elif self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_above_prompt())
 
-    async def _write_above(self) -> None:
+    async def _write_above_prompt(self) -> None:
         """Erase the prompt, write, and redraw it. The prompt keeps control of the terminal, so no key is lost."""
         app = self._session.app
         await asyncio.sleep(BATCH_SECONDS)
-        while self._above:
+        while self._pending_output:
             if app.output.responds_to_cpr:
                 await app.renderer.wait_for_cpr_responses()
-            if self._editing or app.is_done or not app.is_running:
+            if self._has_editor or app.is_done or not app.is_running:
                 return  # the text is written when the editor or the prompt ends
             try:
                 app.renderer.erase()
-                self._write_out()
+                self._flush_output()
                 if not app.key_processor.input_queue:
                     app.renderer.request_absolute_cursor_position()
                 app.renderer.render(app, app.layout)
             except OSError as gone:  # nobody awaits this task: raise in `read` instead
                 app.exit(exception=gone)
 
-    def _write_out(self) -> None:
-        text, self._above = "".join(self._above), []
+    def _flush_output(self) -> None:
+        text, self._pending_output = "".join(self._pending_output), []
         if text:
             output = self._session.app.output
             output.enable_autowrap()
             output.write_raw(text)
             output.flush()
 
-    def _edited(self) -> None:
-        self._editing = False
-        if self._ending:
+    def _close_editor(self) -> None:
+        self._has_editor = False
+        if self._is_interrupted:
             self.interrupt()
         else:
-            self._put("")
+            self._write_text("")
 
     def _redraw(self) -> None:
         self._session.app.invalidate()
 
-    def _message(self) -> ANSI:
-        above = "".join(f"{style_text(row, 'dim', self._dim and self.has_colour)}\n" for row in self._unfinished())
-        if self._tail:
-            above += style_text(truncate_line(self._tail, terminal_width() - 1), "dim", self.has_colour) + "\n"
-        return ANSI(above + style_text(self._label, "bold", self.has_colour))
+    def _build_message(self) -> ANSI:
+        rows = [style_text(row, "dim", self._dim and self.has_colour) for row in self._wrap_line()]
+        if self._status:
+            rows.append(style_text(truncate_line(self._status, terminal_width() - 1), "dim", self.has_colour))
+        return ANSI("\n".join([*rows, style_text(self._label, "bold", self.has_colour)]))
 
-    def _unfinished(self) -> list[str]:
+    def _wrap_line(self) -> list[str]:
         """Wrap the end of the unfinished line into rows. The prompt does not wrap text itself."""
-        wide = terminal_width()
-        most = wide * MAX_UNFINISHED_ROWS
-        start = max(0, len(self._open) - most) // wide * wide  # keeps the rows in place while the line grows
-        shown = wrap_rows(self._open[start:].expandtabs(), wide)[-MAX_UNFINISHED_ROWS:]
+        width = terminal_width()
+        start = max(0, len(self._line) - width * MAX_UNFINISHED_ROWS) // width * width  # keeps the rows in place
+        rows = wrap_rows(self._line[start:].expandtabs(), width)[-MAX_UNFINISHED_ROWS:]
         if start:
-            shown[0] = f"…{shown[0][1:]}"
-        return shown
+            rows[0] = f"…{rows[0][1:]}"
+        return rows
 
-    def _bindings(self, keys: dict[str, Callable[[], None]]) -> KeyBindings:
+    def _build_bindings(self, keys: dict[str, Callable[[], None]]) -> KeyBindings:
         bindings = KeyBindings()
 
         @bindings.add("enter")
         @bindings.add("c-j")  # Enter arrives as a line feed if no prompt was active
         def _(event: KeyPressEvent) -> None:
-            if self._passing and not self._inert:
+            if not self._remember and not self._is_inert:
                 event.app.exit(result=event.current_buffer.text)
-            elif not self._inert:
+            elif not self._is_inert:
                 event.current_buffer.validate_and_handle()
 
         @bindings.add("escape", "enter")
@@ -300,28 +300,28 @@ class PromptConsole:
 
         @bindings.add("c-x", "c-e")
         def _(event: KeyPressEvent) -> None:
-            self._editing = True
-            event.current_buffer.open_in_editor().add_done_callback(lambda _: self._edited())
+            self._has_editor = True
+            event.current_buffer.open_in_editor().add_done_callback(lambda _: self._close_editor())
 
         @bindings.add("c-z")
         def _(event: KeyPressEvent) -> None:
             os.kill(os.getpid(), signal.SIGTSTP)
 
-        for key, act in keys.items():
-            bindings.add(key)(_ignoring_the_event(act))
+        for key, action in keys.items():
+
+            @bindings.add(key)
+            def _(event: KeyPressEvent, action: Callable[[], None] = action) -> None:
+                action()
+
         return bindings
 
 
-def _take(fd: int) -> None:
+def _set_cbreak(fd: int) -> None:
     """Set the terminal to cbreak mode. Signal keys discard neither pending input nor output."""
     tty.setcbreak(fd, termios.TCSANOW)  # the other modes discard pending input
     mode = termios.tcgetattr(fd)
     mode[3] |= termios.NOFLSH
     termios.tcsetattr(fd, termios.TCSANOW, mode)
-
-
-def _ignoring_the_event(act: Callable[[], None]) -> Callable[[KeyPressEvent], None]:
-    return lambda event: act()
 
 
 class PromptCompleter(Completer):
@@ -339,9 +339,9 @@ class PromptCompleter(Completer):
             return
         word = text.split()[-1] if text and not text[-1].isspace() else ""
         if word.startswith("@"):
-            yield from self._paths(word[1:])
+            yield from self._complete_path(word[1:])
 
-    def _paths(self, typed: str) -> Iterator[Completion]:
+    def _complete_path(self, typed: str) -> Iterator[Completion]:
         folder, _, start = typed.rpartition("/")
         try:
             entries = sorted(os.scandir(self._folder / folder), key=lambda entry: entry.name)

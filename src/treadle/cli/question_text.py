@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, Tool
@@ -22,46 +22,38 @@ _STYLES = {"safe": "green", "caution": "yellow", "destructive": "bold red"}
 
 
 def render_approval(
-    question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path, room: int, *, colour: bool
+    question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path, width: int, *, colour: bool
 ) -> list[str]:
     """Render the whole question: tool, safety class, reason, every exact argument, and the resulting diff."""
     tool = style_text(escape_hidden(question.tool), "bold", colour)
     head = f"{style_text('?', 'bold yellow', colour)} {tool} wants to run  "
     head += style_text(f"[{question.safety}]", _STYLES[question.safety], colour)
-    why = textwrap.wrap(
-        escape_hidden(question.why), max(20, room - 16)
-    )  # only our own text is wrapped: the rest is shown exactly
+    why = textwrap.wrap(escape_hidden(question.why), max(20, width - 16))  # the other texts are shown exactly
     lines = [head, f"  why asked: {why[0] if why else ''}", *(f"             {more}" for more in why[1:])]
     lines.append(f"  workspace: {escape_hidden(str(folder))}")
     for name, value in question.arguments.items():
-        lines += _argument(name, value)
-    lines += _parts(question, tools, folder)
-    diff = preview_diff(question.tool, question.arguments, folder)
-    return lines + [
-        f"  {line}" for line in render_diff([escape_hidden(line) for line in diff], room - 2, colour=colour)
-    ]
+        text = escape_hidden(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1))
+        values = text.split("\n")
+        lines.append(f"  {escape_hidden(name)}:{f' {text}' if len(values) == 1 else ''}")
+        lines += [f"    {line}" for line in values if len(values) > 1]
+    commands = _list_commands(question, tools, folder)
+    if len(commands) > 1:
+        lines += ["  it consists of:", *(f"    {escape_hidden(command)}" for command in commands)]
+    diff = [escape_hidden(line) for line in preview_diff(question.tool, question.arguments, folder)]
+    return lines + [f"  {line}" for line in render_diff(diff, width - 2, colour=colour)]
 
 
-def _argument(name: str, value: Json) -> list[str]:
-    text = escape_hidden(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1))
-    first, *rest = text.split("\n")
-    if not rest:
-        return [f"  {escape_hidden(name)}: {first}"]
-    return [f"  {escape_hidden(name)}:", *(f"    {line}" for line in (first, *rest))]
-
-
-def _parts(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path) -> list[str]:
-    """List the simple commands of a compound command, one per line."""
+def _list_commands(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path) -> Sequence[str]:
+    """List the simple commands of a compound command."""
     tool = tools.get(question.tool)
     if tool is None:
-        return []
+        return ()
     known = tool.spec.parameters.get("properties", {})  # the folder of a command is shown but is not a parameter
-    given = {name: value for name, value in question.arguments.items() if name in known}
+    arguments = {name: value for name, value in question.arguments.items() if name in known}
     try:
-        parts = tool.assess(tool.parse(json.dumps(given)), folder).commands or ()
+        return tool.assess(tool.parse(json.dumps(arguments)), folder).commands or ()
     except BadInput:
-        return []
-    return ["  it consists of:", *(f"    {escape_hidden(part)}" for part in parts)] if len(parts) > 1 else []
+        return ()
 
 
 def preview_diff(tool: str, arguments: Mapping[str, Json], folder: Path) -> list[str]:
@@ -72,37 +64,34 @@ def preview_diff(tool: str, arguments: Mapping[str, Json], folder: Path) -> list
         return str(arguments["patch"]).splitlines()
     if not isinstance(path, str):
         return []
-    before = _now(folder / path)
+    try:
+        file = folder / path
+        before = file.read_text("utf-8") if file.is_file() and file.stat().st_size <= MAX_PREVIEW_BYTES else ""
+    except (OSError, ValueError):
+        before = ""
     if tool == "write_file" and isinstance(content, str):
-        return _diff(before, content, path)
+        return _build_diff(before, content, path)
     if tool == "edit_file" and isinstance(old, str) and isinstance(new, str):
         if old and old in before:
-            return _diff(before, before.replace(old, new, -1 if arguments.get("replace_all") else 1), path)
-        return _diff(old, new, path)
+            return _build_diff(before, before.replace(old, new, -1 if arguments.get("replace_all") else 1), path)
+        return _build_diff(old, new, path)
     return []
 
 
-def _now(file: Path) -> str:
-    try:
-        return file.read_text("utf-8") if file.is_file() and file.stat().st_size <= MAX_PREVIEW_BYTES else ""
-    except (OSError, ValueError):
-        return ""
-
-
-def _diff(before: str, after: str, path: str) -> list[str]:
+def _build_diff(before: str, after: str, path: str) -> list[str]:
     old, new = before.splitlines(), after.splitlines()
-    return list(difflib.unified_diff(old, new, f"{path} (now)", f"{path} (then)", lineterm=""))
+    return list(difflib.unified_diff(old, new, f"{path} (before)", f"{path} (after)", lineterm=""))
 
 
 def render_choices(question: ApprovalRequested) -> list[str]:
     """Render the possible answers and their meaning."""
     lines = ["  y  yes, once"]
     if not question.once:
-        lines.append(f"  t  yes, and {question.tool} needs no asking in this session")
+        lines.append(f"  t  yes, and allow {question.tool} in this session")
     if _has_rule(question):
-        lines.append(f"  p  yes, and in this session also: {escape_hidden(question.rule)}")
-        lines.append("  a  yes, and always in this workspace, the same as p")
-    return [*lines, "  n  no; the model sees the words after it: n too risky", "  l  later: it waits in the log"]
+        lines.append(f"  p  yes, and in this session also allow: {escape_hidden(question.rule)}")
+        lines.append("  a  like p, but always in this workspace")
+    return [*lines, "  n  no; the model gets the words after it: n too risky", "  l  later: it stays open"]
 
 
 def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | None:

@@ -11,7 +11,6 @@ import sys
 import termios
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, CallFinished, InputRequested, RunFinished, Tool
@@ -23,23 +22,11 @@ from treadle.cli.question_text import (
     render_choices,
     render_input_question,
 )
-from treadle.cli.report import NOBODY_ASKED
 from treadle.errors import BadInput
 from treadle.events import ApprovalAnswered, CancelRequested, Event, InputAnswered
 
 INERT_SECONDS = 0.5
 """Seconds in which keys are ignored: a key typed for something else must not approve a call."""
-
-
-async def refuse_question(question: ApprovalRequested | InputRequested) -> Answer:
-    """Deny at once, because no user can be asked. The comment tells the model what the user can change."""
-    if isinstance(question, InputRequested):
-        return Answer(
-            "deny", comment="Nobody can be asked here. Decide yourself, and say what you assumed.", by=NOBODY_ASKED
-        )
-    way = f"--approve {question.rule!r}" if question.rule else "--yes"
-    comment = f"Nobody can be asked here ({question.why}). Do without it, or tell the user to allow it with {way}."
-    return Answer("deny", comment=comment, by=NOBODY_ASKED)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +77,7 @@ class QuestionQueue:
 
     async def __call__(self, question: ApprovalRequested | InputRequested) -> Answer | None:
         if isinstance(question, InputRequested) and not question.questions:
-            raise BadInput("a question without words cannot be asked")
+            raise BadInput("a question without text cannot be asked")
         one = OpenQuestion(question, asyncio.get_running_loop().create_future())
         self._open.append(one)
         self.on_change()
@@ -138,14 +125,13 @@ class TerminalReader:
             if question is self._question:
                 return
             self._reading.cancel()
-            self._console.write_line("(settled elsewhere)")
+            self._console.write_line("(answered elsewhere)")
         self._question = question
         if question is not None:
             self._reading = asyncio.create_task(self._read_answer(question))
-            self._reading.add_done_callback(partial(_pass_on_error, question))
 
     async def _read_answer(self, question: OpenQuestion) -> None:
-        self._notifier.notify("treadle needs you")
+        self._notifier.notify("treadle needs an answer")
         try:
             question.show(self._console, self._tools, self._folder)
             if isinstance(question.request, ApprovalRequested):
@@ -165,33 +151,29 @@ class TerminalReader:
                     question.accept_answer(line, self._folder)
                 except BadInput as error:
                     self._console.write_line(f"  {error}")
+        except Exception as error:  # raised in the gate, which waits for the answer
+            if not question.settled.done():
+                question.settled.set_exception(error)
         finally:
             self._notifier.mark_active()
-
-
-def _pass_on_error(question: OpenQuestion, reading: asyncio.Task[None]) -> None:
-    """Raise the error of a reader in its gate."""
-    error = None if reading.cancelled() else reading.exception()
-    if error is not None and not question.settled.done():
-        question.settled.set_exception(error)
 
 
 class Keyboard:
     """Lines from the terminal. Waiting for one can be cancelled at any time."""
 
     def __init__(self, fd: int = 0) -> None:
-        self._fd, self._rest = fd, b""
+        self._fd, self._unread = fd, b""
 
     def discard_input(self) -> None:
         """Drop the keys that were typed before the question was shown."""
-        self._rest = b""
+        self._unread = b""
         if os.isatty(self._fd):
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
     async def read_line(self) -> str | None:
         """Read the next line. Return None at the end of input."""
         loop = asyncio.get_running_loop()
-        while b"\n" not in self._rest:
+        while b"\n" not in self._unread:
             ready: asyncio.Future[None] = loop.create_future()
             loop.add_reader(self._fd, lambda ready=ready: ready.done() or ready.set_result(None))
             try:
@@ -201,6 +183,6 @@ class Keyboard:
             data = os.read(self._fd, 4096)
             if not data:
                 return None
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
         return line.decode("utf-8", "replace")

@@ -1,12 +1,13 @@
-"""`treadle run`: run one objective to its outcome, in a terminal, a script or a cron job."""
+"""`treadle run`: run one task to its outcome, in a terminal, a script or a cron job."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from treadle import Run
 from treadle.cli.drive import drive_run
@@ -14,7 +15,7 @@ from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession
 from treadle.cli.options import (
     Parser,
-    SeveralValues,
+    add_message_options,
     add_output_options,
     add_run_options,
     create_parser,
@@ -26,43 +27,37 @@ from treadle.errors import BadInput
 EXAMPLES = """\
   treadle run "why does the build fail?"
   treadle run "explain @src/app.py" --access read-only
-  git diff | treadle run -                         the objective from stdin
+  git diff | treadle run -                         read the task from stdin
   treadle run "fix the tests" --approve "shell(make *)" --max-cost 0.50
   treadle run "what is in this picture?" --image photo.png
-  treadle run --session 3f2a91 "and now the docs"  go on with a session
-  treadle run --session 3f2a91                     take up what a crash left unfinished
+  treadle run --session 3f2a91 "and now the docs"  continue a session
+  treadle run --session 3f2a91                     resume unfinished work, for example after a crash
   treadle run "list the TODOs" --json | jq -r .answer
 
 exit codes: 0 answered, 1 failed, 2 bad usage or configuration, 3 stopped by a limit or a loop,
-4 waits for an answer or something was denied because nobody could be asked, 130 cancelled"""
+4 waits for an answer, or a call was denied because nobody could be asked, 130 cancelled"""
 
 _PATTERN = re.compile(r"[\w*?\[\]-]+(\(.*\))?")
 
 
 def parser() -> Parser:
-    made = create_parser(
-        "run", "Do one thing and end. Everything is kept; any session can be taken up again.", EXAMPLES
-    )
-    made.add_argument("objective", nargs="?", help='what to do; "-" reads it from stdin, @path adds a file')
-    made.add_argument("--session", metavar="ID|NAME", default="", help="go on with this session")
-    made.add_argument("--name", metavar="NAME", default="", help="name the new session")
-    made.add_argument(
-        "--image", metavar="FILE", nargs="+", action=SeveralValues, default=[], help="goes with the objective"
-    )
-    add_output_options(made)
-    add_run_options(made)
-    return made
+    options = create_parser("run", "Run one task and exit. Everything is recorded, and can be resumed.", EXAMPLES)
+    options.add_argument("objective", nargs="?", help='the task; "-" reads it from stdin, @path attaches a file')
+    add_message_options(options)
+    add_output_options(options)
+    add_run_options(options)
+    return options
 
 
-def main(args: argparse.Namespace) -> int:
-    said = find_objective(args)
-    objective = sys.stdin.read() if said == "-" else said
+def main(args: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    words = find_objective(args)
+    objective = sys.stdin.read() if words == "-" else words
     if objective is None and not args.session:
-        raise BadInput('say what is to be done: treadle run "…", or - for stdin')
+        raise BadInput('the task is missing: treadle run "…", or - for stdin')
     if objective is not None and not objective.strip():
-        raise BadInput("the objective is empty; say what is to be done")
+        raise BadInput("the task is empty; say what to do")
     if args.session and args.name:
-        raise BadInput("--name is for a new session; `treadle sessions rename` renames one")
+        raise BadInput("--name is for a new session; `treadle sessions rename` renames an existing one")
     loaded = load_command_settings(args)
     if objective is not None and not args.session:  # report a bad message before creating a session
         build_message(objective, loaded.settings.folder, args.image)
@@ -72,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
             return opened.session.resume()
         return opened.session.run(build_message(objective, opened.settings.folder, args.image))
 
-    return asyncio.run(drive_run(args, loaded, begin))
+    return drive_run(args, loaded, begin)
 
 
 def find_objective(args: argparse.Namespace) -> str | None:

@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import signal
 import sys
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from treadle.cli.console import handle_signals, print_note
 from treadle.cli.options import Parser, add_actions, create_parser
@@ -20,29 +22,26 @@ EXAMPLES = """\
   treadle sandbox exec --workspace . -- make test
   treadle sandbox exec --workspace . --network --allow-host example.org -- curl https://example.org
 
-The command's exit code is passed on; 124 when its time was up, 137 when it went over another bound."""
+The exit code is that of the command, 124 after a timeout, or 137 after the command exceeded another limit."""
 
 
 def parser() -> Parser:
-    made = create_parser("sandbox", "The sandbox of the shell tool.", EXAMPLES)
-    kinds = add_actions(made, EXAMPLES)
-    kinds.add_parser("probe", help="which sandbox works on this machine")
-    run = kinds.add_parser("exec", help="run a command as the shell tool would")
-    usual = Bounds()
-    run.add_argument("--workspace", metavar="DIR", default=".")
-    run.add_argument("--network", action="store_true", help="public hosts can be reached")
-    run.add_argument("--allow-host", metavar="H", action="append", default=[], help="only these; may be repeated")
+    options = create_parser("sandbox", "Use the sandbox of the shell tool.", EXAMPLES)
+    actions = add_actions(options, EXAMPLES)
+    actions.add_parser("probe", help="show which sandbox works on this machine")
+    execute = actions.add_parser("exec", help="run a command in the sandbox")
+    execute.add_argument("--workspace", metavar="DIR", default=".")
+    execute.add_argument("--network", action="store_true", help="allow connections to public hosts")
+    execute.add_argument("--allow-host", metavar="H", action="append", default=[], help="allow only this host")
     for name in Bounds.__struct_fields__:
-        kind = float if name == "wall_s" else int
-        most = getattr(usual, name)
-        run.add_argument(
-            f"--{name.replace('_', '-')}", metavar="N", type=kind, default=most, help=f"default: {most:.0f}"
-        )
-    run.add_argument("argv", metavar="ARGV", nargs=argparse.REMAINDER, help="the command, after --")
-    return made
+        default = getattr(Bounds(), name)
+        option, kind = f"--{name.replace('_', '-')}", float if name == "wall_s" else int
+        execute.add_argument(option, metavar="N", type=kind, default=default, help=f"default: {default:.0f}")
+    execute.add_argument("argv", metavar="ARGV", nargs=argparse.REMAINDER, help="the command, after --")
+    return options
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
     if args.action == "probe":
         found = probe()
         sys.stdout.write(f"{found.level}: {found.why or 'everything works'}\n")
@@ -52,38 +51,36 @@ def main(args: argparse.Namespace) -> int:
     argv = tuple(args.argv[1:] if args.argv[:1] == ["--"] else args.argv)
     folder = Path(args.workspace).expanduser().absolute()
     if not argv:
-        raise BadInput("which command? treadle sandbox exec --workspace DIR -- ARGV…")
+        raise BadInput("name a command: treadle sandbox exec --workspace DIR -- ARGV…")
     if not folder.is_dir():
-        raise BadInput(f"there is no folder {folder}; --workspace wants one that exists")
+        raise BadInput(f"there is no folder {folder}; --workspace must name an existing one")
     bounds = Bounds(**{name: getattr(args, name) for name in Bounds.__struct_fields__})
     hosts = tuple(args.allow_host)
-    job = Job(argv, folder, network=args.network or bool(hosts), allow_hosts=hosts, bounds=bounds)
-    return asyncio.run(_run(job))
+    return _execute(Job(argv, folder, network=args.network or bool(hosts), allow_hosts=hosts, bounds=bounds))
 
 
-async def _run(job: Job) -> int:
+async def _execute(job: Job) -> int:
     """Run the job to its end. A signal that ends this process also ends the command and cleans up the workspace."""
-    mine = asyncio.current_task()
-    assert mine is not None
-    came: list[signal.Signals] = []
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[signal.Signals] = []
 
     def end(number: signal.Signals) -> None:
-        came.append(number)
-        mine.cancel()
+        received.append(number)
+        task.cancel()
+
+    def write_output(data: bytes) -> None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
     with handle_signals({number: partial(end, number) for number in (signal.SIGTERM, signal.SIGHUP)}):
         try:
-            ended = await run_in_sandbox(job, _put)
-            if ended.code is not None:
-                return ended.code
-            print_note(f"killed after {ended.seconds:.1f} s: it went over its bound of {ended.reason}")
-            return 124 if ended.reason == "wall" else 137
+            result = await run_in_sandbox(job, write_output)
         except asyncio.CancelledError:
-            if not came:
+            if not received:
                 raise
-            return 128 + came[0]
-
-
-def _put(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+            return 128 + received[0]
+    if result.code is not None:
+        return result.code
+    print_note(f"killed after {result.seconds:.1f} s: it exceeded the limit {result.reason}")
+    return 124 if result.reason == "wall" else 137

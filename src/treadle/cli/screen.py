@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -42,7 +43,7 @@ from treadle.events import (
     TextDelta,
     TurnStarted,
 )
-from treadle.messages import Json, Part, Usage, render_parts
+from treadle.messages import Json, Usage, render_parts
 
 TICK_SECONDS = 0.5
 """Seconds between two redraws of the status line while no event arrives."""
@@ -51,11 +52,11 @@ STEER_NOTE = "  it reads this at its next turn:"
 """The note above a message that was sent during a run."""
 
 _SIGNALS = {
-    "doom_loop": "the same calls again and again: the model is warned",
-    "uncertain": "the model is not sure",
-    "empty_reply": "an empty reply: the model is asked again",
-    "invalid_output": "the answer has the wrong form: the model is asked again",
-    "stray_calls": "calls that were not offered are dropped",
+    "doom_loop": "the model repeats the same calls: it gets a warning",
+    "uncertain": "the model is uncertain",
+    "empty_reply": "the reply is empty: the model is asked again",
+    "invalid_output": "the answer has the wrong format: the model is asked again",
+    "stray_calls": "calls of tools that were not offered are ignored",
 }
 _HEADING = re.compile(r"^#{1,6} +(.*)$")
 _FENCE = re.compile(r"^\s*(```|~~~)")
@@ -68,20 +69,21 @@ STATUS_MARKS = {
     "refused": ("⊘", "yellow"),
     "cancelled": ("■", "yellow"),
 }
-_STEPS = {"done": "☑", "doing": "▸"}
+_STEP_MARKS = {"done": "☑", "doing": "▸"}
+_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 OUTPUT_LINES = 6
 DIFF_LINES = 40
 _HUNK = re.compile(r"^(@@ .* @@|--- |\+\+\+ |diff )")
 
 ENDING_TEXTS = {
-    "turn_limit": "stopped: the limit of turns is reached",
-    "call_limit": "stopped: the limit of calls is reached",
-    "token_limit": "stopped: the limit of tokens is reached",
-    "time_limit": "stopped: the time is up",
-    "cost_limit": "stopped: the limit of cost is reached",
-    "doom_loop": "stopped: it repeated the same calls",
+    "turn_limit": "stopped: the turn limit is reached",
+    "call_limit": "stopped: the call limit is reached",
+    "token_limit": "stopped: the token limit is reached",
+    "time_limit": "stopped: the time limit is reached",
+    "cost_limit": "stopped: the cost limit is reached",
+    "doom_loop": "stopped: the agent repeated the same calls",
     "stuck": "stopped: the agent is stuck",
-    "yielded": "stopped: the agent hands over to you",
+    "yielded": "stopped: the agent asks you to take over",
     "cancelled": "cancelled",
     "failed": "failed",
 }
@@ -94,63 +96,64 @@ class Screen:
     """
 
     def __init__(
-        self, console: Console, *, window: int | None = None, own_message: str = "", hide_answer: bool = False
+        self, console: Console, *, window: int | None = None, asks_here: bool = False, hide_answer: bool = False
     ) -> None:
         self.console = console
-        self._apart = hide_answer
         self.window = window
-        self.usage, self.context_tokens = Usage(), 0
-        self.is_running = False
-        self.asks_here = False
+        self.asks_here = asks_here
         """Whether another object asks the questions on the same console."""
-        self._mine = own_message
-        self._waiting: set[str] = set()
+        self.own_message = ""
+        """The id of a message that is not shown, because the user has just entered it."""
+        self.is_running = False
+        self._hide_answer = hide_answer
+        self._usage, self._context_tokens = Usage(), 0
+        self._open_questions: set[str] = set()
         self._arguments: dict[str, dict[str, Json]] = {}
-        self._started: dict[str, tuple[str, float]] = {}
-        self._doing = self._readying = ""
-        self._kind = ""
-        self._painter = MarkdownStyler()
-        self._written = ""
-        self._turn, self._turns, self._calls = 0, 0, 0
-        self._began = time.monotonic()
+        self._running_calls: dict[str, tuple[str, float]] = {}
+        self._call_output = self._model_progress = ""
+        self._text_kind = ""  # of the open text: "text", "reasoning", or empty if no text is open
+        self._styler = MarkdownStyler()
+        self._streamed_text = ""
+        self._turn, self._max_turns, self._calls = 0, 0, 0
+        self._turn_start = time.monotonic()
 
     def handle_event(self, event: Event) -> None:
         match event:
             case TextDelta(text=text):
-                if not self._apart:
-                    self._prose(text, "text")
+                if not self._hide_answer:
+                    self._write_text(text, "text")
             case ReasoningDelta(text=text):
-                if not self._apart:
-                    self._prose(text, "reasoning")
+                if not self._hide_answer:
+                    self._write_text(text, "reasoning")
             case Progress(call_id=""):
                 share = f" {event.done / event.total:.0%}" if event.done is not None and event.total else ""
-                self._readying = f"{event.message}{share}"
+                self._model_progress = f"{event.message}{share}"
             case OutputDelta(text=text) | Progress(message=text):
-                self._doing = next((line for line in reversed(text.splitlines()) if line.strip()), self._doing)
+                lines = [line for line in text.splitlines() if line.strip()]
+                self._call_output = lines[-1] if lines else self._call_output
             case CallStarted():
                 self._arguments[event.call_id] = event.arguments
-                self._started[event.call_id] = (event.tool, _since(event))
+                self._running_calls[event.call_id] = (event.tool, _convert_time(event))
             case ModelReplied():
-                self._replied(event)
+                self._handle_reply(event)
             case CallFinished():
-                self._finished(event)
+                self._handle_call(event)
             case RunStarted():
-                self.is_running, self._began = True, _since(event)
-                self._turn, self._calls, self._turns = 0, 0, event.limits.turns
+                self.is_running, self._turn_start = True, _convert_time(event)
+                self._turn, self._calls, self._max_turns = 0, 0, event.limits.turns
             case TurnStarted():
-                self._turned(event)
+                self._handle_turn(event)
             case RunFinished():
-                self._ended(event)
+                self._handle_end(event)
             case _:
-                self._aside(event)
+                self._write_event_note(event)
         self.redraw_status()
 
     def show_history(self, facts: Sequence[AnyFact], messages: int = 1) -> None:
         """Show the history from the last `messages` messages on, and the whole active run if there is one."""
-        runs = [fact.seq for fact in facts if isinstance(fact, RunStarted)]
-        began = runs[-1] if runs else 0
-        said = [fact.seq for fact in facts if isinstance(fact, MessageReceived)]
-        start = min((said[-messages:] or [0])[0], max((seq for seq in said if seq < began), default=began))
+        began = max((fact.seq for fact in facts if isinstance(fact, RunStarted)), default=0)
+        sent = [fact.seq for fact in facts if isinstance(fact, MessageReceived)]
+        start = min((sent[-messages:] or [0])[0], max((seq for seq in sent if seq < began), default=began))
         for fact in facts:
             if fact.seq >= start:
                 self.handle_event(fact)
@@ -160,217 +163,212 @@ class Screen:
         began = max((at for at, fact in enumerate(facts) if isinstance(fact, RunStarted)), default=len(facts))
         if any(isinstance(fact, RunFinished) for fact in facts[began:]):
             return
-        stage, self.console = self.console, NullConsole()
+        console, self.console = self.console, NullConsole()
         for fact in facts[began:]:
             self.handle_event(fact)
-        self.console = stage
+        self.console = console
 
     def redraw_status(self) -> None:
         """Redraw the status line, to update the elapsed time."""
-        self.console.set_status(self._status() if self.is_running else "")
+        self.console.set_status(self._build_status() if self.is_running else "")
 
-    def _status(self) -> str:
-        now = time.monotonic()
-        parts = [f"turn {self._turn}/{self._turns}", f"{self._calls} call{'s' if self._calls != 1 else ''}"]
-        if self.window and self.context_tokens:
-            parts.append(f"context {self.context_tokens / self.window:.0%}")
-        parts.append(f"{format_count(self.usage.input_tokens + self.usage.output_tokens)} tokens")
-        if self.usage.cost:
-            parts.append(f"${self.usage.cost:.4f}")
-        doing = [
-            f"{tool} {truncate_line(argument, 40)} {format_duration(now - since)}"
-            for call_id, (tool, since) in self._started.items()
-            for argument in [summarize_arguments(tool, self._arguments.get(call_id, {}))]
-        ]
-        if self._waiting:
-            doing = ["waits for an answer"]
-        elif not doing and not self._kind:
-            doing = [f"{escape_controls(self._readying) or 'thinking'} {format_duration(now - self._began)}"]
-        live = [truncate_line(escape_controls(self._doing), 40)] if self._doing and self._started else []
-        return " · ".join([*doing, *live, *parts])
+    async def refresh_status(self) -> None:
+        """Redraw the status line regularly, until the task is cancelled."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.redraw_status()
 
-    def _prose(self, text: str, kind: str) -> None:
+    def _build_status(self) -> str:
+        now, output = time.monotonic(), truncate_line(escape_controls(self._call_output), 40)
+        parts = [f"turn {self._turn}/{self._max_turns}", f"{self._calls} call{'s' if self._calls != 1 else ''}"]
+        if self.window and self._context_tokens:
+            parts.append(f"context {self._context_tokens / self.window:.0%}")
+        parts.append(f"{format_count(self._usage.input_tokens + self._usage.output_tokens)} tokens")
+        if self._usage.cost:
+            parts.append(f"${self._usage.cost:.4f}")
+        activities: list[str] = []
+        for call_id, (tool, start) in self._running_calls.items():
+            argument = truncate_line(summarize_arguments(tool, self._arguments.get(call_id, {})), 40)
+            activities.append(f"{tool} {argument} {format_duration(now - start)}")
+        if self._open_questions:
+            activities = ["waits for an answer"]
+        elif not activities and not self._text_kind:
+            progress = escape_controls(self._model_progress) or "thinking"
+            activities = [f"{progress} {format_duration(now - self._turn_start)}"]
+        if output and self._running_calls:
+            activities.append(output)
+        return " · ".join([*activities, *parts])
+
+    def _write_text(self, text: str, kind: str) -> None:
         text = escape_controls(text)
-        if self._kind != kind:
+        if self._text_kind != kind:
             text = text.lstrip()
             if not text:
                 return
-            if self._kind:
+            if self._text_kind:
                 self.console.write_line("")
-            self._kind, self._painter = kind, MarkdownStyler()
+            self._text_kind, self._styler = kind, MarkdownStyler()
         if kind == "text":
-            self._written += text
-            self.console.write(text, self._painter.style_line)
+            self._streamed_text += text
+            self.console.write(text, self._styler.style_line)
         else:
             self.console.write(text, dim=True)
 
-    def _close(self) -> None:
+    def _end_text(self) -> None:
         """End the open text and its line."""
-        if self._kind:
+        if self._text_kind:
             self.console.write_line("")
-        self._kind = ""
+        self._text_kind = ""
 
-    def _replied(self, fact: ModelReplied) -> None:
-        if not self._written.strip() and fact.text.strip() and (fact.calls or not self._apart):
-            self._prose(fact.text, "text")  # no live text: it ran in another process, or earlier
-        self._close()
-        self._written = ""
-        self.usage += fact.usage
-        self.context_tokens = fact.usage.input_tokens + fact.usage.output_tokens
+    def _handle_reply(self, fact: ModelReplied) -> None:
+        if not self._streamed_text.strip() and fact.text.strip() and (fact.calls or not self._hide_answer):
+            self._write_text(fact.text, "text")  # no live text: it ran in another process, or earlier
+        self._end_text()
+        self._streamed_text = ""
+        self._usage += fact.usage
+        self._context_tokens = fact.usage.input_tokens + fact.usage.output_tokens
         for call in fact.calls:
-            self._arguments[call.id] = _parsed(call.arguments)
+            try:
+                arguments: object = json.loads(call.arguments)
+            except ValueError:
+                arguments = None
+            self._arguments[call.id] = cast("dict[str, Json]", arguments) if isinstance(arguments, dict) else {}
 
-    def _finished(self, fact: CallFinished) -> None:
-        self._started.pop(fact.call_id, None)
-        self._waiting.discard(fact.call_id)
-        self._doing = ""
+    def _handle_call(self, fact: CallFinished) -> None:
+        self._running_calls.pop(fact.call_id, None)
+        self._open_questions.discard(fact.call_id)
+        self._call_output = ""
         self._calls += 1
         arguments = self._arguments.pop(fact.call_id, {})
         for line in render_call(fact, arguments, self.console.width - 1, colour=self.console.has_colour):
             self.console.write_line(line)
 
-    def _turned(self, fact: TurnStarted) -> None:
-        self._close()
-        self._written = self._readying = ""
-        self._turn, self._began = fact.turn, _since(fact)
+    def _handle_turn(self, fact: TurnStarted) -> None:
+        self._end_text()
+        self._streamed_text = self._model_progress = ""
+        self._turn, self._turn_start = fact.turn, _convert_time(fact)
         if fact.wrap_up:
-            self._dim(f"a limit is reached ({fact.wrap_up.replace('_', ' ')}): one last turn to sum up")
+            self._write_dim(f"a limit is reached ({fact.wrap_up.replace('_', ' ')}): one last turn to summarize")
 
-    def _ended(self, fact: RunFinished) -> None:
-        self._close()
+    def _handle_end(self, fact: RunFinished) -> None:
+        self._end_text()
         self.is_running = False
-        self._started.clear()
-        self._waiting.clear()
+        self._running_calls.clear()
+        self._open_questions.clear()
         if fact.reason != "answered":
-            self.console.write_line(
-                style_text(
-                    describe_ending(fact), "red" if fact.reason == "failed" else "yellow", self.console.has_colour
-                )
-            )
+            style = "red" if fact.reason == "failed" else "yellow"
+            self.console.write_line(style_text(describe_ending(fact), style, self.console.has_colour))
 
-    def _aside(self, event: Event) -> None:
+    def _write_event_note(self, event: Event) -> None:
         match event:
             case ModelFailed() if event.wait is not None:
-                self._close()
-                wait = f"trying again in {format_duration(event.wait)}"
-                self._dim(f"no reply ({event.kind}: {event.message}); {wait}, attempt {event.attempt + 1}")
+                self._end_text()
+                retry = f"retrying in {format_duration(event.wait)}, attempt {event.attempt + 1}"
+                self._write_dim(f"model error ({event.kind}): {event.message}; {retry}")
             case SignalDetected() if event.kind in _SIGNALS:
-                self._dim(_SIGNALS[event.kind])
+                self._write_dim(_SIGNALS[event.kind])
             case ContextCompacted(kind="undo"):
-                self._dim("the last compaction is taken back: the model is shown again what it left out")
-            case Custom(name="treadle.skill_proposed", data={"name": str(name)}):
-                self._dim(f"a skill is drafted from what was done: {name}; see treadle skills proposals")
+                self._write_dim("the last compaction is undone: the model sees the older messages again")
             case ContextCompacted():
                 before, after = format_count(event.tokens_before), format_count(event.tokens_after)
-                self._dim(f"context compacted: {before} to {after} tokens")
-            case ApprovalAnswered() | InputAnswered():
-                self._answered(event)
+                self._write_dim(f"context compacted: {before} to {after} tokens")
+            case Custom(name="treadle.skill_proposed", data={"name": str(name)}):
+                self._write_dim(f"a skill was drafted from this work: {name}; see treadle skills proposals")
             case ApprovalRequested() | InputRequested():
-                self._asked(event)
-            case MessageReceived() if event.id != self._mine:
-                self.console.write_aside(
-                    style_text(escape_controls(f"› {_render_message(event.parts)}"), "blue", self.console.has_colour)
-                )
+                self._open_questions.add(event.call_id)
+                if self.asks_here:
+                    pass
+                elif isinstance(event, ApprovalRequested):
+                    self._write_dim(f"{event.tool} needs approval: {event.why}")
+                else:
+                    self._write_dim(f"the agent asks: {event.questions[0].text if event.questions else ''}")
+            case ApprovalAnswered() | InputAnswered():
+                self._open_questions.discard(event.call_id)
+                if isinstance(event, ApprovalAnswered) and event.scope != "call":
+                    verb = "allowed" if event.decision == "allow" else "denied"
+                    self._write_dim(f"{verb} for this {event.scope} by {event.by or 'somebody'}")
+            case MessageReceived() if event.id != self.own_message:
+                lines = [f"› {render_parts(event.parts[:1])}"]
+                for part in event.parts[1:]:  # of an attachment, show only the first line and the number of lines
+                    first, _, rest = render_parts((part,)).strip().partition("\n")
+                    lines.append(f"  {first}" + (f" … {len(rest.strip().splitlines())} lines" if rest else ""))
+                text = escape_controls("\n".join(lines))
+                self.console.write_aside(style_text(text, "blue", self.console.has_colour))
             case Rewound():
-                self._dim(f"back to position {event.to} ({event.what})")
+                self._write_dim(f"back to position {event.to} ({event.what})")
             case _:
                 pass
 
-    def _asked(self, question: ApprovalRequested | InputRequested) -> None:
-        self._waiting.add(question.call_id)
-        if self.asks_here:
-            return
-        if isinstance(question, ApprovalRequested):
-            self._dim(f"{question.tool} is asked for: {question.why}")
-        else:
-            self._dim(f"the agent asks: {question.questions[0].text if question.questions else ''}")
-
-    def _answered(self, answer: ApprovalAnswered | InputAnswered) -> None:
-        self._waiting.discard(answer.call_id)
-        if isinstance(answer, ApprovalAnswered) and answer.scope != "call":
-            verb = "allowed" if answer.decision == "allow" else "denied"
-            self._dim(f"{verb} for this {answer.scope} by {answer.by or 'somebody'}")
-
-    def _dim(self, text: str) -> None:
-        self.console.write_line(
-            style_text(
-                truncate_line(escape_controls(text), max(20, self.console.width * 3)), "dim", self.console.has_colour
-            )
-        )
+    def _write_dim(self, text: str) -> None:
+        line = truncate_line(escape_controls(text), max(20, self.console.width * 3))
+        self.console.write_line(style_text(line, "dim", self.console.has_colour))
 
 
-def _render_message(parts: Sequence[Part]) -> str:
-    """Render the text of a message. Of each attachment, show only the first line and the number of lines."""
-    lines = [render_parts(parts[:1])]
-    for part in parts[1:]:
-        first, _, rest = render_parts((part,)).strip().partition("\n")
-        lines.append(f"  {first}" + (f" … {len(rest.strip().splitlines())} lines" if rest else ""))
-    return "\n".join(lines)
-
-
-def _since(fact: Fact) -> float:
+def _convert_time(fact: Fact) -> float:
     """Convert the time of a fact to the monotonic clock. The fact may be older than this screen."""
     return time.monotonic() - max(0.0, time.time() - fact.at) if fact.at else time.monotonic()
-
-
-def _parsed(arguments: str) -> dict[str, Json]:
-    try:
-        value: object = json.loads(arguments)
-    except ValueError:
-        return {}
-    return cast("dict[str, Json]", value) if isinstance(value, dict) else {}
 
 
 class MarkdownStyler:
     """Styles the lines of one text in order. Lines between fences are code."""
 
     def __init__(self) -> None:
-        self._code = False
+        self._is_code = False
 
     def style_line(self, text: str) -> str:
         """Replace the Markdown marks of a line by escape codes. The words stay the same."""
         if _FENCE.match(text):
-            self._code = not self._code
+            self._is_code = not self._is_code
             return style_text(text, "dim", colour=True)
-        if self._code:
+        if self._is_code:
             return style_text(text, "cyan", colour=True)
         if heading := _HEADING.match(text):
             return style_text(heading[1].rstrip().rstrip("#"), "bold", colour=True)
         bullet = _BULLET.match(text)
         start = f"{bullet[1]}• " if bullet else ""
-        return start + _INLINE.sub(_inline, text[bullet.end() if bullet else 0 :])
-
-
-def _inline(match: re.Match[str]) -> str:
-    return style_text(match[1] or match[2], "cyan" if match[1] else "bold", colour=True)
+        return start + _INLINE.sub(
+            lambda match: style_text(match[1] or match[2], "cyan" if match[1] else "bold", colour=True),
+            text[bullet.end() if bullet else 0 :],
+        )
 
 
 def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
     """Return the main argument of a call on one line."""
-    if plan := _plan(tool, arguments):
+    if plan := _list_plan_steps(tool, arguments):
         return f"{sum(status == 'done' for status, _ in plan)} of {len(plan)} done"
     name = next((name for name in MAIN_ARGUMENTS if arguments.get(name)), next(iter(arguments), ""))
     value = arguments.get(name, "")
     return escape_controls(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def render_call(fact: CallFinished, arguments: Mapping[str, Json], room: int, *, colour: bool) -> list[str]:
-    """Render the result of a call: one line, then its diff or the end of its output."""
+def render_call(fact: CallFinished, arguments: Mapping[str, Json], width: int, *, colour: bool) -> list[str]:
+    """Render the result of a call: one line, then its plan, its diff or the end of its output."""
     mark, style = STATUS_MARKS.get(fact.status, ("✗", "red"))
-    took = f" · {format_duration(fact.duration)}" if fact.duration >= 0.05 else ""
     status = "" if fact.status == "ok" else f" · {fact.status.replace('_', ' ')}"
-    end = f"{status}{took}"
-    line = truncate_line(f"{fact.tool}  {summarize_arguments(fact.tool, arguments)}", max(10, room - 2 - len(end)))
-    lines = [f"{style_text(mark, style, colour)} {line}{style_text(end, 'dim', colour)}"]
-    if fact.status == "ok" and (plan := _plan(fact.tool, arguments)):
-        return lines + [
-            f"  {_STEPS.get(status, '☐')} {truncate_line(escape_controls(text), room - 4)}" for status, text in plan
+    end = status + (f" · {format_duration(fact.duration)}" if fact.duration >= 0.05 else "")
+    line = truncate_line(f"{fact.tool}  {summarize_arguments(fact.tool, arguments)}", max(10, width - 2 - len(end)))
+    head = f"{style_text(mark, style, colour)} {line}{style_text(end, 'dim', colour)}"
+    if fact.status == "ok" and (steps := _list_plan_steps(fact.tool, arguments)):
+        below = [
+            f"{_STEP_MARKS.get(status, '☐')} {truncate_line(escape_controls(text), width - 4)}"
+            for status, text in steps
         ]
-    return lines + [f"  {piece}" for piece in _render_output(fact, room - 2, colour=colour)]
+        return [head, *(f"  {line}" for line in below)]
+    lines = escape_controls(fact.output).rstrip().splitlines()
+    start = next((at for at, line in enumerate(lines) if _HUNK.match(line)), None)
+    if fact.status == "ok" and start is not None:
+        below = render_diff(lines[start:], width - 2, colour=colour)
+    elif fact.status == "ok" and fact.tool not in ("shell", "bash"):
+        below = []
+    else:
+        lines = [line for line in lines if line.strip()]
+        more = [f"… {len(lines) - OUTPUT_LINES} lines above"] if len(lines) > OUTPUT_LINES else []
+        below = [style_text(truncate_line(line, width - 2), "dim", colour) for line in [*more, *lines[-OUTPUT_LINES:]]]
+    return [head, *(f"  {line}" for line in below)]
 
 
-def _plan(tool: str, arguments: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return the steps of a plan with their status, if the call updates a plan."""
+def _list_plan_steps(tool: str, arguments: Mapping[str, Json]) -> list[tuple[str, str]]:
+    """Return the status and text of each step of a plan, if the call updates a plan."""
     items = arguments.get("items")
     if tool != "todo" or not isinstance(items, list):
         return []
@@ -381,36 +379,20 @@ def _plan(tool: str, arguments: Mapping[str, Json]) -> list[tuple[str, str]]:
     return steps
 
 
-def _render_output(fact: CallFinished, room: int, *, colour: bool) -> list[str]:
-    lines = escape_controls(fact.output).rstrip().splitlines()
-    start = next((at for at, line in enumerate(lines) if _HUNK.match(line)), None)
-    if start is not None and fact.status == "ok":
-        return render_diff(lines[start:], room, colour=colour)
-    if fact.status == "ok" and fact.tool not in ("shell", "bash"):
-        return []
-    kept = [line for line in lines if line.strip()]
-    more = [f"… {len(kept) - OUTPUT_LINES} lines above"] if len(kept) > OUTPUT_LINES else []
-    return [style_text(truncate_line(line, room), "dim", colour) for line in [*more, *kept[-OUTPUT_LINES:]]]
-
-
-def render_diff(lines: list[str], room: int, *, colour: bool) -> list[str]:
+def render_diff(lines: list[str], width: int, *, colour: bool) -> list[str]:
     """Render a unified diff, shortened to fit the screen."""
-    shown = [_diff_line(line, room, colour=colour) for line in lines[:DIFF_LINES]]
-    left = len(lines) - DIFF_LINES
-    return [*shown, style_text(f"… {left} more lines", "dim", colour)] if left > 0 else shown
-
-
-def _diff_line(line: str, room: int, *, colour: bool) -> str:
-    line = line if len(line) <= room else line[: room - 1] + "…"
-    if line.startswith(("+++", "---", "diff ")):
-        return style_text(line, "bold", colour)
-    style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
-    return style_text(line, style, colour) if style else line
+    shown: list[str] = []
+    for line in lines[:DIFF_LINES]:
+        style = "bold" if line.startswith(("+++", "---", "diff ")) else _DIFF_STYLES.get(line[:1], "")
+        shown.append(style_text(line if len(line) <= width else line[: width - 1] + "…", style, colour))
+    if len(lines) > DIFF_LINES:
+        shown.append(style_text(f"… {len(lines) - DIFF_LINES} more lines", "dim", colour))
+    return shown
 
 
 def describe_ending(outcome: RunFinished) -> str:
     """Describe how a run ended if it ended without an answer."""
-    words = ENDING_TEXTS.get(outcome.reason, outcome.reason)
-    if outcome.error.startswith(words):
+    text = ENDING_TEXTS.get(outcome.reason, outcome.reason)
+    if outcome.error.startswith(text):
         return escape_controls(outcome.error)
-    return escape_controls(f"{words}: {outcome.error}" if outcome.error else words)
+    return escape_controls(f"{text}: {outcome.error}" if outcome.error else text)

@@ -1,4 +1,4 @@
-"""Links to sessions that another process runs, over a shared store or over the HTTP interface of a server."""
+"""Sessions that another process runs, over the HTTP interface of a server. A shared store needs no link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from treadle import Answer, ApprovalRequested, InputRequested, Session
+from treadle import Answer
+from treadle.app.settings import data_folder
 from treadle.cli.find_session import MIN_PREFIX
 from treadle.errors import BadInput, Conflict, NotFound, TreadleError
 from treadle.events import AnyFact, Event, Fact, decode_event, decode_fact
@@ -27,67 +28,39 @@ class ServerUnreachable(TreadleError):
 
 
 class SessionLink(Protocol):
-    """The operations on a session of another process. Closing the link never stops a run.
+    """What a terminal needs of a session of another process. A `Session` on a shared store has it too.
 
-    The link calls `on_notice` with messages for the user about the connection.
+    Over the store it delivers every fact. Live text stays in the process that runs the session.
     """
 
-    session_id: str
-    on_notice: Callable[[str], None]
+    id: str
 
-    async def read_facts(self) -> list[AnyFact]: ...
-    def watch_events(self, after: int) -> AsyncIterator[Event]: ...
-    async def send(self, text: str) -> None: ...
-    async def answer(self, question: ApprovalRequested | InputRequested, answer: Answer) -> None: ...
-    async def cancel(self) -> None: ...
-
-
-class StoreLink:
-    """A link over the store. It delivers every fact. Live text stays in the process that runs the session."""
-
-    def __init__(self, session: Session) -> None:
-        self.session_id, self._session = session.id, session
-        self.on_notice: Callable[[str], None] = lambda text: None
-
-    async def read_facts(self) -> list[AnyFact]:
-        return await self._session.facts()
-
-    async def watch_events(self, after: int) -> AsyncGenerator[Event]:
-        watch = self._session.watch(after)
-        try:
-            async for event in watch:
-                yield event
-        finally:
-            watch.close()
-
-    async def send(self, text: str) -> None:
-        await self._session.send(text)
-
-    async def answer(self, question: ApprovalRequested | InputRequested, answer: Answer) -> None:
-        if isinstance(question, ApprovalRequested):
-            await self._session.approve(question.call_id, answer, digest=question.digest)
-        else:
-            await self._session.answer(question.call_id, *answer.answers)
-
-    async def cancel(self) -> None:
-        await self._session.cancel(why="stopped from an attached terminal")
+    async def facts(self) -> list[AnyFact]: ...
+    def watch(self, after: int) -> AsyncIterator[Event]: ...
+    async def send(self, content: str) -> object: ...
+    async def approve(self, call_id: str, answer: Answer, *, digest: str) -> None: ...
+    async def answer(self, call_id: str, *answers: str) -> None: ...
+    async def cancel(self, *, why: str) -> object: ...
 
 
-class HttpLink:
-    """A link over a server, with live text. After a lost connection it resumes at the last event."""
+class HttpSession:
+    """A session of a server, with live text. After a lost connection it resumes at the last event.
+
+    It calls `on_notice` with messages for the user about the connection.
+    """
 
     def __init__(self, client: aiohttp.ClientSession, url: str, session_id: str) -> None:
-        self.session_id, self._client = session_id, client
+        self.id, self._client = session_id, client
         self.on_notice: Callable[[str], None] = lambda text: None
         self._base = f"{url.rstrip('/')}/v1/sessions/{session_id}"
-        self._lost = False
+        self._is_lost = False
 
-    async def read_facts(self) -> list[AnyFact]:
+    async def facts(self) -> list[AnyFact]:
         async with self._client.get(f"{self._base}/events", params={"follow": "false"}) as response:
-            await _check(response)
+            await _check_response(response)
             return [decode_fact(json.dumps(one)) for one in await response.json()]
 
-    async def watch_events(self, after: int) -> AsyncGenerator[Event]:
+    async def watch(self, after: int) -> AsyncGenerator[Event]:
         import aiohttp
 
         while True:
@@ -95,33 +68,33 @@ class HttpLink:
                 async for event in self._stream(after):
                     after = event.seq if isinstance(event, Fact) else after
                     yield event
-            if not self._lost:
-                self._lost = True
-                self.on_notice("the server is out of reach; trying again …")
+            if not self._is_lost:
+                self._is_lost = True
+                self.on_notice("the server is unreachable; trying again …")
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _stream(self, after: int) -> AsyncGenerator[Event]:
         async with self._client.get(f"{self._base}/events", params={"after": str(after)}) as response:
-            await _check(response)
-            if self._lost:
-                self._lost = False
-                self.on_notice("the server is back")
+            await _check_response(response)
+            if self._is_lost:
+                self._is_lost = False
+                self.on_notice("the server is reachable again")
             async for line in response.content:
                 if line.startswith(b"data:"):
                     yield decode_event(line[5:].strip())
 
-    async def send(self, text: str) -> None:
+    async def send(self, content: str) -> None:
         """Send a message and wait until it is stored. The event stream reports what happens next."""
-        await self._post("messages?wait=0", {"content": text})
+        await self._post("messages?wait=0", {"content": content})
 
-    async def answer(self, question: ApprovalRequested | InputRequested, answer: Answer) -> None:
-        if isinstance(question, InputRequested):
-            await self._post(f"answers/{question.call_id}", {"answers": list(answer.answers)})
-            return
-        body = {"decision": answer.decision, "scope": answer.scope, "comment": answer.comment}
-        await self._post(f"approvals/{question.call_id}", {**body, "digest": question.digest})
+    async def approve(self, call_id: str, answer: Answer, *, digest: str) -> None:
+        body = {"decision": answer.decision, "scope": answer.scope, "comment": answer.comment, "digest": digest}
+        await self._post(f"approvals/{call_id}", body)
 
-    async def cancel(self) -> None:
+    async def answer(self, call_id: str, *answers: str) -> None:
+        await self._post(f"answers/{call_id}", {"answers": list(answers)})
+
+    async def cancel(self, *, why: str) -> None:
         await self._post("cancel", {})
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
@@ -129,79 +102,26 @@ class HttpLink:
 
         try:
             async with self._client.post(f"{self._base}/{path}", json=body) as response:
-                await _check(response)
+                await _check_response(response)
                 await response.read()
         except (aiohttp.ClientError, TimeoutError):
-            raise ServerUnreachable("the server is out of reach, so it may not have heard this; try again") from None
+            raise ServerUnreachable("the server is unreachable and may not have received this; try again") from None
 
 
-async def _check(response: aiohttp.ClientResponse) -> None:
+async def _check_response(response: aiohttp.ClientResponse) -> None:
     if response.status < 400:
         return
     try:
         message = (await response.json())["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        message = f"the server answered {response.status}"
+        message = f"the server answered with status {response.status}"
     kinds: dict[int, type[TreadleError]] = {404: NotFound, 409: Conflict, 400: BadInput, 422: BadInput}
     raise kinds.get(response.status, ServerUnreachable)(str(message))
 
 
-@asynccontextmanager
-async def _client(url: str, token_file: str) -> AsyncGenerator[aiohttp.ClientSession]:
-    import aiohttp
-
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
-    headers = {"authorization": f"Bearer {token}"} if (token := _token(token_file)) else {}
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as client:
-        try:
-            yield client
-        except aiohttp.ClientConnectorError as error:
-            why = f"{error.strerror or 'nothing answers'}; is `treadle serve` running there?"
-            raise ServerUnreachable(f"{url} cannot be reached: {why}") from None
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ServerUnreachable(f"{url} cannot be reached: {error}") from None
-
-
-async def post_json(url: str, path: str, body: dict[str, Any], token_file: str) -> Any:
-    """Post one request to a server and return its response."""
-    async with _client(url, token_file) as client, client.post(f"{url.rstrip('/')}{path}", json=body) as response:
-        await _check(response)
-        return await response.json()
-
-
-async def _find_session_ids(client: aiohttp.ClientSession, url: str, reference: str) -> list[str]:
-    """Find the ids of the sessions that match a reference."""
-    found: list[str] = []
-    asked = {"limit": "200"}
-    while True:
-        async with client.get(f"{url.rstrip('/')}/v1/sessions", params=asked) as response:
-            await _check(response)
-            page = await response.json()
-        for one in page["sessions"]:
-            if one["id"] == reference:
-                return [reference]
-            if one.get("name") == reference or (len(reference) >= MIN_PREFIX and one["id"].startswith(reference)):
-                found.append(one["id"])
-        if not page.get("cursor"):
-            return found
-        asked["cursor"] = page["cursor"]
-
-
-@asynccontextmanager
-async def open_http_link(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpLink]:
-    """Open a link to a session of a server. `reference` is its id, the start of its id, or its name."""
-    async with _client(url, token_file) as client:
-        found = await _find_session_ids(client, url, reference)
-        if len(found) > 1:
-            raise BadInput(f"{reference!r} could be {len(found)} sessions; write more of an id")
-        yield HttpLink(client, url, found[0] if found else reference)
-
-
-def _token(name: str) -> str:
-    """Read the server's token from the environment, or from the file that the server created."""
-    file = Path(name).expanduser()
-    if value := os.environ.get("TREADLE_TOKEN", "").strip():
-        return value
+def _read_token(token_file: str) -> str:
+    """Read the token from the file that the server created."""
+    file = Path(token_file).expanduser() if token_file else data_folder() / "tokens.json"
     try:
         text = file.read_text("utf-8").strip()
     except FileNotFoundError:
@@ -209,3 +129,49 @@ def _token(name: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read: {error}") from None
     return str(json.loads(text)[0]["value"]) if text.startswith("[") else text
+
+
+@asynccontextmanager
+async def _connect(url: str, token_file: str) -> AsyncGenerator[aiohttp.ClientSession]:
+    import aiohttp
+
+    token = os.environ.get("TREADLE_TOKEN", "").strip() or _read_token(token_file)
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as client:
+        try:
+            yield client
+        except aiohttp.ClientConnectorError as error:
+            why = f"{error.strerror or 'no server answers'}; is `treadle serve` running there?"
+            raise ServerUnreachable(f"{url} cannot be reached: {why}") from None
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ServerUnreachable(f"{url} cannot be reached: {error}") from None
+
+
+async def post_json(url: str, path: str, body: dict[str, Any], token_file: str) -> Any:
+    """Post one request to a server and return its response."""
+    async with _connect(url, token_file) as client, client.post(f"{url.rstrip('/')}{path}", json=body) as response:
+        await _check_response(response)
+        return await response.json()
+
+
+@asynccontextmanager
+async def open_http_session(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpSession]:
+    """Open a session of a server. `reference` is its id, the start of its id, or its name."""
+    async with _connect(url, token_file) as client:
+        found: list[str] = []
+        params = {"limit": "200"}
+        while reference not in found:
+            async with client.get(f"{url.rstrip('/')}/v1/sessions", params=params) as response:
+                await _check_response(response)
+                page = await response.json()
+            for one in page["sessions"]:
+                is_prefix = len(reference) >= MIN_PREFIX and one["id"].startswith(reference)
+                if is_prefix or reference in (one["id"], one.get("name")):
+                    found.append(one["id"])
+            if not page.get("cursor"):
+                break
+            params["cursor"] = page["cursor"]
+        if len(found) > 1 and reference not in found:
+            raise BadInput(f"{reference!r} matches {len(found)} sessions; write more of the id")
+        yield HttpSession(client, url, reference if reference in found or not found else found[0])

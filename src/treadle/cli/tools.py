@@ -5,26 +5,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 
 from treadle.app.compose import check_mcp_servers
 from treadle.app.workspace_agents import build_agents
-from treadle.cli.console import is_terminal, print_line, print_note, terminal_width, truncate_line
+from treadle.cli.console import print_line, print_note, print_table
 from treadle.cli.open_session import DEFAULT_AGENT
 from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings
 from treadle.errors import NotFound
 
 EXAMPLES = """\
-  treadle tools                  all of them, in a line each
-  treadle tools --agent reader   those of another agent
-  treadle tools edit_file        what a model is told about one"""
+  treadle tools                  list all tools
+  treadle tools --agent reader   list the tools of another agent
+  treadle tools edit_file        show the description and parameters of a tool"""
 
 
 def parser() -> Parser:
-    made = create_parser("tools", "What an agent can call here. --approve and --forbid go by these names.", EXAMPLES)
-    made.add_argument("name", nargs="?", help="one of them, whole")
-    add_run_options(made)
-    return made
+    options = create_parser(
+        "tools", "List the tools that an agent can call here. --approve and --forbid use these names.", EXAMPLES
+    )
+    options.add_argument("name", nargs="?", help="show this tool in full")
+    add_run_options(options)
+    return options
 
 
 def main(args: argparse.Namespace) -> int:
@@ -35,21 +36,19 @@ def main(args: argparse.Namespace) -> int:
         raise NotFound(f"there is no agent {name!r}; there are: {', '.join(sorted(agents))}")
     tools = agents[name].toolbox
     if args.name:
-        name = args.name
-        tool = tools.get(name) or next((one for one in tools.values() if name in one.aliases), None)
+        tool = tools.get(args.name) or next((tool for tool in tools.values() if args.name in tool.aliases), None)
         if tool is None:
-            raise NotFound(f"there is no tool {name!r}; there are: {', '.join(sorted(tools))}")
+            raise NotFound(f"there is no tool {args.name!r}; there are: {', '.join(sorted(tools))}")
         also = f" (also {', '.join(tool.aliases)})" if tool.aliases else ""
         print_line(f"{tool.name}{also}\n")
         print_line(tool.spec.description + "\n")
         print_line(json.dumps(tool.spec.parameters, indent=2, ensure_ascii=False))
         return 0
-    room = terminal_width() if is_terminal(sys.stdout) else 120
-    for tool in tools.values():
-        print_line(f"{tool.name:<14}{truncate_line(tool.spec.description, room - 15)}")
+    rows = [[tool.name, tool.spec.description] for tool in tools.values()]
+    for health in asyncio.run(check_mcp_servers(settings)) if settings.mcp else ():
+        error = f": {health.error}" if health.error else ""
+        rows.append([f"{health.server}__*", f"{health.state}{error}, {health.tools} tools"])
+    print_table(rows, ["tool", "purpose"])
     if settings.mcp:
-        for health in asyncio.run(check_mcp_servers(settings)):
-            why = f": {health.error}" if health.error else ""
-            print_line(f"{health.server + '__*':<14}{health.state}{why}, {health.tools} tools")
-        print_note("the servers were started to look at them, and are stopped again")
+        print_note("the MCP servers were started for this check, and are stopped again")
     return 0

@@ -29,7 +29,7 @@ from treadle.cli.slash_commands import COMMANDS
 from treadle.messages import Reply
 
 STALL = Odd(Reply(text="one two three"), stall_after=1)
-HINT = "Ctrl-C again, or Ctrl-D, leaves"
+HINT = "press Ctrl-C again, or Ctrl-D, to leave"
 UP, CTRL_C, CTRL_D, CTRL_U = "\x1b[A", "\x03", "\x04", "\x15"
 SLOW_SLASH_COMMAND = """\
 import asyncio, sys
@@ -95,7 +95,7 @@ CASES = [
         [STALL],
         [("count\r", "thinking"), (CTRL_C, "cancelled"), (CTRL_C, 0)],
         shows=("continue with",),
-        counts={"Ctrl-C again": 0},
+        counts={"press Ctrl-C again": 0},
     ),
     Case(
         "a Ctrl-C between two prompts takes no other key along",
@@ -119,10 +119,10 @@ CASES = [
     Case(
         "help tells every command and every command stays to be read",
         [Reply(text="Hello.")],
-        [("/help\r", f"{HINT}."), ("/compact\r", "nothing to compact")],
+        [("/help\r", "Ctrl-C again, or Ctrl-D, leaves."), ("/compact\r", "nothing to compact")],
         shows=(
             "\n› /help\n",
-            "\n› /compact\nthere is nothing",
+            "\n› /compact\nnothing to compact",
             *(f"  {'/' + name:<11}{about}" for name, about in COMMANDS.items()),
         ),
     ),

@@ -46,7 +46,7 @@ CASES = [
     Case(
         "a tool that is approved beforehand is not asked for",
         [call_tool("write_file", path="a.txt", content="one\n"), Reply(text="It is written.")],
-        [("/approve write_file\r", "write_file is not asked for"), ("write it\r", "It is written.")],
+        [("/approve write_file\r", "until you leave: write_file"), ("write it\r", "It is written.")],
         ("chat", "--access", "read-only"),
         counts={"answer>": 0},
         files={"a.txt": "one\n"},

@@ -230,7 +230,10 @@ CHATS = [
             Reply(text="I see."),
         ],
         [("write\r", "one l"), ("use tabs\r", "› use tabs\none l"), (release, "I see.")],
-        shows=("  the agent reads this at its next turn:\n› use tabs\n", "\none line that is long enough to be cut in two\n"),
+        shows=(
+            "  the agent reads this at its next turn:\n› use tabs\n",
+            "\none line that is long enough to be cut in two\n",
+        ),
     ),
     Case(
         "a draft survives a question",
@@ -330,7 +333,7 @@ async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
         ("/model gpt-9", "Did you mean openai:gpt-9?"),
         ("/name first steps", "named first steps"),
         ("/sessions", "first steps"),
-        ("/approve shell(git *)", "is not asked for"),
+        ("/approve shell(git *)", "allowed from the next run on"),
         ("/changes", "no file was changed"),
         ("/export html talk.html", "bytes written to"),
         ("/export html talk.html", "choose another name"),

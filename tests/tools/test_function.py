@@ -26,17 +26,17 @@ class Point(BaseModel):
     y: int = 0
 
 
-def refused(tool: Tool, arguments: str) -> str:
+def get_error(tool: Tool, arguments: str) -> str:
     with pytest.raises(ToolInputError) as error:
         tool.parse(arguments)
     return str(error.value)
 
 
-async def called(tool: Tool, arguments: str) -> object:
+async def run_tool(tool: Tool, arguments: str) -> object:
     return await tool.run(tool.parse(arguments), CONTEXT)
 
 
-# ── what a model is told of a function ─────────────────────────────────────────────────────────────────────
+# ── what a model reads of a function ─────────────────────────────────────────────────────────────────────
 
 
 def test_a_function_becomes_a_tool_by_its_hints_and_docstring() -> None:
@@ -44,25 +44,19 @@ def test_a_function_becomes_a_tool_by_its_hints_and_docstring() -> None:
     def word_count(path: str, unit: Literal["words", "lines"] = "words", tries: int = 3) -> int:
         """Count the words in a text file.
 
-        Blank lines do not count.
-
         Args:
-            path: the file to look at,
-                in the workspace
+            path: the file to look at
             unit (str): what to count
-        Returns:
-            how many there are
         """
         return tries
 
-    assert word_count.spec.name == "word_count"
-    assert word_count.spec.description == "Count the words in a text file.\n\nBlank lines do not count."
+    assert (word_count.spec.name, word_count.spec.description) == ("word_count", "Count the words in a text file.")
     assert word_count.spec.parameters == {
         "type": "object",
         "additionalProperties": False,
         "required": ["path"],
         "properties": {
-            "path": {"type": "string", "description": "the file to look at, in the workspace"},
+            "path": {"type": "string", "description": "the file to look at"},
             "unit": {"type": "string", "enum": ["words", "lines"], "default": "words", "description": "what to count"},
             "tries": {"type": "integer", "default": 3},
         },
@@ -70,35 +64,22 @@ def test_a_function_becomes_a_tool_by_its_hints_and_docstring() -> None:
     assert word_count("x", tries=5) == 5, "it is still the function it was"
 
 
-def test_parameters_can_be_described_in_the_other_style_too() -> None:
-    @tool
-    def move(x: int, y: int) -> None:
-        """Move there.
+@pytest.mark.parametrize(
+    ("docstring", "description", "of_x"),
+    [
+        ("Move.\n\nArgs:\n    x: to the right,\n        or left\nReturns:\n    y", "Move.", "right, or left"),
+        ("Move.\n\n:param x: to the right,\n    or left\n:returns: nothing", "Move.", "right, or left"),
+        ("Move.\n\n:param int x: to the right", "Move.", "right"),
+        ("Move.\n\nArgs:\n    x: to the right\n\nIt cannot be undone.", "Move.\n\nIt cannot be undone.", "right"),
+    ],
+)
+def test_a_docstring_describes_the_function_and_its_parameters(docstring: str, description: str, of_x: str) -> None:
+    def move(x: int) -> None: ...
 
-        :param x: to the right,
-            or to the left
-        :param int y: upwards
-        :returns: nothing
-        """
-
-    properties = move.spec.parameters["properties"]
-    assert move.spec.description == "Move there."
-    assert [properties[name]["description"] for name in "xy"] == ["to the right, or to the left", "upwards"]
-
-
-def test_text_after_the_parameters_belongs_to_the_description() -> None:
-    @tool
-    def move(x: int) -> None:
-        """Move there.
-
-        Args:
-            x: to the right
-
-        It cannot be undone.
-        """
-
-    assert move.spec.description == "Move there.\n\nIt cannot be undone."
-    assert move.spec.parameters["properties"]["x"]["description"] == "to the right"
+    move.__doc__ = docstring
+    spec = tool(move).spec
+    assert spec.description == description
+    assert spec.parameters["properties"]["x"]["description"] == f"to the {of_x}"
 
 
 def test_a_description_in_the_hint_stands_unless_the_docstring_has_one() -> None:
@@ -125,55 +106,38 @@ def test_a_field_as_a_default_says_what_the_hint_could_have_said() -> None:
     }
     assert move.spec.parameters["required"] == ["y"]
     assert move.parse('{"y": 1}').values == {"x": 3, "y": 1, "z": 0}
-    assert "x: Input should be greater than or equal to 1" in refused(move, '{"x": 0, "y": 1}')
+    assert "x: Input should be greater than or equal to 1" in get_error(move, '{"x": 0, "y": 1}')
 
 
 def test_options_say_what_the_function_does_not() -> None:
-    examples = [("how far?", {"to": "Rome"})]
+    words = {"name": "distance", "description": "How far it is.", "examples": [("how far?", {"to": "Rome"})]}
 
-    @tool(
-        name="distance",
-        description="How far it is.",
-        safety="safe",
-        timeout=5,
-        cap=99,
-        polling=True,
-        on_error="stop",
-        examples=examples,
-    )
+    @tool(safety="safe", timeout=5, cap=99, polling=True, on_error="stop", **words)
     def _far(to: str) -> int:
         return 1
 
     assert (_far.name, _far.spec.description, _far.assess_safety({})) == ("distance", "How far it is.", "safe")
     assert (_far.timeout, _far.cap, _far.polling, _far.on_error) == (5, 99, True, "stop")
-    assert _far.spec.examples == tuple(examples)
+    assert _far.spec.examples == (("how far?", {"to": "Rome"}),)
 
 
-def test_a_function_without_words_is_described_by_its_name() -> None:
+def test_a_function_without_options_is_described_by_its_name_and_needs_caution() -> None:
     def list_all_files() -> None: ...
 
-    assert tool(list_all_files).spec.description == "list all files"
-    assert tool(list_all_files).spec.parameters["properties"] == {}
-
-
-def test_a_tool_is_to_be_treated_with_caution_unless_it_says_otherwise() -> None:
-    def anything() -> None: ...
-
-    assert tool(anything).assess_safety({}) == "caution"
+    made = tool(list_all_files)
+    assert (made.spec.description, made.spec.parameters["properties"]) == ("list all files", {})
+    assert made.assess_safety({}) == "caution"
 
 
 def test_how_dangerous_a_call_is_can_depend_on_its_arguments() -> None:
     @tool(safety=lambda arguments: "destructive" if arguments["force"] else "safe")
     def push(force: bool) -> None: ...
 
-    assert [push.assess_safety(push.parse(text).arguments) for text in ('{"force":false}', '{"force":true}')] == [
-        "safe",
-        "destructive",
-    ]
+    assert push.assess_safety({"force": False}) == "safe" and push.assess_safety({"force": True}) == "destructive"
 
 
 @pytest.mark.parametrize("classify", [lambda arguments: arguments["missing"], lambda arguments: "harmless"])
-def test_a_call_whose_danger_cannot_be_told_is_destructive(classify: Any) -> None:
+def test_a_call_of_unknown_danger_is_destructive(classify: Any) -> None:
     @tool(safety=classify)
     def push() -> None: ...
 
@@ -260,7 +224,7 @@ async def test_pydantic_models_are_given_as_models_and_kept_as_json() -> None:
     assert parsed.arguments == {"start": {"x": 1, "y": 0}, "rest": [{"x": 2, "y": 0}], "label": ""}
     assert list(parsed.arguments) == ["start", "rest", "label"], "in the order of the parameters"
     assert parsed.values["start"] == Point(x=1)
-    assert await called(draw, '{"start": {"x": 1}}') == "Point(x=1, y=0) None "
+    assert await run_tool(draw, '{"start": {"x": 1}}') == "Point(x=1, y=0) None "
 
 
 @pytest.mark.parametrize(
@@ -280,19 +244,16 @@ async def test_pydantic_models_are_given_as_models_and_kept_as_json() -> None:
     ],
 )
 def test_arguments_that_do_not_fit_are_answered_with_what_is_wrong(arguments: str, words: str) -> None:
-    text = refused(draw, arguments)
+    text = get_error(draw, arguments)
     assert words in text and "draw" in text
     assert text.encode(), "it can be stored"
 
 
-def test_the_reason_names_the_parameters_and_few_of_many_faults() -> None:
-    text = refused(draw, '{"start": {"x": 1}, "rest": [' + ",".join(["1"] * 1000) + "]}")
+def test_the_reason_names_the_parameters_few_of_many_faults_and_no_large_argument_whole() -> None:
+    text = get_error(draw, '{"start": {"x": 1}, "rest": [' + ",".join(["1"] * 1000) + "]}")
     assert "and 995 more" in text and len(text) < 1000
     assert text.endswith("Its parameters: start, rest, label.")
-
-
-def test_a_large_argument_is_not_repeated_whole() -> None:
-    assert len(refused(draw, '{"start": "%s"}' % ("x" * 100_000))) < 500
+    assert len(get_error(draw, '{"start": "%s"}' % ("x" * 100_000))) < 500
 
 
 @pytest.mark.parametrize(
@@ -304,10 +265,10 @@ async def test_a_parameter_can_have_any_name(name: str) -> None:
     echo = tool(scope["echo"])
     assert list(echo.spec.parameters["properties"]) == echo.spec.parameters["required"] == [name]
     assert echo.parse(f'{{"{name}": "x"}}').arguments == {name: "x"}
-    assert await called(echo, f'{{"{name}": "x"}}') == "x"
+    assert await run_tool(echo, f'{{"{name}": "x"}}') == "x"
 
 
-def test_a_validator_that_breaks_is_told_as_arguments_that_cannot_be_read() -> None:
+def test_a_validator_that_breaks_is_an_error_in_the_arguments() -> None:
     class Broken(BaseModel):
         x: int
 
@@ -319,7 +280,7 @@ def test_a_validator_that_breaks_is_told_as_arguments_that_cannot_be_read() -> N
     @tool
     def use(it: Broken) -> None: ...
 
-    assert refused(use, '{"it": {"x": 1}}') == "The arguments of use cannot be read: KeyError(1)."
+    assert get_error(use, '{"it": {"x": 1}}') == "The arguments of use cannot be read: KeyError(1)."
 
 
 def test_a_default_that_does_not_fit_its_hint_is_taken_as_it_is() -> None:
@@ -330,7 +291,7 @@ def test_a_default_that_does_not_fit_its_hint_is_taken_as_it_is() -> None:
 
 
 @given(st.text())
-def test_any_text_is_either_arguments_or_refused(arguments: str) -> None:
+def test_any_text_is_either_arguments_or_get_error(arguments: str) -> None:
     for one in (draw, AskUser()):
         with contextlib.suppress(ToolInputError):
             assert isinstance(one.parse(arguments), ParsedArguments)
@@ -345,11 +306,11 @@ async def test_a_context_is_filled_in_and_not_shown_to_the_model() -> None:
         return f"{context.key} {context.workspace} {name}"
 
     assert list(where.spec.parameters["properties"]) == ["name"]
-    assert await called(where, '{"name": "x"}') == "s:c /w x"
-    assert "context" in refused(where, '{"name": "x", "context": {}}')
+    assert await run_tool(where, '{"name": "x"}') == "s:c /w x"
+    assert "context" in get_error(where, '{"name": "x", "context": {}}')
 
 
-async def test_a_context_may_be_left_out_by_who_calls_the_function_by_hand() -> None:
+async def test_a_direct_call_of_the_function_needs_no_context() -> None:
     @tool
     def where(context: ToolContext | None = None) -> str:
         return context.key if context is not None else "here"
@@ -358,41 +319,31 @@ async def test_a_context_may_be_left_out_by_who_calls_the_function_by_hand() -> 
     def there(context: Annotated[Optional["ToolContext"], "the runtime's"] = None) -> str:
         return where(context)
 
-    assert (where(), await called(where, "{}"), await called(there, "{}")) == ("here", "s:c", "s:c")
+    assert (where(), await run_tool(where, "{}"), await run_tool(there, "{}")) == ("here", "s:c", "s:c")
     assert where.spec.parameters["properties"] == there.spec.parameters["properties"] == {}
 
 
-async def test_an_async_function_runs_in_the_loop_and_a_plain_one_beside_it() -> None:
-    @tool
-    async def here() -> bool:
+async def test_an_async_function_runs_in_the_loop_and_a_plain_one_in_a_thread() -> None:
+    def is_main_thread() -> bool:
         return threading.current_thread() is threading.main_thread()
 
+    async def is_in_loop() -> bool:
+        return is_main_thread()
+
+    def return_awaitable() -> Any:
+        return is_in_loop()
+
+    results = [await run_tool(tool(one), "{}") for one in (is_in_loop, is_main_thread, return_awaitable)]
+    assert results == [True, False, True], "an awaitable that a plain function returns is awaited"
+
+
+async def test_an_error_of_the_function_is_raised() -> None:
     @tool
-    def beside() -> bool:
-        return threading.current_thread() is threading.main_thread()
-
-    assert await called(here, "{}") is True
-    assert await called(beside, "{}") is False
-
-
-async def test_what_a_plain_function_hands_back_to_be_awaited_is_awaited() -> None:
-    async def later() -> str:
-        return "done"
-
-    @tool
-    def wrapped() -> Any:
-        return later()
-
-    assert await called(wrapped, "{}") == "done"
-
-
-async def test_what_a_tool_raises_comes_out_of_it() -> None:
-    @tool
-    def fails() -> None:
+    def fail() -> None:
         raise ToolError("no such file")
 
     with pytest.raises(ToolError, match="no such file"):
-        await called(fails, "{}")
+        await run_tool(fail, "{}")
 
 
 # ── asking the user ────────────────────────────────────────────────────────────────────────────────────────
@@ -411,9 +362,9 @@ def test_ask_user_asks_what_the_model_wants_to_know() -> None:
     ["", "nonsense", '{"question": " "}', '{"question": 5}', '{"question": "x", "why": 1}', "[" * 100_000, '"\ud800"'],
 )
 def test_a_question_that_cannot_be_asked_is_answered_to_the_model(arguments: str) -> None:
-    assert "ask_user" in refused(AskUser(), arguments)
+    assert "ask_user" in get_error(AskUser(), arguments)
 
 
 async def test_ask_user_is_never_run() -> None:
     with pytest.raises(ToolError):
-        await called(AskUser(), '{"question": "Which?"}')
+        await run_tool(AskUser(), '{"question": "Which?"}')

@@ -4,7 +4,9 @@ import asyncio
 import gc
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from treadle.events import Tier
 from treadle.history.content_store import ContentStore
 from treadle.sandbox import backend as sandbox
 from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput, ProbeResult, SandboxUnavailable
-from treadle.tools.base import ToolContext, ToolError, ToolInputError
+from treadle.tools.base import FOLDER_NOTE, ToolContext, ToolError, ToolInputError, ToolResult
 from treadle.tools.shell import Shell, _Output
 
 pytestmark = needs_sandbox
@@ -34,8 +36,7 @@ def workspace(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("tier", BOTH)
 async def test_the_output_of_a_command_is_its_result_and_is_streamed(workspace: Path, tier: Tier) -> None:
     terminal = Terminal(workspace, tier=tier)
-    result = await terminal.run("echo out; echo err >&2; printf 'no newline'")
-    assert (result.text, result.ok) == ("out\nerr\nno newline", True)
+    assert await terminal.read("echo out; echo err >&2; printf 'no newline'") == "out\nerr\nno newline"
     assert "".join(terminal.output) == "out\nerr\nno newline"
 
 
@@ -83,74 +84,51 @@ async def test_a_folder_outside_the_workspace_is_left_again(workspace: Path) -> 
     assert await terminal.read("pwd") == str(workspace)
 
 
-async def test_a_command_for_a_removed_folder_does_not_run(workspace: Path) -> None:
-    terminal = Terminal(workspace)
-    await terminal.read("mkdir gone; cd gone")
-    (workspace / "gone").rmdir()
-    with pytest.raises(ToolError, match="Not run: the folder gone, in which the last command ended, is gone"):
+@pytest.mark.parametrize("folder", ["..", "../other", "/", "src/../..", "nowhere", "src/../src", "door", "out"])
+async def test_a_folder_that_is_gone_outside_or_a_link_is_refused_and_nothing_runs(
+    workspace: Path, folder: str
+) -> None:
+    (workspace.parent / "other").mkdir()
+    (workspace / "door").symlink_to(".")
+    (workspace / "out").symlink_to("../../")
+    terminal = Terminal(workspace, tier="full")
+    terminal.services.notes[FOLDER_NOTE] = folder
+    with pytest.raises(ToolError, match=f"Not run: the folder {folder}, in which the last command ended, is gone"):
         await terminal.read("touch here")
     assert not (workspace / "here").exists() and await terminal.read("pwd") == str(workspace)
 
 
-@pytest.mark.parametrize("folder", ["..", "../other", "/", "src/../..", "nowhere", "src/../src"])
-async def test_a_noted_folder_outside_the_workspace_is_refused(workspace: Path, folder: str) -> None:
-    (workspace.parent / "other").mkdir()
-    terminal = Terminal(workspace, tier="full")
-    terminal.services.notes["treadle.folder"] = folder
-    with pytest.raises(ToolError, match="Not run"):
-        await terminal.read("pwd")
-    assert await terminal.read("pwd") == str(workspace)
-
-
-@pytest.mark.parametrize("leads_to", [".", "../../"])
-async def test_a_folder_that_became_a_link_is_refused(workspace: Path, leads_to: str) -> None:
-    terminal = Terminal(workspace, tier="full")
-    await terminal.read("mkdir door; cd door")
-    (workspace / "door").rmdir()
-    (workspace / "door").symlink_to(leads_to)
-    with pytest.raises(ToolError, match="Not run: the folder door"):
-        await terminal.read("pwd")
-    assert await terminal.read("pwd") == str(workspace)
+async def start_endless_command(terminal: Terminal, **arguments: Any) -> asyncio.Task[ToolResult]:
+    """Start a command with two processes, and wait for its output and for both of them."""
+    task = asyncio.create_task(terminal.run(f"echo begun; (setsid sleep {LONG} &); sleep {LONG}", **arguments))
+    await until(lambda: terminal.has_output.is_set() and len(list_processes(LONG)) == 2)
+    return task
 
 
 @pytest.mark.parametrize("tier", BOTH)
 async def test_a_command_that_takes_too_long_is_stopped_with_all_it_started(workspace: Path, tier: Tier) -> None:
-    terminal = Terminal(workspace, tier=tier)
-    task = asyncio.create_task(terminal.run(f"echo begun; (setsid sleep {LONG} &); sleep {LONG}", timeout_s=300))
-    await wait_for_both(terminal)
+    task = await start_endless_command(Terminal(workspace, tier=tier), timeout_s=300)
     advance_loop_clock(300)
     result = await task
     assert result.text == "begun\n[stopped after 300 s, with all it had started. It may have had effects]"
-    assert result.timed_out and not result.ok
-    assert not running(LONG)
+    assert result.timed_out and not result.ok and not list_processes(LONG)
 
 
 @pytest.mark.parametrize("tier", BOTH)
 async def test_cancelling_returns_when_the_command_is_gone(workspace: Path, tier: Tier) -> None:
-    terminal = Terminal(workspace, tier=tier)
-    task = asyncio.create_task(terminal.run(f"echo begun; (setsid sleep {LONG} &); sleep {LONG}"))
-    await wait_for_both(terminal)
+    task = await start_endless_command(Terminal(workspace, tier=tier))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not running(LONG)
+    assert not list_processes(LONG)
 
 
-async def wait_for_both(terminal: Terminal) -> None:
-    """Wait for the output of the command and for both of its processes."""
-    await until(lambda: terminal.has_output.is_set() and len(running(LONG)) == 2)
-
-
-def running(word: str) -> list[str]:
-    """Processes that have the word among their arguments."""
+def list_processes(word: str) -> list[str]:
+    """List the processes that have the word among their arguments."""
     found: list[str] = []
-    for entry in Path("/proc").iterdir():
-        try:
-            arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:
-            continue
-        if word.encode() in arguments:
-            found.append(entry.name)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found += [entry.name] if word.encode() in (entry / "cmdline").read_bytes().split(b"\0") else []
     return found
 
 
@@ -256,19 +234,18 @@ def test_wrong_arguments_are_explained(arguments: str, problem: str) -> None:
 
 
 def test_the_timeout_may_be_a_number_in_quotes() -> None:
-    assert Shell(sandbox).parse('{"command": "ls", "timeout_s": "5"}').arguments == {"command": "ls", "timeout_s": 5.0}
+    assert Shell(sandbox).parse('{"command": "ls", "timeout_s": "5"}').arguments["timeout_s"] == 5.0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_output_may_be_cut_anywhere(size: int) -> None:
-    heard: list[str] = []
-    context = ToolContext("s", "c", Path("/"), output=heard.append)
-    output = _Output(context)
+    shown: list[str] = []
+    output = _Output(ToolContext("s", "c", Path("/"), output=shown.append))
     data = "é€😀 \0 begun\0".encode() + output._mark[:9] + b"x" + output._mark + b"/some/where\0" + "näch".encode()
     for start in range(0, len(data), size):
         output.feed(data[start : start + size])
     assert output.finish() == "/some/where"
-    assert output.text == "".join(heard) == "é€😀 \0 begun\0" + output._mark[:9].decode() + "xnäch"
+    assert output.text == "".join(shown) == "é€😀 \0 begun\0" + output._mark[:9].decode() + "xnäch"
 
 
 def test_broken_utf8_becomes_replacement_characters() -> None:
@@ -277,8 +254,7 @@ def test_broken_utf8_becomes_replacement_characters() -> None:
     assert output.finish() == "" and output.text == "a\ufffd\ufffd"
 
 
-def leftovers() -> tuple[int, int]:
-    """Children of this process, and its open descriptors."""
+def count_children_and_descriptors() -> tuple[int, int]:
     gc.collect()
     return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()), len(os.listdir("/proc/self/fd"))
 
@@ -294,7 +270,7 @@ async def test_many_calls_leave_no_process_no_descriptor_and_no_temporary_file(
     commands = ["true", "echo x | cat", f"(sleep {LONG} &); true", "false", "nosuchcommand"]
     for terminal in terminals:
         await terminal.read("true")
-    before = leftovers()
+    before = count_children_and_descriptors()
     limit = asyncio.Semaphore(4)
 
     async def one(number: int) -> None:
@@ -302,7 +278,7 @@ async def test_many_calls_leave_no_process_no_descriptor_and_no_temporary_file(
             await terminals[number % 2].run(commands[number % len(commands)])
 
     await asyncio.gather(*(one(number) for number in range(calls)))
-    assert not running(LONG)
+    assert not list_processes(LONG)
     assert os.listdir(workspace) == ["src"] and os.listdir(tmp_path / "tmp") == []
     # A thread of an earlier test may hold something for a moment.
-    await until(lambda: all(now <= then for now, then in zip(leftovers(), before, strict=True)))
+    await until(lambda: all(now <= then for now, then in zip(count_children_and_descriptors(), before, strict=True)))

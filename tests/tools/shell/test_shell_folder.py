@@ -1,12 +1,15 @@
-"""The folder of a command is judged, shown and allowed together with the command."""
+"""The folder of a command is authorized, shown and approved together with the command."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.sessions import build_agent, read_finished_calls, run_message, run_to_end, select_events, wait_for
-from treadle import Agent, Answer, CallStarted, RunFinished
+from treadle import Agent, Answer, CallStarted, RunFinished, Session
 from treadle.cli.question_text import render_approval
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant
@@ -33,37 +36,40 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-def asking(*script: Reply, grant: Grant = CAREFUL) -> Agent:
+def build_shell_agent(*script: Reply, grant: Grant = CAREFUL) -> Agent:
     agent, _ = build_agent(*script, Reply("done"), tools=[Shell(sandbox)], grant=grant, gate=later)
     return agent
 
 
-async def test_a_command_is_asked_after_the_one_before_and_the_question_names_its_folder(workspace: Path) -> None:
-    agent = asking(commands("cd sub", "rm -rf out"))
-    async with agent.session(workspace=workspace) as session:
+@asynccontextmanager
+async def run_until_question(
+    workspace: Path, *script: Reply, **options: Any
+) -> AsyncIterator[tuple[Session, ApprovalRequested]]:
+    """Run a script until a command is asked for. Yield the session and the question."""
+    async with build_shell_agent(*script, **options).session(workspace=workspace) as session:
         assert await run_message(session) is None
-        (asked,) = select_events(await session.facts(), ApprovalRequested)
-        assert (asked.arguments["command"], asked.arguments["folder"]) == ("rm -rf out", "sub")
-        assert (await read_finished_calls(session))["c1"].seq < asked.seq
-        await session.approve("c2", digest=asked.digest)
+        (question,) = select_events(await session.facts(), ApprovalRequested)
+        yield session, question
+
+
+async def test_a_command_is_asked_after_the_one_before_and_the_question_names_its_folder(workspace: Path) -> None:
+    async with run_until_question(workspace, commands("cd sub", "rm -rf out")) as (session, question):
+        assert (question.arguments["command"], question.arguments["folder"]) == ("rm -rf out", "sub")
+        assert (await read_finished_calls(session))["c1"].seq < question.seq
+        await session.approve("c2", digest=question.digest)
         await wait_for(session, RunFinished)
     assert (workspace / "out" / "kept").exists() and not (workspace / "sub" / "out").exists()
 
 
 async def test_the_terminal_shows_the_folder_and_each_part_of_the_command(workspace: Path) -> None:
-    agent = asking(commands("cd sub", "mkdir a && touch b"))
-    async with agent.session(workspace=workspace) as session:
-        assert await run_message(session) is None
-        (asked,) = select_events(await session.facts(), ApprovalRequested)
-    lines = render_approval(asked, {"shell": Shell(sandbox)}, workspace, 80, colour=False)
+    async with run_until_question(workspace, commands("cd sub", "mkdir a && touch b")) as (_, question):
+        lines = render_approval(question, {"shell": Shell(sandbox)}, workspace, 80, colour=False)
     assert lines[2:4] == [f"  workspace: {workspace}", "  command: mkdir a && touch b"]
     assert "  folder: sub" in lines and lines[-3:] == ["  it consists of:", "    mkdir a", "    touch b"]
 
 
-async def test_a_yes_holds_only_for_the_folder_that_was_shown(workspace: Path) -> None:
-    agent = asking(commands("rm -rf out"))
-    async with agent.session(workspace=workspace) as session:
-        assert await run_message(session) is None
+async def test_an_approval_holds_only_for_the_folder_that_was_shown(workspace: Path) -> None:
+    async with run_until_question(workspace, commands("rm -rf out")) as (session, _):
         await session.note(FOLDER_NOTE, "sub")
         await session.approve("c1")
         await wait_for(session, RunFinished)
@@ -72,10 +78,8 @@ async def test_a_yes_holds_only_for_the_folder_that_was_shown(workspace: Path) -
     assert (workspace / "out" / "kept").exists() and (workspace / "sub" / "out" / "kept").exists()
 
 
-async def test_a_yes_for_a_folder_that_is_gone_runs_nothing(workspace: Path) -> None:
-    agent = asking(commands("cd sub", "rm -rf out"))
-    async with agent.session(workspace=workspace) as session:
-        assert await run_message(session) is None
+async def test_an_approval_for_a_folder_that_is_gone_runs_nothing(workspace: Path) -> None:
+    async with run_until_question(workspace, commands("cd sub", "rm -rf out")) as (session, _):
         (workspace / "sub").rename(workspace / "moved")
         await session.approve("c2")
         await wait_for(session, RunFinished)
@@ -85,56 +89,48 @@ async def test_a_yes_for_a_folder_that_is_gone_runs_nothing(workspace: Path) -> 
 
 
 async def test_reading_commands_run_together_once_their_folder_is_known(workspace: Path) -> None:
-    agent = asking(commands("ls", "pwd", "cd sub", "pwd", "ls", "cd out && pwd", "pwd"))
+    agent = build_shell_agent(commands("ls", "pwd", "cd sub", "pwd", "ls", "cd out && pwd", "pwd"))
     async with agent.session(workspace=workspace) as session:
         await run_to_end(session)
         facts = await session.facts()
         done = await read_finished_calls(session)
     started = select_events(facts, CallStarted)
     assert [one.arguments.get("folder", "") for one in started] == ["", "", "", "sub", "sub", "sub", "sub/out"]
-    assert [done[f"c{n}"].output.splitlines()[0] for n in (2, 4, 6, 7)] == [
-        str(workspace),
-        str(workspace / "sub"),
-        str(workspace / "sub" / "out"),
-        str(workspace / "sub" / "out"),
-    ]
+    shown = [done[f"c{n}"].output.splitlines()[0] for n in (2, 4, 6, 7)]
+    assert shown == [str(workspace / folder) for folder in ("", "sub", "sub/out", "sub/out")]
     # Those that stand together are started together: nothing of their results lies between.
     batches = [{one.seq - place for place, one in enumerate(started)} for started in (started[:3], started[3:6])]
     assert [len(starts) for starts in batches] == [1, 1]
 
 
 async def test_calls_of_other_tools_do_not_wait_for_a_command(workspace: Path) -> None:
-    agent = asking(
-        Reply(calls=(*commands("mkdir a").calls, Call("n", "nosuch", "{}"), *commands("mkdir b", first=2).calls))
-    )
-    async with agent.session(workspace=workspace) as session:
-        assert await run_message(session) is None
-        assert [fact.call_id for fact in select_events(await session.facts(), ApprovalRequested)] == ["c1"]
-        assert list(await read_finished_calls(session)) == ["n"]
+    calls = (*commands("mkdir a").calls, Call("n", "nosuch", "{}"), *commands("mkdir b", first=2).calls)
+    async with run_until_question(workspace, Reply(calls=calls)) as (session, question):
+        assert question.call_id == "c1" and list(await read_finished_calls(session)) == ["n"]
         await session.approve("c1", Answer("allow", "tool"))
         await wait_for(session, RunFinished)
-        assert [fact.call_id for fact in select_events(await session.facts(), ApprovalRequested)] == ["c1"]
+        assert select_events(await session.facts(), ApprovalRequested) == [question]
     assert (workspace / "a").is_dir() and (workspace / "b").is_dir()
 
 
 async def test_writing_instructions_is_asked_also_inside_their_folder(workspace: Path) -> None:
     (workspace / ".github" / "workflows").mkdir(parents=True)
-    agent = asking(commands("cd .github"), commands("touch workflows/ci.yml", first=2), grant=Grant(tier="full"))
-    async with agent.session(workspace=workspace) as session:
-        assert await run_message(session) is None
-        (asked,) = select_events(await session.facts(), ApprovalRequested)
-    assert asked.once and "instructs agents, editors or build services" in asked.why
+    script = commands("cd .github"), commands("touch workflows/ci.yml", first=2)
+    async with run_until_question(workspace, *script, grant=Grant(tier="full")) as (_, question):
+        assert question.once and "instructs agents, editors or build services" in question.why
 
 
 async def test_a_command_cannot_choose_its_own_folder(workspace: Path) -> None:
     call = Call("c1", "shell", json.dumps({"command": "pwd", "folder": "sub"}))
-    async with asking(Reply(calls=(call,))).session(workspace=workspace) as session:
+    async with build_shell_agent(Reply(calls=(call,))).session(workspace=workspace) as session:
         await run_to_end(session)
         assert (await read_finished_calls(session))["c1"].status == "error"
 
 
 async def test_a_fork_and_a_rewind_restore_the_folder(workspace: Path) -> None:
-    agent = asking(commands("cd sub"), Reply("one"), commands("pwd", first=2), Reply("two"), commands("pwd", first=3))
+    agent = build_shell_agent(
+        commands("cd sub"), Reply("one"), commands("pwd", first=2), Reply("two"), commands("pwd", first=3)
+    )
     async with agent.session(workspace=workspace) as session:
         before = (await session.state()).seq
         await run_to_end(session)
@@ -149,13 +145,8 @@ async def test_a_fork_and_a_rewind_restore_the_folder(workspace: Path) -> None:
 
 
 async def test_a_folder_whose_name_is_not_utf8_is_left_again(workspace: Path) -> None:
-    agent, _ = build_agent(
-        commands(r"mkdir $'odd\xff' && cd $'odd\xff'"),
-        commands("pwd", first=2),
-        Reply("done"),
-        tools=[Shell(sandbox)],
-        grant=Grant(tier="full"),
-    )
+    script = commands(r"mkdir $'odd\xff' && cd $'odd\xff'"), commands("pwd", first=2)
+    agent = build_shell_agent(*script, grant=Grant(tier="full"))
     async with agent.session(workspace=workspace) as session:
         await run_to_end(session)
         done = await read_finished_calls(session)

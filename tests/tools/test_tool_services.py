@@ -1,16 +1,24 @@
-"""What a running call may do to its session's log, and the other names and walls that a tool declares."""
+"""What a running call may do with its session's log, and the aliases and the sandbox that a tool declares."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.kit.sessions import Store, build_agent, either_store, run_to_end
+from tests.kit.sessions import (
+    Store,
+    build_agent,
+    either_store,
+    read_finished_calls,
+    run_script,
+    run_to_end,
+    select_events,
+)
 from treadle import CallStarted, Grant, Runtime, ToolContext, tool
 from treadle.errors import NotFound
 from treadle.events import Custom, FilesKept, KeptFile, Safety, SessionConfigured, Tier
 from treadle.messages import Call, Json, Reply, ToolSpec
-from treadle.testing import ScriptedModel
+from treadle.testing import ScriptedModel, call
 from treadle.tools.base import ParsedArguments, Tool
 
 store = either_store
@@ -26,7 +34,7 @@ async def step(context: ToolContext) -> str:
 
 async def test_a_note_of_one_call_is_there_for_the_next_also_after_a_restart(store: Store) -> None:
     for expected in ("at 1", "at 2"):
-        agent, model = build_agent(Reply(calls=(Call("", "step"),)), "done", tools=[step])
+        agent, model = build_agent(call("step"), "done", tools=[step])
         async with agent.session(store.open(), name="walk") as session:
             assert (await run_to_end(session)).answer == "done"
             facts = await session.facts()
@@ -40,12 +48,9 @@ async def test_old_contents_are_recorded_under_the_call_that_changes_them(store:
         await context.services.record_kept_files([KeptFile("a.txt", "abc", 0o600)], tree="t", left_out=["big.bin"])
         return "changed"
 
-    agent, _ = build_agent(Reply(calls=(Call("c1", "change"),)), "done", tools=[change])
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        (kept,) = [fact for fact in await session.facts() if isinstance(fact, FilesKept)]
-    assert (kept.call_id, kept.files, kept.tree) == ("c1", (KeptFile("a.txt", "abc", 0o600),), "t")
-    assert kept.left_out == ("big.bin",)
+    (kept,) = (await store.run_script(call("change", id="c1"), "done", tools=[change])).select(FilesKept)
+    assert (kept.call_id, kept.files) == ("c1", (KeptFile("a.txt", "abc", 0o600),))
+    assert (kept.tree, kept.left_out) == ("t", ("big.bin",))
 
 
 async def test_a_call_reads_the_artifacts_of_its_own_session_only(store: Store) -> None:
@@ -61,15 +66,15 @@ async def test_a_call_reads_the_artifacts_of_its_own_session_only(store: Store) 
             secret = await log.put_artifact(other.id, b"theirs")
         async with runtime.session(new=True) as session:
             mine = await log.put_artifact(session.id, b"mine")
-            wanted += [Call("", "look", f'{{"artifact": "{one}"}}') for one in (mine, secret)]
+            wanted += [Call(name, "look", f'{{"artifact": "{one}"}}') for name, one in (("a", mine), ("b", secret))]
             await run_to_end(session)
-            results = [call.finished for call in (await session.state()).calls.values()]
-    assert results[0] is not None and (results[0].status, results[0].output) == ("ok", "mine")
-    assert results[1] is not None and results[1].status == "error" and "theirs" not in results[1].output
+            results = await read_finished_calls(session)
+    assert (results["a"].status, results["a"].output) == ("ok", "mine")
+    assert results["b"].status == "error" and "theirs" not in results["b"].output
 
 
-class Walled(Tool):
-    """A tool with another name and walls that depend on the tier."""
+class SandboxedTool(Tool):
+    """A tool with an alias and a sandbox that depends on the tier."""
 
     spec = ToolSpec("shell", "Run a command.", {"type": "object", "properties": {}})
     aliases = ("bash",)
@@ -81,35 +86,30 @@ class Walled(Tool):
         return ParsedArguments({}, {})
 
     def describe_sandbox(self, tier: Tier) -> str:
-        return f"walls of {tier}"
+        return f"sandbox of {tier}"
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> str:
         return f"ran in tier {context.tier}"
 
 
-@pytest.mark.parametrize(("tier", "narrower", "told"), [("full", None, "full"), ("full", "sandbox", "sandbox")])
-async def test_the_narrowest_tier_decides_about_the_walls(tier: Tier, narrower: Tier | None, told: str) -> None:
-    agent, _ = build_agent(Reply(calls=(Call("", "shell"),)), "done", tools=[Walled()], grant=Grant(tier=tier))
-    grant = Grant(tier=narrower) if narrower is not None else None
-    async with agent.session(grant=grant) as session:
+@pytest.mark.parametrize(("narrower", "tier"), [(None, "full"), (Grant(tier="sandbox"), "sandbox")])
+async def test_the_narrowest_tier_decides_about_the_sandbox(narrower: Grant | None, tier: Tier) -> None:
+    agent, _ = build_agent(call("shell", id="a"), "done", tools=[SandboxedTool()], grant=Grant(tier="full"))
+    async with agent.session(grant=narrower) as session:
         await run_to_end(session)
-        (started,) = [fact for fact in await session.facts() if isinstance(fact, CallStarted)]
-        (call,) = (await session.state()).calls.values()
-    assert started.sandbox == f"walls of {told}"
-    assert call.finished is not None and call.finished.output == f"ran in tier {told}"
+        (started,) = select_events(await session.facts(), CallStarted)
+        assert (await read_finished_calls(session))["a"].output == f"ran in tier {tier}"
+    assert started.sandbox == f"sandbox of {tier}"
 
 
-async def test_a_tool_is_found_by_its_other_name_and_judged_by_its_own() -> None:
-    for grant, expected in ((Grant(), "ok"), (Grant(forbid=("shell",)), "denied")):
-        agent, model = build_agent(Reply(calls=(Call("", "bash"),)), "done", tools=[Walled()], grant=grant)
-        async with agent.session() as session:
-            await run_to_end(session)
-            (call,) = (await session.state()).calls.values()
-        assert call.finished is not None and call.finished.status == expected
-        assert [spec.name for spec in model.requests[0].tools] == ["shell"]
+@pytest.mark.parametrize(("grant", "status"), [(Grant(), "ok"), (Grant(forbid=("shell",)), "denied")])
+async def test_a_tool_is_found_by_its_alias_and_authorized_by_its_name(grant: Grant, status: str) -> None:
+    done = await run_script(call("bash", id="a"), "done", tools=[SandboxedTool()], grant=grant)
+    assert done.results["a"].status == status
+    assert [spec.name for spec in done.requests[0].tools] == ["shell"]
 
 
-async def test_a_desk_without_a_log_has_no_artifacts() -> None:
+async def test_services_without_a_log_have_no_artifacts() -> None:
     with pytest.raises(NotFound):
         await ToolContext("s", "c", Path()).services.read_artifact("x")
 

@@ -1,4 +1,4 @@
-"""The path guard: whatever path a model writes and whoever swaps links meanwhile, nothing outside is touched."""
+"""Paths: whatever path a model writes and whoever swaps links meanwhile, nothing outside is read or changed."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ CANARY = "canary: this lies outside"
 INSIDE = "this lies inside"
 
 
-class Ground:
+class Traps:
     """A workspace full of traps, and a folder outside it that must neither be read nor changed."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,13 +53,13 @@ class Ground:
 
 
 @pytest.fixture(params=["openat2", "parts"])
-def ground(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
-    """The traps, on a system with openat2 and on one without."""
+def traps(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traps:
+    """Build the traps, for a system with openat2 and for one without."""
     if request.param == "parts":
         monkeypatch.setattr(folder_module, "_choose_opener", lambda: folder_module.open_by_parts)
     elif folder_module._choose_opener() is folder_module.open_by_parts:
         pytest.skip("this system has no openat2")
-    return Ground(tmp_path)
+    return Traps(tmp_path)
 
 
 NAMES = (
@@ -81,9 +81,9 @@ paths = st.builds(lambda start, some: start + "/".join(some), starts, st.lists(n
 @example("in/../out/secret.txt")
 @example("real/deep/out")
 @example("x" * 5000)
-def test_no_path_reads_or_changes_anything_outside(ground: Ground, path: str) -> None:
-    path = path.replace("@", str(ground.workspace), 1)
-    with Folder(ground.workspace) as folder:
+def test_no_path_reads_or_changes_anything_outside(traps: Traps, path: str) -> None:
+    path = path.replace("@", str(traps.workspace), 1)
+    with Folder(traps.workspace) as folder:
         for act in (folder.read, folder.find):
             with suppress(ToolError):
                 held = act(path)
@@ -92,13 +92,13 @@ def test_no_path_reads_or_changes_anything_outside(ground: Ground, path: str) ->
             with suppress(ToolError):
                 act()
         assert folder.look_up("real") is not None
-    assert ground.outside_is_untouched()
-    (ground.workspace / "real" / "deep").mkdir(parents=True, exist_ok=True)
-    (ground.workspace / "real" / "a.txt").write_text(INSIDE)
+    assert traps.outside_is_untouched()
+    (traps.workspace / "real" / "deep").mkdir(parents=True, exist_ok=True)
+    (traps.workspace / "real" / "a.txt").write_text(INSIDE)
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "error"),
     [
         ("../outside/secret.txt", "leaves the workspace"),
         ("new/../../outside", "leaves the workspace"),
@@ -111,64 +111,64 @@ def test_no_path_reads_or_changes_anything_outside(ground: Ground, path: str) ->
         ("real/a.txt/b", "a file, not a folder"),
     ],
 )
-def test_a_refusal_names_the_path_and_says_what_is_allowed(ground: Ground, path: str, said: str) -> None:
-    with Folder(ground.workspace) as folder, pytest.raises(ToolError, match=said) as raised:
+def test_a_refusal_names_the_path_and_says_what_is_allowed(traps: Traps, path: str, error: str) -> None:
+    with Folder(traps.workspace) as folder, pytest.raises(ToolError, match=error) as raised:
         folder.read(path)
-    if isinstance(raised.value, PathRefused) and "workspace" in said:
+    if isinstance(raised.value, PathRefused) and "workspace" in error:
         assert "Give a path inside the workspace" in str(raised.value)
 
 
-def test_a_workspace_that_is_itself_a_link_works(ground: Ground) -> None:
-    link = ground.folder.parent / f"{ground.folder.name}-link"
-    link.symlink_to(ground.workspace)
+def test_a_workspace_that_is_itself_a_link_works(traps: Traps) -> None:
+    link = traps.folder.parent / f"{traps.folder.name}-link"
+    link.symlink_to(traps.workspace)
     with Folder(link) as folder:
         assert folder.read("real/a.txt").data == INSIDE.encode()
         assert folder.read(f"{link}/real/a.txt").path == "real/a.txt"
-        assert folder.read(f"{ground.workspace}/real/a.txt").path == "real/a.txt"
+        assert folder.read(f"{traps.workspace}/real/a.txt").path == "real/a.txt"
     link.unlink()
 
 
-def test_a_workspace_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_workspace_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PathRefused, match="cannot be opened: No such file"):
         Folder(tmp_path / "none")
 
 
 class Swapper(threading.Thread):
-    """Somebody who swaps `spot` between a folder and a link to the outside, at once and as fast as possible."""
+    """Swaps `spot` between a folder and a link to the outside, as fast as possible."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, traps: Traps) -> None:
         super().__init__(daemon=True)
         self.stop, self.swaps = threading.Event(), 0
-        spot, link = ground.workspace / "spot", ground.workspace / ".link"
+        spot, link = traps.workspace / "spot", traps.workspace / ".link"
         spot.mkdir()
         (spot / "secret.txt").write_text(INSIDE)
-        link.symlink_to(ground.outside)
-        here = -100
-        self.given = (here, os.fsencode(spot), here, os.fsencode(link), 2)
+        link.symlink_to(traps.outside)
+        current_folder, exchange = -100, 2
+        self.arguments = (current_folder, os.fsencode(spot), current_folder, os.fsencode(link), exchange)
 
     def run(self) -> None:
         exchange = ctypes.CDLL(None, use_errno=True).renameat2
         while not self.stop.is_set():
-            assert exchange(*self.given) == 0
+            assert exchange(*self.arguments) == 0
             self.swaps += 1
 
-    def rest(self) -> None:
+    def end(self) -> None:
         self.stop.set()
         self.join()
 
 
 @pytest.fixture
-def swapper(ground: Ground) -> Iterator[Swapper]:
-    thread = Swapper(ground)
+def swapper(traps: Traps) -> Iterator[Swapper]:
+    thread = Swapper(traps)
     thread.start()
     yield thread
-    thread.rest()
+    thread.end()
 
 
-def test_a_folder_swapped_for_a_link_during_the_call_leads_nowhere(ground: Ground, swapper: Swapper) -> None:
+def test_a_folder_swapped_for_a_link_during_the_call_leads_nowhere(traps: Traps, swapper: Swapper) -> None:
     seen: Counter[str] = Counter()
     until = time.monotonic() + PATIENCE
-    with Folder(ground.workspace) as folder:
+    with Folder(traps.workspace) as folder:
         while time.monotonic() < until and (swapper.swaps < 2000 or len(seen) < 4):
             try:
                 assert folder.read("spot/secret.txt").data in (INSIDE.encode(), b"written")
@@ -180,29 +180,29 @@ def test_a_folder_swapped_for_a_link_during_the_call_leads_nowhere(ground: Groun
                 seen["removed"] += 1
             except ToolError:
                 seen["refused"] += 1
-    swapper.rest()
+    swapper.end()
     assert len(seen) == 4, seen
-    assert ground.outside_is_untouched()
+    assert traps.outside_is_untouched()
 
 
-def test_the_swapping_would_fool_a_check_of_the_resolved_path(ground: Ground, swapper: Swapper) -> None:
-    """The control: what a usual check lets through, so that the test above proves something."""
-    path, fooled, until = ground.workspace / "spot" / "secret.txt", False, time.monotonic() + PATIENCE
+def test_the_swapping_would_fool_a_check_of_the_resolved_path(traps: Traps, swapper: Swapper) -> None:
+    """This is the control: a usual check lets the path through, so the test above proves something."""
+    path, fooled, until = traps.workspace / "spot" / "secret.txt", False, time.monotonic() + PATIENCE
     while not fooled and time.monotonic() < until:
         with suppress(OSError):
-            fooled = os.path.realpath(path).startswith(f"{ground.workspace}/") and path.read_text() == CANARY
+            fooled = os.path.realpath(path).startswith(f"{traps.workspace}/") and path.read_text() == CANARY
     assert fooled
 
 
-def test_every_descriptor_is_closed_again(ground: Ground) -> None:
+def test_every_descriptor_is_closed_again(traps: Traps) -> None:
     paths = ("real/a.txt", "in/a.txt", "out/secret.txt", "loop", "real", "none", "../x", ".env", "real/a.txt/b")
     before = len(os.listdir("/proc/self/fd"))
     for path in paths * 20:
-        with Folder(ground.workspace) as folder:
+        with Folder(traps.workspace) as folder:
             for act in (folder.read, folder.find, folder.look_up, folder.remove, lambda one: folder.write(one, b"")):
                 try:
                     act(path)
                 except ToolError:
                     continue
     assert len(os.listdir("/proc/self/fd")) < before + 20  # one of ours would be there twenty times; others come and go
-    shutil.rmtree(ground.workspace)
+    shutil.rmtree(traps.workspace)

@@ -1,4 +1,4 @@
-"""The threads of plain functions: shared, kept, left behind, and never in the way."""
+"""The threads of plain functions: they are shared and kept, and never block a caller or the end of the process."""
 
 import asyncio
 import contextvars
@@ -16,18 +16,20 @@ from treadle.workspace import worker_threads as threads
 from treadle.workspace.worker_threads import run_in_thread
 
 
+def list_workers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "treadle-tool"}
+
+
 @pytest.fixture
-def threads_at_rest() -> None:
-    """What other tests left running is not just now on its way to be idle: it is, or will not be so soon."""
-    until = time.monotonic() + 10
-    while {one for one in threading.enumerate() if one.name == "treadle-tool"} - {*threads._idle.copy()}:
-        if time.monotonic() > until:
-            return
+def settled_threads() -> None:
+    """Give the threads of other tests time to become idle."""
+    end = time.monotonic() + 10
+    while list_workers() - {*threads._idle.copy()} and time.monotonic() < end:
         time.sleep(0.001)
 
 
 @pytest.fixture
-def no_idle_threads(threads_at_rest: None) -> Iterator[None]:
+def no_idle_threads(settled_threads: None) -> Iterator[None]:
     kept = [*threads._idle]
     threads._idle.clear()
     yield
@@ -47,23 +49,24 @@ async def test_a_thread_sees_the_context_of_its_caller() -> None:
 
 
 @pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
-async def test_what_means_something_to_the_event_loop_is_only_an_error_of_the_tool(kind: type[BaseException]) -> None:
-    def fails() -> None:
+async def test_an_exception_that_would_stop_the_event_loop_is_only_an_error_of_the_tool(
+    kind: type[BaseException],
+) -> None:
+    def fail() -> None:
         raise kind("enough")
 
     with pytest.raises(RuntimeError, match=f"the tool raised {kind.__name__}: enough"):
-        await run_in_thread(fails)
+        await run_in_thread(fail)
 
 
 @pytest.mark.usefixtures("no_idle_threads")
 async def test_calls_do_not_wait_for_each_other_and_few_threads_are_kept() -> None:
     count = threads._MAX_IDLE + 6
     barrier = threading.Barrier(count, timeout=500)
-    workers = [thread for thread in threading.enumerate() if thread.name == "treadle-tool"]
+    before = list_workers()
     await asyncio.gather(*(run_in_thread(barrier.wait) for _ in range(count)))
     assert len(threads._idle) == threads._MAX_IDLE
-    new = [one for one in threading.enumerate() if one.name == "treadle-tool" and one not in workers]
-    spare = [one for one in new if one not in threads._idle]
+    spare = list_workers() - before - {*threads._idle}
     for one in spare:
         one.join(timeout=500)
     assert len(spare) <= 6 and not any(one.is_alive() for one in spare)
@@ -72,11 +75,11 @@ async def test_calls_do_not_wait_for_each_other_and_few_threads_are_kept() -> No
 async def test_cancelling_stops_the_waiting_and_not_the_thread() -> None:
     release, ended = threading.Event(), threading.Event()
 
-    def waits() -> None:
+    def wait() -> None:
         release.wait()
         ended.set()
 
-    task = asyncio.create_task(run_in_thread(waits))
+    task = asyncio.create_task(run_in_thread(wait))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -107,8 +110,8 @@ print("left")
 
 
 @pytest.fixture
-def no_threads(threads_at_rest: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As at the beginning of a process, and with all the time to wait for one that is busy."""
+def no_threads(settled_threads: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start without threads, as a new process does, and wait as long as needed for a busy one."""
     monkeypatch.setattr(threads, "_threads", set())
     monkeypatch.setattr(threads, "_idle", deque())
     monkeypatch.setattr(threads, "_waiting", deque())
@@ -130,11 +133,11 @@ async def test_a_call_that_is_cancelled_before_a_thread_took_it_never_runs() -> 
     began, release, ran = threading.Event(), threading.Event(), threading.Event()
     barrier = threading.Barrier(threads._MAX_SHARED, action=began.set, timeout=500)
 
-    def waits() -> None:
+    def wait() -> None:
         barrier.wait()
         release.wait(500)
 
-    busy = [asyncio.create_task(run_in_thread(waits)) for _ in range(barrier.parties)]
+    busy = [asyncio.create_task(run_in_thread(wait)) for _ in range(barrier.parties)]
     assert await asyncio.to_thread(began.wait, 500)
     late = asyncio.create_task(run_in_thread(ran.set))
     await asyncio.sleep(0)
@@ -148,25 +151,22 @@ async def test_a_call_that_is_cancelled_before_a_thread_took_it_never_runs() -> 
 
 
 @pytest.mark.usefixtures("no_threads")
-def test_a_thread_whose_loop_ended_before_it_was_heard_serves_the_next_one() -> None:
-    began, release, told = threading.Event(), threading.Event(), threading.Event()
+def test_a_thread_whose_loop_ended_before_its_result_came_serves_the_next_one() -> None:
+    began, release, ran = threading.Event(), threading.Event(), threading.Event()
 
-    def waits() -> None:
+    def wait() -> None:
         began.set()
         release.wait(500)
 
-    async def leaves() -> None:
-        task = asyncio.create_task(run_in_thread(waits))
+    async def leave_thread() -> None:
+        task = asyncio.create_task(run_in_thread(wait))
         assert await asyncio.to_thread(began.wait, 500)
         task.cancel()
 
-    async def uses() -> None:
-        assert await run_in_thread(told.set) is None
-
-    asyncio.run(leaves())
+    asyncio.run(leave_thread())
     release.set()
     (thread,) = threads._threads
     while thread not in threads._idle:
         thread.join(0.01)
-    asyncio.run(uses())
-    assert told.is_set() and threads._threads == {thread}
+    asyncio.run(run_in_thread(ran.set))
+    assert ran.is_set() and threads._threads == {thread}

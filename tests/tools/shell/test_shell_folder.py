@@ -128,9 +128,8 @@ async def test_a_command_cannot_choose_its_own_folder(workspace: Path) -> None:
 
 
 async def test_a_fork_and_a_rewind_restore_the_folder(workspace: Path) -> None:
-    agent = build_shell_agent(
-        commands("cd sub"), Reply("one"), commands("pwd", first=2), Reply("two"), commands("pwd", first=3)
-    )
+    script = commands("cd sub"), Reply("one"), commands("pwd", first=2), Reply("two"), commands("pwd", first=3)
+    agent = build_shell_agent(*script)
     async with agent.session(workspace=workspace) as session:
         before = (await session.state()).seq
         await run_to_end(session)

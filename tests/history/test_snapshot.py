@@ -42,7 +42,7 @@ def test_contents_survive_the_process_that_kept_them(files: FileTools) -> None:
     again.close()
 
 
-def test_a_missing_content_and_a_damaged_one_are_told_apart(files: FileTools) -> None:
+def test_a_missing_content_and_a_damaged_one_raise_different_errors(files: FileTools) -> None:
     with pytest.raises(NotFound, match="cannot be restored"):
         files.kept.get("0" * 64)
     (name,) = files.kept.put(b"kept")

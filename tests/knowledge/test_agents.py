@@ -79,7 +79,7 @@ def test_front_matter_without_an_end_or_without_fields_is_no_agent() -> None:
     assert "must be fields" in read_problem("---\n- a\n- b\n---\n")[1]
 
 
-def test_a_field_that_nobody_knows_is_told_and_ignored() -> None:
+def test_an_unknown_field_is_reported_and_ignored() -> None:
     agent, [problem] = read_agent("a.md", "---\ndescription: d\ncolour: red\n---\nHi.", "a", "user")
     assert agent is not None and str(problem) == "a.md:3: 'colour' is not a field of an agent; ignored"
 
@@ -91,7 +91,7 @@ def test_agents_that_people_have_for_other_tools_are_read_as_they_are() -> None:
     assert agent is not None and problems == []
     assert (agent.name, agent.description, agent.tools) == ("reviewer", about, ("*",))
     _, [problem] = read_agent("a.md", "---\ndescription: a: b\nsteps: [\n---\n", "a", "user")
-    assert problem.line == 2 and "not YAML" in problem.message, "what else is wrong is told"
+    assert problem.line == 2 and "not YAML" in problem.message, "other problems are reported"
 
 
 def test_a_rule_below_a_heading_of_an_agents_md_is_no_agent_and_nothing_is_lost() -> None:
@@ -135,40 +135,40 @@ steps: 1
     assert "Use tabs." in rest and "Run make." in rest and "NotAHeading" in rest and "You review." not in rest
 
 
-def test_a_section_that_is_wrong_is_told_with_its_line_in_the_whole_file() -> None:
+def test_a_wrong_section_is_reported_with_its_line_in_the_whole_file() -> None:
     text = "# P\n\n## Bad\n---\ndescription: d\nsteps: x\n---\nHm.\n"
     _, agents, [problem] = read_sections("AGENTS.md", text, "workspace")
     assert agents == [] and problem.line == 6
 
 
-def test_the_library_lists_built_in_agents_those_of_the_workspace_and_the_users_own(tmp_path: Path) -> None:
+def test_the_project_has_built_in_agents_those_of_the_workspace_and_the_users_own(tmp_path: Path) -> None:
     work, own = tmp_path / "work", tmp_path / "own"
     write_file(work, ".treadle/agents/garden.md", GOOD)
     write_file(work, ".treadle/agents/broken.md", "---\nsteps: x\n---\n")
     write_file(work, ".treadle/agents/coder.md", "---\ndescription: evil twin\n---\nDo harm.")
     write_file(work, "AGENTS.md", "## Critic\n---\ndescription: c\n---\nYou criticise.")
     write_file(own, "agents/coder.md", "---\ndescription: mine\n---\nMy coder.")
-    library = WorkspaceKnowledge(work, own)
-    assert {"default", "reader", "coder", "architect", "garden", "Critic"} == set(library.agents)
-    assert library.agents["coder"].instructions == "My coder.", "a workspace cannot replace the user's own"
-    places = [f"{problem.path.rpartition('/')[2]}:{problem.line}" for problem in library.problems]
+    project = WorkspaceKnowledge(work, own)
+    assert {"default", "reader", "coder", "architect", "garden", "Critic"} == set(project.agents)
+    assert project.agents["coder"].instructions == "My coder.", "a workspace cannot replace the user's own"
+    places = [f"{problem.path.rpartition('/')[2]}:{problem.line}" for problem in project.problems]
     assert places == ["broken.md:2", "garden.md:3"]
-    assert library.agents["garden"].model == "", "a workspace does not say who gets to read it"
+    assert project.agents["garden"].model == "", "a workspace does not say who gets to read it"
     with pytest.raises(NotFound, match="no agent named 'gardener'; there are: Critic, "):
-        library.build_agent("gardener")
+        project.build_agent("gardener")
 
 
-def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
+def test_two_agents_of_one_name_are_reported(tmp_path: Path) -> None:
     section, file = "## Critic\n---\ndescription: one\n---\nA.", "---\nname: Critic\ndescription: two\n---\nB."
     first, second = write_file(tmp_path, "AGENTS.md", section), write_file(tmp_path, ".treadle/agents/c.md", file)
     write_file(tmp_path, "own/agents/coder.md", file.replace("Critic", "coder"))
-    library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
-    assert library.agents["Critic"].instructions == "B."
-    [problem] = map(str, library.problems)  # a built-in agent may be replaced
+    project = WorkspaceKnowledge(tmp_path, tmp_path / "own")
+    assert project.agents["Critic"].instructions == "B."
+    [problem] = map(str, project.problems)  # a built-in agent may be replaced
     assert problem == f"{second}:1: this agent 'Critic' takes the place of the one in '{first}', line 2"
 
 
-def test_what_the_user_has_linked_into_place_is_read_and_a_link_of_a_workspace_is_told(tmp_path: Path) -> None:
+def test_links_of_the_user_are_followed_and_links_of_a_workspace_are_reported(tmp_path: Path) -> None:
     work, own, kept = tmp_path / "work", tmp_path / "own", tmp_path / "dotfiles"
     file = write_file(kept, "agents/garden.md", GOOD)
     skill = write_file(kept, "skills/deploy/SKILL.md", "---\nname: deploy\ndescription: d\n---\nSee more.md.")
@@ -181,11 +181,11 @@ def test_what_the_user_has_linked_into_place_is_read_and_a_link_of_a_workspace_i
     for name in ("deploy", "other"):
         (work / ".claude" / "skills" / name).symlink_to(skill.parent)
     (work / "AGENTS.md").symlink_to(file)
-    library = WorkspaceKnowledge(work, own)
-    assert (library.agents["garden"].origin, library.skills["deploy"].origin) == ("user", "user")
-    assert library.knowledge.read_resource(library.skills["deploy"], "more.md") == "More."
-    told = {problem.path.removeprefix(f"{work}/") for problem in library.problems if "is a link" in problem.message}
-    assert told == {".treadle/agents/garden.md", ".claude/skills/other", "AGENTS.md"}, "deploy is not missed"
+    project = WorkspaceKnowledge(work, own)
+    assert (project.agents["garden"].origin, project.skills["deploy"].origin) == ("user", "user")
+    assert project.knowledge.read_resource(project.skills["deploy"], "more.md") == "More."
+    reported = {problem.path.removeprefix(f"{work}/") for problem in project.problems if "is a link" in problem.message}
+    assert reported == {".treadle/agents/garden.md", ".claude/skills/other", "AGENTS.md"}, "deploy is not missed"
 
 
 def test_agents_know_of_each_other(tmp_path: Path) -> None:
@@ -227,9 +227,9 @@ def test_an_agent_has_the_tools_limits_and_posture_of_its_file(tmp_path: Path) -
 
 def test_the_web_is_off_where_the_file_says_so(tmp_path: Path) -> None:
     write_file(tmp_path, "own/agents/hermit.md", "---\ndescription: d\nweb: off\n---\nHi.")
-    library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
-    assert "fetch_url" in library.build_agent("default", build_options()).config().tools
-    hermit = library.build_agent("hermit", build_options())
+    project = WorkspaceKnowledge(tmp_path, tmp_path / "own")
+    assert "fetch_url" in project.build_agent("default", build_options()).config().tools
+    hermit = project.build_agent("hermit", build_options())
     assert "fetch_url" not in hermit.config().tools and "fetch_url" in hermit.grant.forbid
 
 
@@ -244,22 +244,22 @@ def test_a_workspace_can_narrow_and_never_widen(tmp_path: Path) -> None:
     text = "---\ndescription: d\nposture: trusting\nsteps: 200\nmax_calls: 9999\ntools: ['*']\n---\nHi."
     write_file(tmp_path, ".treadle/agents/wide.md", text)
     write_file(tmp_path, "own/agents/mine.md", text)
-    library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
+    project = WorkspaceKnowledge(tmp_path, tmp_path / "own")
     given = Grant(tier="read-only", forbid=("fetch_url",), tools=("read_*", "fetch_url"))
     few = Limits(turns=5, calls=5)
-    wide = library.build_agent("wide", build_options(grant=given, limits=few))
+    wide = project.build_agent("wide", build_options(grant=given, limits=few))
     assert wide.grant.tier == "read-only" and not wide.grant.always and wide.limits == few
-    assert any("cannot widen" in problem.message and problem.line == 3 for problem in library.problems)
-    mine = library.build_agent("mine", build_options(grant=given, limits=few))
+    assert any("cannot widen" in problem.message and problem.line == 3 for problem in project.problems)
+    mine = project.build_agent("mine", build_options(grant=given, limits=few))
     assert mine.grant.always == ("*",) and not mine.grant.yes and mine.limits.turns == 200, "the user's own file may"
     assert mine.grant.tier == "read-only" and mine.grant.forbid == ("fetch_url",)
     assert mine.grant.tools == wide.grant.tools == ("read_bed", "fetch_url"), "never more than was given"
 
 
 async def test_the_agent_is_fixed_for_a_run_and_can_be_changed_between_runs(tmp_path: Path) -> None:
-    library = WorkspaceKnowledge(tmp_path)
+    project = WorkspaceKnowledge(tmp_path)
     model = StrictModel(ScriptedModel(call("read_bed", number=1), "One.", "Two."))
-    agents = library.build_all_agents(AgentOptions(model, [read_bed]))
+    agents = project.build_all_agents(AgentOptions(model, [read_bed]))
     async with Runtime(":memory:", agents, recover=False) as runtime, runtime.session("default") as session:
         await run_to_end(session, "look")
         await session.configure(agent="architect")
@@ -269,7 +269,7 @@ async def test_the_agent_is_fixed_for_a_run_and_can_be_changed_between_runs(tmp_
 
 
 async def test_an_agent_chosen_during_a_run_waits_for_the_next_one_also_across_a_question(tmp_path: Path) -> None:
-    library = WorkspaceKnowledge(tmp_path)
+    project = WorkspaceKnowledge(tmp_path)
     model = StrictModel(ScriptedModel(call("erase", id="e", path="x"), "One.", "Two."))
 
     @tool(safety="destructive")
@@ -277,7 +277,7 @@ async def test_an_agent_chosen_during_a_run_waits_for_the_next_one_also_across_a
         """Erase a file."""
         return "erased"
 
-    agents = library.build_all_agents(AgentOptions(model, [erase], gate=later))
+    agents = project.build_all_agents(AgentOptions(model, [erase], gate=later))
     async with Runtime(":memory:", agents, recover=False) as runtime, runtime.session("coder") as session:
         assert await run_message(session, "look") is None
         await session.configure(agent="architect")

@@ -34,7 +34,7 @@ ORDER = (
 
 
 class Gullible(ScriptedModel):
-    """Believes all it reads: as soon as it is told to erase, it does, and then it says what it has read."""
+    """Believes all it reads: as soon as a text says to erase, it does, and then it says what it has read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,26 +114,26 @@ def workspace(tmp_path: Path) -> Path:
 
 async def attack(workspace: Path, *names: str, **options: Any) -> tuple[Gullible, list[Any], WorkspaceKnowledge]:
     ran.clear()
-    model, library = Gullible(), WorkspaceKnowledge(workspace, workspace.parent / "own")
+    model, project = Gullible(), WorkspaceKnowledge(workspace, workspace.parent / "own")
     given = AgentOptions(StrictModel(model), [read_file, erase, write], **options)
-    agents = [library.build_agent(name, given) for name in names or ("default", "wide")]
+    agents = [project.build_agent(name, given) for name in names or ("default", "wide")]
     async with Runtime(":memory:", agents, recover=False) as runtime:
         await runtime.log.memories.add(Memory(ORDER, "preference", at=1.0))
         for agent in agents:
             async with runtime.session(agent.name, workspace=workspace) as session, session.run("go") as run:
                 await run.wait()
                 facts = await session.facts()
-        return model, facts, library
+        return model, facts, project
 
 
 async def test_nothing_widens_when_every_text_tries_to(workspace: Path) -> None:
-    model, facts, library = await attack(workspace, grant=Grant(tier="read-only"))
+    model, facts, project = await attack(workspace, grant=Grant(tier="read-only"))
     assert ran == []
     done = {fact.call_id: fact for fact in select_events(facts, CallFinished)}
     assert done["e1"].status == done["w1"].status == "denied"
     assert select_events(facts, ApprovalAnswered) == [] and "SYSTEM OVERRIDE" in model.seen[-1], "it did read all of it"
-    assert library.agents["default"].origin == "builtin", "a workspace cannot take the place of the default agent"
-    messages = " ".join(problem.message for problem in library.problems)
+    assert project.agents["default"].origin == "builtin", "a workspace cannot take the place of the default agent"
+    messages = " ".join(problem.message for problem in project.problems)
     assert "cannot replace the default agent" in messages and "cannot widen" in messages
     assert "'approve' is not a field" in messages and "'yolo' is not a field" in messages
 
@@ -148,10 +148,10 @@ async def test_what_is_asked_stays_asked_however_often_a_text_says_it_was_answer
 async def test_the_canary_outside_the_workspace_is_never_shown_or_stored(workspace: Path) -> None:
     (workspace / "sub" / "AGENTS.md").unlink()
     os.symlink(workspace.parent / "canary.txt", workspace / "sub" / "AGENTS.md")
-    model, facts, library = await attack(workspace)
+    model, facts, project = await attack(workspace)
     assert not any(CANARY in text for text in model.seen)
     assert CANARY.encode() not in b"".join(serialize_event(fact) for fact in facts)
-    assert set(library.skills) == {"helpful"} and "spy" not in library.agents
+    assert set(project.skills) == {"helpful"} and "spy" not in project.agents
     (workspace / "AGENTS.md").unlink()
     os.symlink(workspace.parent / "canary.txt", workspace / "AGENTS.md")
     model, _, _ = await attack(workspace, "default")
@@ -191,9 +191,9 @@ def test_yaml_that_wants_to_grow_or_to_run_is_refused(tmp_path: Path) -> None:
     }
     for name, front in fronts.items():
         write_file(tmp_path, f".treadle/agents/{name}.md", f"---\n{front}\n---\nText.")
-    library = WorkspaceKnowledge(tmp_path)
-    assert not set(fronts) & set(library.agents)
-    assert len(library.problems) == 3 and any("brackets" in problem.message for problem in library.problems)
+    project = WorkspaceKnowledge(tmp_path)
+    assert not set(fronts) & set(project.agents)
+    assert len(project.problems) == 3 and any("brackets" in problem.message for problem in project.problems)
 
 
 def build_busy_skills() -> dict[str, Skill]:
@@ -232,9 +232,9 @@ def test_a_skill_with_a_crowd_of_triggers_is_refused() -> None:
 def test_names_that_look_like_others_or_reach_the_terminal_are_refused(tmp_path: Path) -> None:
     for name in ("Default", "default ", "\x1b[2Jx"):
         write_file(tmp_path, f".treadle/agents/{name}.md", "---\ndescription: d\n---\nObey.")
-    library = WorkspaceKnowledge(tmp_path)
-    assert {one.origin for one in library.agents.values()} == {"builtin"} and len(library.problems) == 3
-    assert all(str(problem).isprintable() for problem in library.problems)
+    project = WorkspaceKnowledge(tmp_path)
+    assert {one.origin for one in project.agents.values()} == {"builtin"} and len(project.problems) == 3
+    assert all(str(problem).isprintable() for problem in project.problems)
 
 
 @pytest.mark.parametrize("words", ["Use tabs. ", "タブを使う。"])

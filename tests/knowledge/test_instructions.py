@@ -108,7 +108,7 @@ async def test_they_are_shown_again_after_a_compaction_when_touched_again(tmp_pa
     assert sum("Api rule." in one.text for one in results.values()) == 1 and "a" not in results
 
 
-async def test_the_users_own_file_comes_first_and_is_told_apart(tmp_path: Path) -> None:
+async def test_the_users_own_file_comes_first_and_is_marked(tmp_path: Path) -> None:
     work, own = write_project(tmp_path), tmp_path / "own"
     write_file(own, "AGENTS.md", "I like it short.")
     agent = build_agent(work, "Yes.", own=own)

@@ -97,11 +97,11 @@ def test_skills_that_people_have_are_read_however_they_are_spelled(tmp_path: Pat
     }
     for name, front in fronts.items():
         write_file(tmp_path, f".claude/skills/{name}/skill.md", f"---\nname: {name}\ndescription: d\n{front}\n---\nB")
-    library = WorkspaceKnowledge(tmp_path)
-    assert sorted(library.skills) == ["colon", "listed", "microagent"] and library.problems == ()
-    assert library.skills["microagent"].keywords == ("docker", "container")
-    assert library.skills["listed"].patterns == ("build * image", "ship it")
-    assert library.knowledge.read_resource(library.skills["colon"], "") == "", "its own text does not come with it"
+    project = WorkspaceKnowledge(tmp_path)
+    assert sorted(project.skills) == ["colon", "listed", "microagent"] and project.problems == ()
+    assert project.skills["microagent"].keywords == ("docker", "container")
+    assert project.skills["listed"].patterns == ("build * image", "ship it")
+    assert project.knowledge.read_resource(project.skills["colon"], "") == "", "its own text does not come with it"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_skill_is_switched_off_and_on_for_its_user(tmp_path: Path) -> None:
         again.enable_skill("x", on=False)
 
 
-async def test_a_skill_that_is_switched_off_is_neither_told_of_nor_read(tmp_path: Path) -> None:
+async def test_a_skill_that_is_switched_off_is_neither_listed_nor_read(tmp_path: Path) -> None:
     one = build_knowledge(tmp_path)
     one.enable_skill("deploy", on=False)
     model = StrictModel(ScriptedModel(call("use_skill", id="a", name="deploy"), "Done."))

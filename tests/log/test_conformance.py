@@ -96,7 +96,7 @@ async def test_the_same_key_may_be_used_in_another_session(log: Log, make) -> No
     assert (await log.post("t", [make.message("one")], "k")).is_new
 
 
-async def test_a_post_makes_the_session_due_unless_told_not_to(log: Log, make) -> None:
+async def test_a_post_makes_the_session_due_unless_asked_not_to(log: Log, make) -> None:
     await log.post("s", [make.message("quiet")], wake=False)
     assert await log.claim("me", 30) is None
     await log.post("s", [make.message("loud")])
@@ -119,19 +119,19 @@ async def test_anyone_may_post_while_another_runs_the_session(log: Log, make, mi
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
 
 
-async def test_the_listener_hears_of_posts_to_sessions_claimed_here_and_of_no_others(log, make) -> None:
-    heard: list[str] = []
-    log.listener = heard.append
+async def test_the_listener_is_called_for_posts_to_sessions_claimed_here_and_for_no_others(log, make) -> None:
+    called: list[str] = []
+    log.listener = called.append
     await log.create("t", [make.created("t")])
     mine = await claim(log)
     await log.post("t", [make.message("x")])
     await log.append(mine, 1, make.notes("own"))
-    assert heard == []
+    assert called == []
     await log.post("s", [make.message("x")])
-    assert heard == ["s"]
+    assert called == ["s"]
     await log.release(mine, None)
     await log.post("s", [make.message("x")])
-    assert heard == ["s"]
+    assert called == ["s"]
 
 
 # --- claim, renew, release

@@ -225,5 +225,5 @@ async def test_a_closed_log_says_so(log: Log, make, mine: Claim) -> None:
     ):
         with pytest.raises(StoreError, match="was closed"):
             await attempt()
-    log.publish("s", TextDelta(text="nobody hears this"))
+    log.publish("s", TextDelta(text="nobody sees this"))
     await log.close()

@@ -149,10 +149,10 @@ async def test_what_a_watcher_reads_to_catch_up_is_not_followed_by_older_deltas(
 
 
 async def test_deltas_of_a_session_that_is_neither_claimed_nor_watched_go_nowhere(log: Log) -> None:
-    say(log, "unheard")
+    say(log, "unseen")
     watch = log.watch("s", after=1)
-    say(log, "heard")
-    assert await take(watch, 1) == ["heard"]
+    say(log, "seen")
+    assert await take(watch, 1) == ["seen"]
 
 
 async def test_a_watcher_that_never_reads_keeps_no_one_waiting_and_no_memory(log: Log, mine: Claim) -> None:
@@ -300,7 +300,7 @@ async def test_a_watch_outlives_the_run(log: Log, mine: Claim, make) -> None:
     assert await take(watch, 2) == [2, 3]
 
 
-async def test_a_closed_watch_stays_closed_when_it_is_told_where_to_stop(log: Log, mine: Claim) -> None:
+async def test_a_closed_watch_stays_closed_when_it_is_given_a_stop(log: Log, mine: Claim) -> None:
     watch = log.watch("s")
     watch.close()
     await append(log, mine)

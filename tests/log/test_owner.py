@@ -1,4 +1,4 @@
-"""Owners: named so that a process of this machine that is gone can be told from one that lives."""
+"""Names of owners: they show whether a process of this machine is gone."""
 
 import subprocess
 import sys

@@ -35,7 +35,7 @@ def run_sql(path: Path, sql: str, *values: object) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])
-async def test_durability_is_what_sqlite_is_told(path: Path, durability, synchronous: int) -> None:
+async def test_durability_sets_the_synchronous_mode(path: Path, durability, synchronous: int) -> None:
     log = SqliteLog(path, durability=durability)
     assert read_pragma(log, "synchronous") == synchronous
     assert read_pragma(log, "journal_mode") == "wal"
@@ -131,7 +131,7 @@ async def test_a_folder_that_cannot_be_written_says_so_before_a_store_is_made(
     assert read_line(start("open_as_nobody", visible_folder / name)).startswith("StoreReadOnly")
 
 
-async def test_a_store_opened_read_only_by_sqlite_is_told_as_read_only(path: Path) -> None:
+async def test_a_store_opened_read_only_by_sqlite_is_reported_as_read_only(path: Path) -> None:
     await fill_store(path)
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         with pytest.raises(sqlite3.OperationalError) as caught:
@@ -210,7 +210,9 @@ async def test_the_released_steps_lead_to_a_store_of_their_number(path: Path) ->
     ],
     ids=["of an unknown kind", "cut off"],
 )
-async def test_a_fact_that_cannot_be_read_is_told_and_those_before_it_are_read(path, body, error, message: str) -> None:
+async def test_a_fact_that_cannot_be_read_is_reported_and_those_before_it_are_read(
+    path, body, error, message: str
+) -> None:
     await fill_store(path)
     run_sql(path, "UPDATE facts SET body = ? WHERE place & 0xFFFFFFFF = 2", body)
     async with SqliteLog(path) as log:
@@ -268,7 +270,9 @@ async def test_a_large_store_is_checked_only_when_asked(path: Path, monkeypatch)
 # --- no room, no turn
 
 
-async def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room_again(log: SqliteLog, mine: Claim) -> None:
+async def test_a_full_disk_is_reported_and_the_log_goes_on_when_there_is_room_again(
+    log: SqliteLog, mine: Claim
+) -> None:
     pages = read_pragma(log, "page_count")
     read_pragma(log, f"max_page_count = {pages}")
     large = Custom(name="large", data="x" * 100_000)
@@ -288,7 +292,7 @@ async def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room_again(
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
 
 
-async def test_a_store_held_for_too_long_is_told_as_busy_and_nothing_is_written(path: Path) -> None:
+async def test_a_store_held_for_too_long_is_reported_as_busy_and_nothing_is_written(path: Path) -> None:
     log = SqliteLog(path, busy_timeout=0.01)
     await log.create("s", [SessionCreated(session_id="s")])
     claim = await log.claim("me", 30, "s")

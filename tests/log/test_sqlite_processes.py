@@ -18,7 +18,7 @@ log = sqlite_log
 
 @pytest.fixture
 def worker(log: SqliteLog, start: Start) -> Worker:
-    """Another process that does what it is told, see `send_command`."""
+    """Another process that obeys commands, see `send_command`."""
     started = start("obey", log.path)
     assert read_line(started) == "ready"
     return started
@@ -78,15 +78,15 @@ async def test_a_session_of_a_live_process_is_not_free(path: Path, start: Start)
 
 async def test_what_another_process_writes_reaches_watchers_and_listener(log, mine, worker: Worker) -> None:
     await log.create("t", [SessionCreated(session_id="t")])
-    heard: asyncio.Queue[str] = asyncio.Queue()
-    log.listener = heard.put_nowait
+    called: asyncio.Queue[str] = asyncio.Queue()
+    log.listener = called.put_nowait
     watches = [log.watch("s", after=1), log.watch("s", after=1), log.watch("t", after=1)]
     readers = [asyncio.ensure_future(anext(watch)) for watch in watches]
     send_command(worker, "post s")
     send_command(worker, "post t")
     assert [(await reader).seq for reader in readers] == [2, 2, 2]  # pyright: ignore
-    assert await heard.get() == "s"
-    assert heard.empty()
+    assert await called.get() == "s"
+    assert called.empty()
     assert log.get_head("s") == 2
     log.publish("s", TextDelta(text="on"))
     await log.append(mine, 2, [Custom(name="x")])
@@ -102,15 +102,15 @@ async def test_no_fact_is_missed_when_one_from_elsewhere_was_not_noticed_before_
     assert [event.name async for event in watch if isinstance(event, Custom)] == ["unnoticed", "noticed"]
 
 
-async def test_the_listener_hears_of_posts_elsewhere_when_nobody_watches(log, mine, worker: Worker) -> None:
-    heard: asyncio.Queue[str] = asyncio.Queue()
-    log.listener = heard.put_nowait
+async def test_the_listener_is_called_for_posts_elsewhere_when_nobody_watches(log, mine, worker: Worker) -> None:
+    called: asyncio.Queue[str] = asyncio.Queue()
+    log.listener = called.put_nowait
     send_command(worker, "post s")
-    assert await heard.get() == "s"
+    assert await called.get() == "s"
     assert log.get_head("s") == 2
 
 
-async def test_a_watcher_is_told_when_another_process_writes_what_it_cannot_read(log, worker: Worker) -> None:
+async def test_a_watcher_fails_when_another_process_writes_a_fact_it_cannot_read(log, worker: Worker) -> None:
     reader = asyncio.ensure_future(anext(log.watch("s", after=1)))
     send_command(worker, "unknown s")
     with pytest.raises(StoreTooNew, match="dream_dreamt"):

@@ -21,6 +21,8 @@ from msgspec.structs import replace
 from treadle.errors import BadInput
 from treadle.events import Limits, Tier
 from treadle.messages import Json
+from treadle.permissions.paths import find_config_folder as config_folder
+from treadle.permissions.paths import find_data_folder as data_folder
 
 MAX_TURNS = 200
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
@@ -153,18 +155,6 @@ class LoadedSettings(Struct, frozen=True):
         file = folder / WORKSPACE_FILE
         workspace = self.read.workspace if file == self.read.workspace_file else _read_toml(file)
         return _merge(replace(self.read, flags=merged, workspace_file=file, workspace=workspace), folder)
-
-
-def data_folder() -> Path:
-    """The folder of the user's store, weights and kept files."""
-    if chosen := os.environ.get("TREADLE_DATA_DIR"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle"
-
-
-def config_folder() -> Path:
-    """The folder of the user's config.toml."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "treadle"
 
 
 def config_file(chosen: str = "") -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.errors import NotFound, StoreDamaged, StoreError
+from treadle.permissions.paths import find_data_folder
 from treadle.workspace.folder import hash_content
 
 MAX_KEPT_BYTES = 10 * 1024 * 1024
@@ -35,13 +36,6 @@ CREATE TABLE IF NOT EXISTS seen (
 """
 
 
-def find_default_folder() -> Path:
-    """Find the folder for old contents in the user's data folder."""
-    if chosen := os.environ.get("TREADLE_DATA_DIR"):
-        return Path(chosen).expanduser() / "kept"
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle" / "kept"
-
-
 class SeenFile(Struct, frozen=True):
     """A file as a snapshot found it. `stamp` changes when the file does; `id` is the hash of its content."""
 
@@ -53,7 +47,7 @@ class ContentStore:
     """Contents by their hash. Threads and processes can share it. The database is created at first use."""
 
     def __init__(self, folder: Path | str | None = None) -> None:
-        self.folder = Path(folder) if folder is not None else find_default_folder()
+        self.folder = Path(folder) if folder is not None else find_data_folder() / "kept"
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
 

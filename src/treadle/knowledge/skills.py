@@ -63,22 +63,19 @@ def find_triggered(skills: Mapping[str, Skill], message: str) -> list[Skill]:
     """Find the skills that a message needs by a keyword or a pattern, sorted by name."""
     text = _fold(message[:MAX_MESSAGE_LENGTH])
     lines = text.splitlines()[:MAX_MESSAGE_LINES]
-    return [
-        skill
-        for _, skill in sorted(skills.items())
-        if skill.enabled
-        and not skill.always
-        and (_has_keyword(skill.keywords, text) or any(_matches(pattern, text, lines) for pattern in skill.patterns))
-    ]
+    found: list[Skill] = []
+    for _, skill in sorted(skills.items()):
+        if not skill.enabled or skill.always:
+            continue
+        words = (_fold(word) for word in skill.keywords if word.strip())
+        has_keyword = any(word in text and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in words)
+        if has_keyword or any(_matches(pattern, text, lines) for pattern in skill.patterns):
+            found.append(skill)
+    return found
 
 
 def _fold(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold()
-
-
-def _has_keyword(keywords: Sequence[str], text: str) -> bool:
-    words = (_fold(word) for word in keywords if word.strip())
-    return any(word in text and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in words)
 
 
 def _matches(pattern: str, text: str, lines: Sequence[str]) -> bool:

@@ -7,7 +7,8 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from treadle import (
     Session,
     TextPart,
 )
+from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.events import AnyFact, ApprovalAnswered, Delta, MessageReceived, TurnStarted
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog
@@ -67,9 +69,14 @@ async def open_session(notes: Notes, log: SqliteLog | None = None, **options: An
     assert notes.read("trouble") == []
 
 
-def open_beside(notes: Notes) -> AbstractAsyncContextManager[Session]:
-    """Open the session in this process, while another process runs it."""
-    return open_session(notes, recover=False)
+@asynccontextmanager
+async def open_run(
+    notes: Notes, order: str, lease: float = LEASE_SECONDS
+) -> AsyncIterator[tuple[Session, ForkServerProcess]]:
+    """Open the session in this process, while another process runs an order in it."""
+    async with open_session(notes, recover=False) as session:
+        with run_child(run_order, notes, order, lease) as owner:
+            yield session, owner
 
 
 def check_calls_ran_once(notes: Notes) -> None:
@@ -107,14 +114,13 @@ def test_processes_that_make_the_same_new_store_at_once_all_get_it(tmp_path: Pat
 
 
 async def test_a_message_posted_by_another_process_steers_the_run_at_once(notes: Notes) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, "tick"):
-            await wait_for(session, CallFinished)
-            await session.send("stop")
-            message = await wait_for(session, MessageReceived, after=(await wait_for(session, CallFinished)).seq)
-            turn = await wait_for(session, TurnStarted, after=message.seq)
-            outcome = await wait_for(session, RunFinished)
-            wait_until(lambda: notes.read("outcome"))
+    async with open_run(notes, "tick") as (session, _):
+        await wait_for(session, CallFinished)
+        await session.send("stop")
+        message = await wait_for(session, MessageReceived, after=(await wait_for(session, CallFinished)).seq)
+        turn = await wait_for(session, TurnStarted, after=message.seq)
+        outcome = await wait_for(session, RunFinished)
+        wait_until(lambda: notes.read("outcome"))
     assert turn.messages == (message.id,), "the next turn has it"
     assert outcome.seq > turn.seq
     assert outcome.reason == "answered" and outcome.answer.startswith("stopped after")
@@ -122,15 +128,14 @@ async def test_a_message_posted_by_another_process_steers_the_run_at_once(notes:
 
 
 async def test_an_answer_given_by_another_process_is_acted_on_by_the_one_that_runs(notes: Notes) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, "wait") as owner:
-            question = await wait_for(session, ApprovalRequested)
-            await wait_for(session, CallStarted)
-            await session.approve(question.call_id)
-            notes.write("go", "now")
-            started = await wait_for(session, CallStarted, after=question.seq + 2)
-            outcome = await wait_for(session, RunFinished)
-            pid = str(owner.pid)
+    async with open_run(notes, "wait") as (session, owner):
+        question = await wait_for(session, ApprovalRequested)
+        await wait_for(session, CallStarted)
+        await session.approve(question.call_id)
+        notes.write("go", "now")
+        started = await wait_for(session, CallStarted, after=question.seq + 2)
+        outcome = await wait_for(session, RunFinished)
+        pid = str(owner.pid)
     assert started.tool == "careful" and started.owner.split(":")[2] == pid
     assert outcome.reason == "answered"
     assert [name for _, name, _ in notes.read("lines")] == ["careful"]
@@ -138,14 +143,13 @@ async def test_an_answer_given_by_another_process_is_acted_on_by_the_one_that_ru
 
 @pytest.mark.parametrize("order", ["hold async", "hold thread", "think", "tick"])
 async def test_a_cancel_from_another_process_settles_at_once(notes: Notes, order: str) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, order) as owner:
-            await wait_for(session, TurnStarted if order == "think" else CallStarted)
-            async with asyncio.timeout(PATIENCE):  # what is held or thought about takes ten times as long
-                outcome = await session.cancel(by="somebody else", why="enough")
-            owner.join(PATIENCE)
-            assert owner.exitcode == 0
-            facts, lines = await session.facts(), notes.read("lines")
+    async with open_run(notes, order) as (session, owner):
+        await wait_for(session, TurnStarted if order == "think" else CallStarted)
+        async with asyncio.timeout(PATIENCE):  # what is held or thought about takes ten times as long
+            outcome = await session.cancel(by="somebody else", why="enough")
+        owner.join(PATIENCE)
+        assert owner.exitcode == 0
+        facts, lines = await session.facts(), notes.read("lines")
     assert outcome is not None and outcome.reason == "cancelled" and "somebody else" in outcome.error
     if order.startswith("hold"):
         assert [fact.status for fact in select_events(facts, CallFinished)] == ["cancelled"]
@@ -157,7 +161,7 @@ async def test_a_cancel_from_another_process_settles_at_once(notes: Notes, order
 
 
 async def test_a_watch_in_another_process_gives_every_fact_once(notes: Notes) -> None:
-    async with open_beside(notes) as session:
+    async with open_session(notes, recover=False) as session:
         unread, leaving = session.watch(), session.watch()
 
         async def follow() -> list[AnyFact]:
@@ -183,17 +187,16 @@ async def test_a_watch_in_another_process_gives_every_fact_once(notes: Notes) ->
 
 
 async def test_a_killed_owner_is_taken_over_without_waiting_for_its_lease(notes: Notes) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, "tick", LONG) as owner:
-            last = await wait_for(session, CallFinished)  # before there is anybody else who could take the message up
-            with run_child(serve_sessions, notes):
-                wait_until(lambda: notes.read("serving"))
-                lapses = _read_lease(notes)
-                kill(owner)
-                known = (await session.facts())[-1].seq
-                taken = await wait_for(session, CallStarted, after=known)
-                await session.send("stop")
-                outcome = await wait_for(session, RunFinished)
+    async with open_run(notes, "tick", LONG) as (session, owner):
+        last = await wait_for(session, CallFinished)  # before there is anybody else who could take the message up
+        with run_child(serve_sessions, notes):
+            wait_until(lambda: notes.read("serving"))
+            lapses = _read_lease(notes)
+            kill(owner)
+            known = (await session.facts())[-1].seq
+            taken = await wait_for(session, CallStarted, after=known)
+            await session.send("stop")
+            outcome = await wait_for(session, RunFinished)
         facts = await session.facts()
     assert taken.at < lapses
     epochs = [fact.epoch for fact in select_events(facts, CallStarted)]
@@ -203,22 +206,21 @@ async def test_a_killed_owner_is_taken_over_without_waiting_for_its_lease(notes:
 
 
 async def test_a_frozen_owner_is_taken_over_and_can_do_no_harm_when_it_wakes_up(notes: Notes) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, "tick", SHORT) as frozen:
-            await wait_for(session, CallFinished)
-            freeze(frozen, notes.store)
-            lapses = _read_lease(notes)
-            known = (await session.facts())[-1].seq
-            with run_child(serve_sessions, notes, LONG):
-                taken = await wait_for(session, CallStarted, after=known)
-                thaw(frozen)
-                wait_until(lambda: notes.read("refused"))
-                later = (await session.facts())[-1].seq
-                assert (await wait_for(session, CallStarted, after=later)).owner == taken.owner
-                await session.send("stop")
-                outcome = await wait_for(session, RunFinished)
-                frozen.join(60)
-            pid, exitcode = str(frozen.pid), frozen.exitcode
+    async with open_run(notes, "tick", SHORT) as (session, frozen):
+        await wait_for(session, CallFinished)
+        freeze(frozen, notes.store)
+        lapses = _read_lease(notes)
+        known = (await session.facts())[-1].seq
+        with run_child(serve_sessions, notes, LONG):
+            taken = await wait_for(session, CallStarted, after=known)
+            thaw(frozen)
+            wait_until(lambda: notes.read("refused"))
+            later = (await session.facts())[-1].seq
+            assert (await wait_for(session, CallStarted, after=later)).owner == taken.owner
+            await session.send("stop")
+            outcome = await wait_for(session, RunFinished)
+            frozen.join(60)
+        pid, exitcode = str(frozen.pid), frozen.exitcode
         facts = await session.facts()
     assert lapses < taken.at
     assert exitcode == 0, "it sees the end of the run that it no longer runs"
@@ -230,7 +232,7 @@ async def test_a_frozen_owner_is_taken_over_and_can_do_no_harm_when_it_wakes_up(
 
 
 async def test_a_frozen_owner_stops_its_calls_when_it_wakes_up_and_goes_on_with_other_work(notes: Notes) -> None:
-    async with open_beside(notes) as session:
+    async with open_session(notes, recover=False) as session:
         with run_child(serve_sessions, notes, SHORT) as frozen:
             await post_order(notes, session, "hold async")
             await wait_for(session, CallStarted)
@@ -250,19 +252,18 @@ async def test_a_frozen_owner_stops_its_calls_when_it_wakes_up_and_goes_on_with_
 
 
 async def test_a_frozen_owner_cannot_write_even_before_its_successor_has(notes: Notes) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, "mull", SHORT) as frozen:
-            await wait_for(session, TurnStarted)
-            freeze(frozen, notes.store)
-            with run_child(serve_sessions, notes, LONG) as successor:
-                wait_until(lambda: _is_owned_by(notes, successor.pid))
-                freeze(successor, notes.store)
-                notes.write("go", "now")
-                thaw(frozen)
-                wait_until(lambda: notes.read("refused"))
-                thaw(successor)
-                outcome = await wait_for(session, RunFinished)
-                assert {refused[0] for refused in notes.read("refused")} == {str(frozen.pid)}
+    async with open_run(notes, "mull", SHORT) as (session, frozen):
+        await wait_for(session, TurnStarted)
+        freeze(frozen, notes.store)
+        with run_child(serve_sessions, notes, LONG) as successor:
+            wait_until(lambda: _is_owned_by(notes, successor.pid))
+            freeze(successor, notes.store)
+            notes.write("go", "now")
+            thaw(frozen)
+            wait_until(lambda: notes.read("refused"))
+            thaw(successor)
+            outcome = await wait_for(session, RunFinished)
+            assert {refused[0] for refused in notes.read("refused")} == {str(frozen.pid)}
         facts = await session.facts()
     assert outcome.answer == "stopped after 0"
     assert len(select_events(facts, ModelReplied)) == 1
@@ -290,35 +291,32 @@ either_stop = pytest.mark.parametrize("stop", [lambda owner, store: kill(owner),
 
 @either_stop
 async def test_whoever_waits_for_a_run_takes_it_over_when_its_process_is_gone(notes: Notes, stop: Any) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, "hold async", SHORT) as owner:
-            await wait_for(session, CallStarted)
-            async with session.run("count 5") as run:
-                stop(owner, notes.store)
-                async with asyncio.timeout(PATIENCE):
-                    outcome = await run.wait()
+    async with open_run(notes, "hold async", SHORT) as (session, owner):
+        await wait_for(session, CallStarted)
+        async with session.run("count 5") as run:
+            stop(owner, notes.store)
+            async with asyncio.timeout(PATIENCE):
+                outcome = await run.wait()
     assert outcome is not None and outcome.answer == "stopped after 5"
     check_calls_ran_once(notes)
 
 
 @either_stop
 async def test_a_cancel_settles_a_run_whose_process_is_gone(notes: Notes, stop: Any) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, "hold async", SHORT) as owner:
-            await wait_for(session, CallStarted)
-            stop(owner, notes.store)
-            async with asyncio.timeout(PATIENCE):
-                outcome = await session.cancel()
+    async with open_run(notes, "hold async", SHORT) as (session, owner):
+        await wait_for(session, CallStarted)
+        stop(owner, notes.store)
+        async with asyncio.timeout(PATIENCE):
+            outcome = await session.cancel()
         facts = await session.facts()
     assert outcome is not None and outcome.reason == "cancelled"
     assert [fact.status for fact in select_events(facts, CallFinished)] == ["interrupted"]
 
 
 async def test_a_question_outlives_the_process_that_asked_it_and_one_of_many_answers_counts(notes: Notes) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, "ask") as asking:
-            asking.join(60)
-            assert asking.exitcode == 0 and [ending for _, ending in notes.read("outcome")] == ["none"]
+    async with open_run(notes, "ask") as (session, asking):
+        asking.join(60)
+        assert asking.exitcode == 0 and [ending for _, ending in notes.read("outcome")] == ["none"]
         question = await wait_for(session, ApprovalRequested)
         people = [f"person{number}" for number in range(4)]
         children = [start(approve_call, notes, session.id, question.call_id, person) for person in people]
@@ -337,13 +335,12 @@ async def test_a_question_outlives_the_process_that_asked_it_and_one_of_many_ans
 
 
 async def test_messages_from_many_processes_are_each_stored_and_shown_to_the_model_once(notes: Notes) -> None:
-    async with open_beside(notes) as session:
-        with run_child(run_order, notes, "tick"):
-            await wait_for(session, CallFinished)
-            children = [start(post_messages, notes, session.id, f"p{number}", 40) for number in range(4)]
-            join_all(notes, *children)
-            await session.send("stop")
-            outcome = await wait_for(session, RunFinished)
+    async with open_run(notes, "tick") as (session, _):
+        await wait_for(session, CallFinished)
+        children = [start(post_messages, notes, session.id, f"p{number}", 40) for number in range(4)]
+        join_all(notes, *children)
+        await session.send("stop")
+        outcome = await wait_for(session, RunFinished)
         facts = await session.facts()
     received = [fact.id for fact in select_events(facts, MessageReceived)]
     promoted = [one for fact in select_events(facts, TurnStarted) for one in fact.messages]

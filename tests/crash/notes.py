@@ -7,10 +7,12 @@ import hashlib
 import logging
 import os
 import signal
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import msgspec
 
@@ -18,6 +20,8 @@ from treadle.errors import ClaimLost
 from treadle.events import AnyFact, serialize_event
 from treadle.log.base import Claim, PostResult
 from treadle.log.sqlite import SqliteLog
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -116,3 +120,24 @@ def record_errors(notes: Notes) -> None:
         notes.write("trouble", os.getpid(), context.get("message"), repr(context.get("exception")))
 
     asyncio.get_running_loop().set_exception_handler(on_exception)
+
+
+def child_process(
+    main: Callable[Concatenate[Notes, P], Coroutine[Any, Any, None]],
+) -> Callable[Concatenate[Notes, P], None]:
+    """Make the main function of a child process of a coroutine function. It writes down why it fails."""
+
+    @wraps(main)
+    def run(notes: Notes, *args: P.args, **options: P.kwargs) -> None:
+        async def run_main() -> None:
+            record_errors(notes)
+            await main(notes, *args, **options)
+
+        warnings.simplefilter("error")
+        try:
+            asyncio.run(run_main())
+        except BaseException as error:
+            notes.write("trouble", os.getpid(), f"{type(error).__name__}: {error}")
+            raise
+
+    return run

@@ -10,20 +10,20 @@ import asyncio
 import os
 import random
 import time
-import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from tests.crash.notes import Notes, ReportingLog, record_errors
+from tests.crash.notes import Notes, ReportingLog, child_process
 from tests.kit.fake_model import FakeModel
 from tests.kit.fakes.travel import open_wire_model
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, ToolContext, tool
 from treadle.engine.coordinator import LEASE_SECONDS
-from treadle.events import ApprovalRequested, CallFinished, InputRequested, TextDelta
+from treadle.events import ApprovalRequested, CallFinished, InputRequested, Safety, TextDelta
 from treadle.log.base import SessionQuery
 from treadle.messages import Call, ModelMessage, Reply, Request, ResultMessage, Usage, UserMessage, render_parts
 from treadle.models.base import Model, ModelEvent
+from treadle.tools.base import Tool
 
 REPORT = "".join(f"line {number} of a report that is too long for the model\n" for number in range(500))
 STEER = "also sweep"
@@ -37,7 +37,6 @@ class PlannedModel(FakeModel):
     """Makes the calls of the plan, one row per reply, sweeps when asked to, and then counts the results."""
 
     name = "planned"
-    window = None
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         yield TextDelta(text="thinking ")
@@ -79,32 +78,15 @@ def build_planned_agent(notes: Notes, pace: float = 1.0, model: Model | None = N
     def pause(context: ToolContext, when: str) -> float:
         return random.Random(f"{context.key} {context.attempt} {when}").uniform(0, 0.012 * pace)
 
-    async def act(name: str, label: str, context: ToolContext) -> str:
-        await asyncio.sleep(pause(context, "before"))
-        write_line(name, label, context)
-        await asyncio.sleep(pause(context, "after"))
-        return f"{name} {label} done"
+    def build_tool(name: str, safety: Safety, output: str = "") -> Tool:
+        @tool(name=name, safety=safety)
+        async def act(label: str, context: ToolContext) -> str:
+            await asyncio.sleep(pause(context, "before"))
+            write_line(name, label, context)
+            await asyncio.sleep(pause(context, "after"))
+            return output or f"{name} {label} done"
 
-    @tool(safety="safe")
-    async def look(label: str, context: ToolContext) -> str:
-        return await act("look", label, context)
-
-    @tool(safety="safe")
-    async def report(label: str, context: ToolContext) -> str:
-        await act("report", label, context)
-        return REPORT
-
-    @tool
-    async def note(label: str, context: ToolContext) -> str:
-        return await act("note", label, context)
-
-    @tool
-    async def careful(label: str, context: ToolContext) -> str:
-        return await act("careful", label, context)
-
-    @tool
-    async def sweep(label: str, context: ToolContext) -> str:
-        return await act("sweep", label, context)
+        return act
 
     @tool
     def jot(label: str, context: ToolContext) -> str:
@@ -119,7 +101,12 @@ def build_planned_agent(notes: Notes, pace: float = 1.0, model: Model | None = N
 
     return Agent(
         StrictModel(model or PlannedModel()),
-        tools=[look, report, note, careful, sweep, jot],
+        tools=[
+            build_tool("look", "safe"),
+            build_tool("report", "safe", REPORT),
+            *(build_tool(name, "caution") for name in ("note", "careful", "sweep")),
+            jot,
+        ],
         grant=Grant(tier="full", ask=("careful",)),
         limits=Limits(turns=20, calls=30),
         gate=gate,
@@ -157,17 +144,6 @@ class Job:
     wire: str = ""
 
 
-async def _work(notes: Notes, job: Job) -> None:
-    record_errors(notes)
-    if not job.wire:
-        await _run(notes, job, None)
-        return
-    async with open_wire_model(job.wire, PlannedModel()) as (model, fake):
-        await _run(notes, job, model)
-        if fake.rejected:
-            notes.write("trouble", os.getpid(), f"rejected: {fake.rejected}")
-
-
 async def _run(notes: Notes, job: Job, model: Model | None) -> None:
     log = ReportingLog(notes, job.dies_at)
     async with Runtime(log, [build_planned_agent(notes, job.pace, model)], lease=job.lease) as runtime:
@@ -190,11 +166,13 @@ async def _run(notes: Notes, job: Job, model: Model | None) -> None:
     await log.close()
 
 
-def work(notes: Notes, job: Job) -> None:
+@child_process
+async def work(notes: Notes, job: Job) -> None:
     """Do the job, in its own process."""
-    warnings.simplefilter("error")
-    try:
-        asyncio.run(_work(notes, job))
-    except BaseException as error:
-        notes.write("trouble", os.getpid(), f"worker: {type(error).__name__}: {error}")
-        raise
+    if not job.wire:
+        await _run(notes, job, None)
+        return
+    async with open_wire_model(job.wire, PlannedModel()) as (model, fake):
+        await _run(notes, job, model)
+        if fake.rejected:
+            notes.write("trouble", os.getpid(), f"rejected: {fake.rejected}")

@@ -1,37 +1,35 @@
 """Going on, going back and going sideways: continue, regenerate, resume, checkpoints and forks."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from tests.kit.sessions import (
     HeldTool,
     Store,
+    Tables,
     build_agent,
     check_settled,
     either_store,
-    file_store,
     finish_run,
     list_kinds,
     list_user_texts,
     note,
     read_finished_calls,
+    read_questions,
     resume_run,
-    run_message,
     run_to_end,
     select_events,
     wait_for,
 )
-from treadle import CallStarted, RunFinished, Runtime, later, tool
-from treadle.errors import BadInput, Conflict, ModelError, NotFound
+from treadle import CallStarted, RunFinished, Runtime, tool
+from treadle.errors import Conflict, ModelError, NotFound
 from treadle.events import ModelReplied, SessionCreated, TurnStarted
 from treadle.export.transcript import import_session, parse_json_lines, render_transcript
 from treadle.messages import ModelMessage
 from treadle.testing import call
 
 store = either_store
-on_file = file_store
 
 
 # --- continue, regenerate, resume
@@ -54,26 +52,22 @@ async def test_regenerate_answers_the_last_message_again_without_the_old_answer(
     assert spoken == ["hello", "better answer"]
 
 
-async def test_continue_and_regenerate_need_a_message_and_no_run(store: Store) -> None:
-    agent, _ = build_agent(call("note", text="x"), "done", tools=[note], gate=later)
+async def test_continue_and_regenerate_need_a_message(store: Store) -> None:
+    agent, _ = build_agent()
     async with agent.session(store.open()) as session:
         for again in (session.continue_, session.regenerate):
             with pytest.raises(Conflict, match="no message yet"):
-                async with again():
-                    pass
+                await finish_run(again())
         assert list_kinds(await session.facts()) == ["session_created"]
 
 
 async def test_continue_is_refused_while_a_run_is_unfinished(store: Store) -> None:
     held = HeldTool()
-    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
-    async with agent.session(store.open()) as session, session.run("go") as run:
-        await wait_for(session, CallStarted)
+    async with held.open_session(store.open(), "done") as session:
         with pytest.raises(Conflict, match="unfinished run; wait for it, resume it or cancel it"):
-            async with session.continue_():
-                pass
+            await finish_run(session.continue_())
         held.free.set()
-        assert (await run.wait()) is not None
+        await wait_for(session, RunFinished)
 
 
 async def test_resume_goes_on_after_a_failure_and_does_nothing_when_all_is_done(store: Store) -> None:
@@ -96,19 +90,11 @@ async def test_checkpoints_are_positions_to_look_at_and_to_fork_from(store: Stor
     async with agent.session(store.open()) as session:
         await run_to_end(session)
         points = await session.checkpoints()
-        assert [point.kind for point in points] == [
-            "after_user_input",
-            "before_llm",
-            "before_tool_calls",
-            "after_tool_calls",
-            "before_llm",
-        ]
+        kinds = "after_user_input before_llm before_tool_calls after_tool_calls before_llm"
+        assert [point.kind for point in points] == kinds.split()
         then = await session.at(points[2].seq)
         assert then.seq == points[2].seq and then.turn is not None and list(then.turn.calls) == ["a", "b"]
         assert all(one.finished is None for one in then.turn.calls.values())
-        for wrong in (0, -1, 999):
-            with pytest.raises(BadInput, match="has positions 1 to"):
-                await session.at(wrong)
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -161,30 +147,19 @@ async def test_a_fork_lives_on_its_own_and_has_its_own_artifacts(store: Store) -
         assert (await fork.artifact(truncation.artifact)).data == b"x" * 50_000
         with pytest.raises(NotFound):
             await session.facts()
-        for wrong in (0, -1, 9999):
-            with pytest.raises(BadInput, match=f"has no position {wrong} to fork from"):
-                await fork.fork(wrong)
 
 
 async def test_a_fork_of_a_session_that_waits_asks_its_own_question(store: Store) -> None:
-    ran: list[str] = []
-
-    @tool(safety="destructive")
-    def drop(context: Any = None) -> str:
-        ran.append("dropped")
-        return "dropped"
-
-    agent, _ = build_agent(call("drop", id="a"), "done", "done", tools=[drop], gate=later)
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+    tables = Tables()
+    async with tables.open_session(store.open(), "done", "done") as session:
         fork = await session.fork()
         await session.approve("a")
         await wait_for(session, RunFinished)
-        assert [question.call_id for question in (await fork.state()).pending] == ["a"]
+        assert [question.call_id for question in await read_questions(fork)] == ["a"]
         await fork.deny("a")
         await wait_for(fork, RunFinished)
         assert (await read_finished_calls(fork))["a"].status == "denied"
-    assert ran == ["dropped"]
+    assert tables.done == ["users"]
 
 
 async def test_a_fork_is_listed_as_made_now_and_keeps_the_times_of_its_past(store: Store) -> None:

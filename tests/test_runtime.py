@@ -5,53 +5,29 @@ from typing import Any
 
 import pytest
 
-from treadle import Agent, Answer, ApprovalRequested, Middleware, ModelReplied, RunFinished, Runtime, later, tool
+from tests.kit.sessions import Store, Tables, note
+from treadle import Agent, Answer, Middleware, ModelReplied, RunFinished, Runtime
 from treadle.errors import Conflict
 from treadle.log.in_memory import InMemoryLog
 from treadle.testing import ScriptedModel, call
 
 
-async def test_a_runtime_that_starts_again_asks_again_what_nobody_has_answered(tmp_path: Path) -> None:
-    @tool(safety="destructive")
-    def erase(name: str) -> str:
-        """Erase something."""
-        return f"erased {name}"
-
-    store, asked = tmp_path / "again.db", []
-    agent = Agent(ScriptedModel(call("erase", name="x", id="e")), tools=[erase])
-    async with agent.session(store, gate=later) as session, session.run("go") as run:
-        assert await run.wait() is None
+async def test_a_runtime_that_starts_again_asks_open_questions_again(tmp_path: Path) -> None:
+    store, tables, asked = Store(tmp_path / "again.db"), Tables(), list[str]()
+    async with tables.open_session(store.open()) as session:
+        pass
 
     async def gate(question: Any) -> Answer:
         asked.append(question.call_id)
         return Answer(by="ada")
 
-    again = Agent(ScriptedModel("done"), tools=[erase], gate=gate)
-    async with Runtime(store, [again]) as runtime:
+    again = Agent(ScriptedModel("done"), tools=tables.tools, gate=gate)
+    async with Runtime(store.open(), [again]) as runtime:
         await runtime.coordinator.wait_until_idle(session.id)
         facts = await runtime.log.read(session.id)
-    assert asked == ["e"]
+    await store.close()
+    assert asked == ["a"]
     assert isinstance(facts[-1], RunFinished) and facts[-1].answer == "done"
-
-
-async def test_an_approval_counts_for_what_was_shown_and_nothing_else() -> None:
-    @tool(safety="destructive")
-    def erase(name: str) -> str:
-        """Erase something."""
-        return f"erased {name}"
-
-    agent = Agent(ScriptedModel(call("erase", name="x", id="e"), "done"), tools=[erase], gate=later)
-    async with agent.session() as session:
-        async with session.run("go") as run:
-            await run.wait()
-        question = run.pending[0]
-        assert isinstance(question, ApprovalRequested)
-        with pytest.raises(Conflict, match="not the one that was shown"):
-            await session.approve("e", digest="another")
-        await session.approve("e", digest=question.digest)
-        async with session.resume() as run:
-            outcome = await run.wait()
-    assert outcome is not None and outcome.answer == "done"
 
 
 async def test_a_message_to_a_closed_runtime_is_refused_and_not_stored() -> None:
@@ -67,17 +43,12 @@ async def test_a_message_to_a_closed_runtime_is_refused_and_not_stored() -> None
 async def test_a_reply_is_in_the_log_before_middleware_is_asked_about_its_calls() -> None:
     seen: list[bool] = []
 
-    class Slow(Middleware):
+    class Check(Middleware):
         async def may_run(self, tool: str, safety: Any, arguments: Any) -> None:
             seen.append(any(isinstance(fact, ModelReplied) for fact in await log.read(session.id)))
 
-    @tool
-    def note(text: str) -> str:
-        """Note it."""
-        return "noted"
-
     log = InMemoryLog()
-    agent = Agent(ScriptedModel(call("note", text="x"), "done"), tools=[note], middleware=[Slow()])
+    agent = Agent(ScriptedModel(call("note", text="x"), "done"), tools=[note], middleware=[Check()])
     async with agent.session(log) as session:
         assert await session.ask("go") == "done"
     assert seen == [True]

@@ -2,7 +2,8 @@
 
 from typing import Any, assert_type
 
-from pydantic import BaseModel
+import pytest
+from pydantic import BaseModel, ValidationError
 
 from treadle import Agent, Runtime
 from treadle.testing import ScriptedModel
@@ -17,6 +18,8 @@ async def test_an_answer_is_text_unless_the_output_says_otherwise() -> None:
     assert text == "four"
     numbers = assert_type(await Agent(ScriptedModel("[1, 2]"), output=list[int]).ask("?"), list[int])
     assert numbers == [1, 2]
+    with pytest.raises(ValidationError):
+        Agent(ScriptedModel(), output=int).parse_output("four")
 
 
 async def test_an_answer_has_the_type_of_its_agent_in_its_sessions_and_their_forks() -> None:

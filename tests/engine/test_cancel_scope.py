@@ -1,43 +1,28 @@
-"""Scopes: work that is broken off by somebody or by its time, and nothing else."""
+"""Scopes: a stop or a time limit breaks work off, and nothing else does."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from treadle.engine.cancel_scope import CancelScope
 
 
-async def forever() -> None:
+async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_what_is_stopped_raises_and_the_task_goes_on() -> None:
+async def test_a_stopped_scope_raises_and_the_task_goes_on() -> None:
     scope = CancelScope()
     asyncio.get_running_loop().call_soon(scope.stop)
     with pytest.raises(TimeoutError), scope.limit_to(None):
-        await forever()
+        await wait_forever()
     task = asyncio.current_task()
     assert scope.was_stopped and not scope.is_active
     assert task is not None and not task.cancelling()
 
 
-async def test_time_that_is_over_stops_it() -> None:
-    scope = CancelScope()
-    with pytest.raises(TimeoutError), scope.limit_to(0.01):
-        await forever()
-    assert scope.was_stopped
-
-
-async def test_it_can_be_entered_again_for_a_shorter_time() -> None:
-    scope = CancelScope()
-    with scope.limit_to(3600):
-        pass
-    with pytest.raises(TimeoutError), scope.limit_to(0.01):
-        await forever()
-    scope.close()
-
-
-async def test_the_timer_of_an_earlier_time_stops_nothing_later() -> None:
+async def test_the_timer_of_an_earlier_use_stops_nothing_later() -> None:
     scope, later = CancelScope(), asyncio.Event()
     with scope.limit_to(0.01):
         pass
@@ -48,16 +33,27 @@ async def test_the_timer_of_an_earlier_time_stops_nothing_later() -> None:
     scope.close()
 
 
-async def test_a_closed_one_keeps_time_again() -> None:
-    scope = CancelScope()
+def enter(scope: CancelScope) -> None:
     with scope.limit_to(3600):
         pass
+
+
+def enter_and_close(scope: CancelScope) -> None:
+    enter(scope)
     scope.close()
+
+
+@pytest.mark.parametrize("prepare", [lambda scope: None, enter, enter_and_close], ids=["new", "used", "closed"])
+async def test_the_end_of_its_time_stops_a_scope_also_when_it_is_used_again(prepare: Any) -> None:
+    scope = CancelScope()
+    prepare(scope)
     with pytest.raises(TimeoutError), scope.limit_to(0.01):
-        await forever()
+        await wait_forever()
+    assert scope.was_stopped
+    scope.close()
 
 
-async def test_a_stop_that_finds_nothing_under_way_is_none() -> None:
+async def test_a_stop_before_the_scope_is_entered_has_no_effect() -> None:
     scope = CancelScope()
     scope.stop()
     with scope.limit_to(None):
@@ -65,13 +61,13 @@ async def test_a_stop_that_finds_nothing_under_way_is_none() -> None:
     assert not scope.was_stopped
 
 
-async def test_somebody_elses_cancellation_is_passed_on_also_when_it_was_stopped() -> None:
+async def test_a_cancellation_of_the_task_is_passed_on_also_when_the_scope_was_stopped() -> None:
     scope, ended = CancelScope(), list[str]()
 
     async def work() -> None:
         try:
             with scope.limit_to(None):
-                await forever()
+                await wait_forever()
         except TimeoutError:
             ended.append("stopped")
         except asyncio.CancelledError:
@@ -87,10 +83,10 @@ async def test_somebody_elses_cancellation_is_passed_on_also_when_it_was_stopped
     assert ended == ["cancelled"]
 
 
-async def test_of_two_in_each_other_the_one_that_was_stopped_raises() -> None:
+async def test_of_two_nested_scopes_the_stopped_one_raises() -> None:
     outer, inner = CancelScope(), CancelScope()
     asyncio.get_running_loop().call_soon(outer.stop)
     with pytest.raises(TimeoutError), outer.limit_to(None), inner.limit_to(3600):
-        await forever()
+        await wait_forever()
     assert outer.was_stopped and not inner.was_stopped
     inner.close()

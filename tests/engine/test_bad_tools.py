@@ -7,87 +7,34 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.kit.sessions import Store, build_agent, check_settled, note, read_finished_calls, run_to_end, select_results
-from treadle import Agent, AskUser, Grant, Limits, Middleware, Runtime, ToolResult, later, tool
+from tests.kit.sessions import Store, note
+from treadle import Agent, AskUser, Grant, Limits, Middleware, Runtime, later, tool
 from treadle.errors import BadInput, ToolDefinitionError
 from treadle.testing import ScriptedModel, call
 from treadle.tools.base import ParsedArguments
 
 
-class Weird:
-    def __repr__(self) -> str:
-        return "<weird>"
-
-
-ENDLESS: list[Any] = []
-ENDLESS.append(ENDLESS)
-
-
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        (Weird(), "which is not JSON"),
-        ({1: Weird()}, "which is not JSON"),
-        ({(1, 2): 3}, "which is not JSON"),
-        (lambda: None, "which is not JSON"),
-        (ENDLESS, "which is not JSON"),
-        (ToolResult("a cat", ("cat.png",)), "not text, images or files"),  # type: ignore[arg-type]
-    ],
-    ids=["object", "object inside", "key", "function", "endless list", "parts"],
-)
-async def test_a_result_that_cannot_be_stored_is_an_error(store: Store, value: Any, problem: str) -> None:
-    @tool
-    def give() -> Any:
-        return value
-
-    run = await store.run_script(call("give", id="a"), "ok", tools=[give])
-    assert run.reason == "answered"
-    done = run.results["a"]
-    assert done.status == "error" and problem in done.output and "It may have run" in done.output
-    assert select_results(run.requests[1])["a"].text == done.output
-
-
 async def test_a_call_whose_arguments_cannot_be_stored_is_denied(store: Store) -> None:
-    class Broken(AskUser):
-        spec = replace(AskUser.spec, name="broken")
+    class BrokenTool(AskUser):
+        def __init__(self, name: str, *questions: Any) -> None:
+            self.spec = replace(AskUser.spec, name=name)
+            self.asks = questions
 
         def parse(self, arguments: str) -> ParsedArguments:
             return ParsedArguments({"question": object(), "options": []}, {})
 
-    class Asks(Broken):
-        spec = replace(AskUser.spec, name="asks")
-
         def questions(self, parsed: ParsedArguments) -> Any:
-            return ("not a question",)
+            return self.asks or super().questions(parsed)
 
-    class Runs(Broken):
-        spec = replace(AskUser.spec, name="runs")
-
+    class NeverAsks(BrokenTool):
         def questions(self, parsed: ParsedArguments) -> Any:
             return ()
 
-    lines = [call("broken", id="a"), call("asks", id="b"), call("runs", id="c")]
-    agent, model = build_agent(lines, "ok", tools=[Broken(), Asks(), Runs()])
-    async with agent.session(store.open(), gate=later) as session:
-        assert (await run_to_end(session)).reason == "answered"
-        check_settled(await session.facts())
-    assert all("could not be found out" in shown.text for shown in select_results(model.requests[1]).values())
-
-
-async def test_fifty_megabytes_of_output_are_cut_for_the_model_and_stored_whole(on_file: Store) -> None:
-    size = 50 * 1024 * 1024
-
-    @tool(safety="safe")
-    def dump() -> str:
-        return "0123456789abcdef" * (size // 16)
-
-    agent, model = build_agent(call("dump", id="a"), "ok", tools=[dump])
-    async with agent.session(on_file.open()) as session:
-        assert (await run_to_end(session)).reason == "answered"
-        done = (await read_finished_calls(session))["a"]
-        assert done.truncation is not None
-        assert len((await session.artifact(done.truncation.artifact)).data) == size
-    assert len(select_results(model.requests[1])["a"].text) < 17_000
+    tools = [BrokenTool("broken"), BrokenTool("asks", "not a question"), NeverAsks("runs")]
+    lines = [call(one.spec.name) for one in tools]
+    run = await store.run_script(lines, "ok", tools=tools, gate=later)
+    assert run.reason == "answered"
+    assert ["could not be found out" in shown.text for shown in run.messages.values()] == [True] * 3
 
 
 def untyped(what):  # type: ignore[no-untyped-def]

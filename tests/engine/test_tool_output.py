@@ -15,15 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tests.kit.sessions import (
-    Store,
-    build_agent,
-    read_finished_calls,
-    run_script,
-    run_to_end,
-    select_events,
-    select_results,
-)
+from tests.kit.sessions import FinishedRun, Store, build_agent, select_events
 from treadle import CallFinished, CallStarted, ImagePart, ToolContext, ToolError, ToolResult, tool
 from treadle.engine.tool_call import cut_output, remove_control_characters, render_result
 from treadle.errors import BadInput
@@ -82,7 +74,7 @@ def test_a_result_keeps_its_parts_and_whether_it_succeeded() -> None:
     assert render_result(ToolResult("see\x1b[1m", (image,), ok=False)) == ("see", (image,), False)
 
 
-def circle() -> list[Any]:
+def build_circle() -> list[Any]:
     endless: list[Any] = []
     endless.append(endless)
     return endless
@@ -92,10 +84,11 @@ def circle() -> list[Any]:
     ("value", "kind"),
     [
         (object(), "object"),
+        ({1: object()}, "dict"),
         ({(1, 2): 3}, "dict"),
         (lambda: 1, "function"),
         ((number for number in range(3)), "generator"),
-        (circle(), "list"),
+        (build_circle(), "list"),
         ({"text": "\ud800"}, "dict"),
         (Point, "ModelMetaclass"),
         (re.compile("x"), "Pattern"),
@@ -190,88 +183,88 @@ def test_fifty_megabytes_are_cut_fast(piece: str) -> None:
 # ── in a session ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_long_output_is_cut_for_the_model_and_stored_whole(store: Store) -> None:
-    whole = "".join(f"{n:06}·\n" for n in range(10_000))
+async def run_tool(store: Store, value: object, **options: Any) -> FinishedRun:
+    """Run one call of a tool that returns or raises a value."""
 
-    @tool(safety="safe")
-    def dump() -> str:
-        return whole
+    @tool(**options)
+    def give() -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
 
-    agent, model = build_agent(call("dump", id="a"), "ok", tools=[dump])
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        done = (await read_finished_calls(session))["a"]
-        assert done.truncation is not None
-        kept = await session.artifact(done.truncation.artifact)
-    assert kept.data.decode() == whole
-    shown = select_results(model.requests[1])["a"].text
-    assert shown == done.output and len(shown.encode()) < 16 * 1024 + 200
-    assert shown.startswith("000000·\n") and shown.endswith("009999·\n")
+    run = await store.run_script(call("give", id="a"), "ok", tools=[give])
+    assert run.reason == "answered"
+    return run
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "cap"),
+    [
+        ("".join(f"{number:06}·\n" for number in range(10_000)), {}, 16 * 1024),
+        ("0123456789abcdef" * (50 * 1024 * 64), {}, 16 * 1024),
+        (ToolError("é" * 1000), {"cap": 90}, 90),
+    ],
+    ids=["many lines", "fifty megabytes", "an error over the tool's own cap"],
+)
+async def test_long_output_is_cut_for_the_model_and_stored_whole(
+    on_file: Store, value: Any, options: Any, cap: int
+) -> None:
+    run = await run_tool(on_file, value, **options)
+    whole, done = str(value), run.results["a"]
+    assert done.truncation is not None and run.messages["a"].text == done.output
+    assert (await on_file.open().get_artifact(run.session_id, done.truncation.artifact)).data.decode() == whole
+    assert len(done.output.encode()) < cap + 200 and "\ufffd" not in done.output
+    assert done.output.startswith(whole[:30]) and done.output.endswith(whole[-8:])
     assert done.truncation.kept + done.truncation.dropped == len(whole)
-    assert f"{done.truncation.dropped} characters left out" in shown and done.truncation.artifact in shown
-
-
-async def test_a_tool_sets_its_own_cap_and_errors_are_cut_too() -> None:
-    @tool(cap=90)
-    def small() -> str:
-        raise ToolError("é" * 1000)
-
-    agent, model = build_agent(call("small", id="a"), "ok", tools=[small])
-    async with agent.session() as session:
-        await run_to_end(session)
-        done = (await read_finished_calls(session))["a"]
-        assert done.truncation is not None and done.status == "error"
-        assert (await session.artifact(done.truncation.artifact)).data.decode() == "é" * 1000
-    assert done.truncation.dropped == 1000 - done.truncation.kept > 900
-    assert "\ufffd" not in done.output
-    assert select_results(model.requests[1])["a"].text.startswith("é" * 30)
+    assert f"{done.truncation.dropped} characters left out" in done.output
+    assert done.truncation.artifact in done.output
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         (None, "(no output)"),
-        ("", "(no output)"),
         ("ä\udcff", "ä?"),
         ([Point(x=1)], '[{"x":1,"y":"p"}]'),
         ({"a": "\x9b31m\x7f"}, '{"a":"\ufffd31m\u2421"}'),
-        ("\x1b[1;31mred\x1b[0m bell\x07 tab\t line\r\n\x1b]8;;http://x\x1b\\link", "red bell\u2407 tab\t line\nlink"),
     ],
-    ids=["nothing", "empty", "surrogate", "model", "json", "escape codes"],
+    ids=["nothing", "surrogate", "model", "json with controls"],
 )
-async def test_the_model_reads_rendered_output(value: object, text: str) -> None:
-    @tool
-    def give() -> Any:
-        return value
+async def test_the_model_reads_rendered_output(store: Store, value: object, text: str) -> None:
+    run = await run_tool(store, value)
+    assert (run.messages["a"].text, run.messages["a"].ok) == (text, True)
+    assert run.results["a"].output == ("" if value is None else text)
 
-    run = await run_script(call("give", id="a"), "ok", tools=[give])
-    assert run.reason == "answered"
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (object(), "which is not JSON"),
+        (ToolResult("a cat", ("cat.png",)), "not text, images or files"),  # type: ignore[arg-type]
+    ],
+    ids=["object", "parts"],
+)
+async def test_a_result_that_cannot_be_stored_is_an_error(store: Store, value: object, problem: str) -> None:
+    run = await run_tool(store, value)
     done = run.results["a"]
-    shown = select_results(run.requests[1])["a"]
-    assert (shown.text, shown.ok) == (text, True)
-    assert done.output == (text if text != "(no output)" else "")
+    assert done.status == "error" and problem in done.output and "It may have run" in done.output
+    assert run.messages["a"].text == done.output
 
 
 async def test_a_result_can_have_images_and_say_that_it_failed(store: Store) -> None:
     picture = ImagePart(data="aGk=", media_type="image/png")
-
-    @tool
-    def draw() -> ToolResult:
-        return ToolResult("a cat", (picture,), ok=False)
-
-    run = await store.run_script(call("draw", id="a"), call("draw", id="b"), "ok", tools=[draw])
+    run = await run_tool(store, ToolResult("a cat", (picture,), ok=False))
     done = run.results["a"]
     assert (done.status, done.output, done.parts) == ("error", "a cat", (picture,))
-    for request in run.requests[1:]:
-        assert select_results(request)["a"].parts == (picture,)
+    assert run.messages["a"].parts == (picture,)
 
 
 async def test_a_tool_knows_its_call_and_can_show_progress(tmp_path: Path) -> None:
-    seen: list[ToolContext] = []
+    contexts: list[ToolContext] = []
 
     @tool
     def work(context: ToolContext, steps: int) -> str:
-        seen.append(context)
+        contexts.append(context)
         context.progress("halfway", 1, steps)
         context.output("line 1\n")
         return "done"
@@ -279,8 +272,9 @@ async def test_a_tool_knows_its_call_and_can_show_progress(tmp_path: Path) -> No
     agent, _ = build_agent(call("work", id="a", steps=2), "ok", tools=[work])
     async with agent.session(workspace=tmp_path) as session, session.run("go") as run:
         events = [event async for event in run]
-    assert (seen[0].session_id, seen[0].call_id, seen[0].workspace) == (session.id, "a", tmp_path)
-    assert seen[0].key == f"{session.id}:a"
+    [context] = contexts
+    assert (context.session_id, context.call_id, context.workspace) == (session.id, "a", tmp_path)
+    assert context.key == f"{session.id}:a"
     progress, output = select_events(events, Progress)[0], select_events(events, OutputDelta)[0]
     assert (progress.message, progress.done, progress.total, progress.call_id) == ("halfway", 1, 2, "a")
     assert (output.text, output.call_id) == ("line 1\n", "a")
@@ -298,5 +292,5 @@ async def test_the_last_progress_is_published_before_the_call_ends() -> None:
     work.ends_when_cancelled = True  # so that nothing comes between its end and the result
     agent, _ = build_agent(call("work", id="a"), "ok", tools=[work])
     async with agent.session() as session, session.run("go") as run:
-        heard = [type(event) for event in [event async for event in run] if isinstance(event, Progress | CallFinished)]
-    assert heard == [Progress, CallFinished]
+        kinds = [type(event) async for event in run if isinstance(event, Progress | CallFinished)]
+    assert kinds == [Progress, CallFinished]

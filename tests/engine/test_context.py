@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.kit.facts import BEGIN, MESSAGE, RUN, TURN, build_cases, message, new_run, result
 from tests.kit.simulation import Simulation
-from tests.kit.strategies import LIMITS, build_history, facts, fold_story, histories, stamp_history
+from tests.kit.strategies import LIMITS, build_history, facts, fold_story, histories
 from tests.kit.strict import check_growth, check_request
 from treadle.engine.context import Projection
 from treadle.engine.state import OUTCOME_UNKNOWN, apply, fold
@@ -81,8 +81,7 @@ def test_the_projection_stays_valid_after_a_compaction_anywhere(
     history: list[AnyFact], place: int, kind: str, through: int
 ) -> None:
     compacted = ContextCompacted(kind=kind, through=through, summary="in short")  # type: ignore[arg-type]
-    pieces = [([fact], 1.0) for fact in (*history[:place], compacted, *history[place:])]
-    check_request(build_request(Projection(), stamp_history(pieces)))
+    check_request(build_request(Projection(), build_history(*history[:place], compacted, *history[place:])))
 
 
 @given(histories)

@@ -9,43 +9,20 @@ from hypothesis import strategies as st
 
 from treadle.engine.reply import MarkSplitter, SplitReply, find_cycle, split_marks
 
+_TAGS = "<think> </think> <thinking> </thinking> <reasoning> </reasoning> <think/> <answer> </answer> <uncertain>"
+_PARTS = "<stuck> <yield/> </stuck> < </ <a <answers> > /> é"
+_LONG = ["<answer " + "x" * 130 + ">", *(f"<answer a='{'b' * length}'>" for length in (107, 108, 150))]
 PIECES = st.sampled_from(
     [
-        "<think>",
-        "</think>",
-        "<thinking>",
-        "</thinking>",
-        "<reasoning>",
-        "</reasoning>",
-        "<think/>",
-        "<answer>",
-        "</answer>",
-        '<answer confidence="0.9">',
-        "<answer confidence=0.5 />",
-        "<uncertain>",
-        "<stuck>",
-        "<yield/>",
-        "</stuck>",
-        "<",
-        "</",
-        "<a",
-        "<answers>",
-        "<answer " + "x" * 130 + ">",
-        "<answer a='" + "b" * 107 + "'>",
-        "<answer a='" + "b" * 108 + "'>",
-        "<answer a='" + "b" * 150 + "'>",
-        ">",
-        "/>",
-        "1 < 2",
-        "x\n",
-        " so 🎈 ",
-        "é",
+        *f"{_TAGS} {_PARTS}".split(),
+        *('<answer confidence="0.9">', "<answer confidence=0.5 />", "1 < 2", "x\n", " so 🎈 "),
+        *_LONG,
     ]
 )
 TEXTS = st.lists(PIECES, max_size=8).map("".join) | st.text(alphabet="<>/answer think='\n", max_size=40)
 
 
-def in_pieces(pieces: list[str]) -> tuple[str, str, list[str], float | None]:
+def split_pieces(pieces: list[str]) -> tuple[str, str, list[str], float | None]:
     splitter = MarkSplitter()
     fed = [splitter.feed(piece) for piece in pieces] + [splitter.finish()]
     answer, reasoning = ("".join(part) for part in zip(*fed, strict=True))
@@ -61,13 +38,13 @@ def in_pieces(pieces: list[str]) -> tuple[str, str, list[str], float | None]:
 def test_a_streamed_text_is_split_like_the_whole_text(text: str, cuts: list[int]) -> None:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     pieces = [text[start:end] for start, end in pairwise(places)]
-    assert in_pieces(pieces) == in_pieces(list(text)) == in_pieces([text])
+    assert split_pieces(pieces) == split_pieces(list(text)) == split_pieces([text])
 
 
 @given(st.text())
 def test_a_text_without_marks_is_not_changed(text: str) -> None:
     text = text.replace("<", "")
-    assert in_pieces(list(text)) == (text, "", [], None)
+    assert split_pieces(list(text)) == (text, "", [], None)
     assert split_marks(text) == SplitReply(text if text.strip() else "", "", (), None)
 
 
@@ -142,25 +119,14 @@ def test_marks_are_read_and_removed(text: str, said: str, signals: tuple[str, ..
         ("hm, let me see</think>42", "42", "hm, let me see"),
         ("hm</think>4<think>ha</think>2", "42", "hm\nha"),
         ("<think>one <think>two</think>42", "42", "one two"),
+        ('<think>Say <stuck> or <answer confidence="1">?</think>42', "42", 'Say <stuck> or <answer confidence="1">?'),
+        ("I could say <stuck>.</think>42", "42", "I could say <stuck>."),
     ],
 )
-def test_leaked_reasoning_is_separated_from_the_answer(text: str, said: str, reasoning: str) -> None:
+def test_reasoning_is_separated_from_the_answer_and_its_marks_are_no_signals(
+    text: str, said: str, reasoning: str
+) -> None:
     assert split_marks(text) == SplitReply(said, reasoning, (), None)
-
-
-@pytest.mark.parametrize(
-    ("text", "reasoning"),
-    [
-        (
-            '<think>Should I say <stuck> or <answer confidence="0.1">?</think>42',
-            'Should I say <stuck> or <answer confidence="0.1">?',
-        ),
-        ("I could say <stuck>.</think>42", "I could say <stuck>."),
-    ],
-    ids=["whole block", "leaked prefix"],
-)
-def test_a_mark_inside_reasoning_is_no_signal(text: str, reasoning: str) -> None:
-    assert split_marks(text) == SplitReply("42", reasoning, (), None)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n", " <answer> </answer> ", "<think>hm</think>\n"])
@@ -176,39 +142,24 @@ def test_any_text_can_be_split_and_does_not_grow(text: str) -> None:
 
 def test_a_hostile_text_is_split_fast() -> None:
     began = time.process_time()
-    for text in (
-        "<answer " * 20_000,
-        "<think" + " " * 200_000,
-        "<" * 200_000,
-        "</think" * 30_000,
-        "<answer a=" * 20_000,
-    ):
+    words = ("<answer ", "<", "</think", "<answer a=")
+    for text in ("<think" + " " * 200_000, *(word * (200_000 // len(word)) for word in words)):
         split_marks(text)
-        in_pieces([text[:1000], text[1000:]])
+        split_pieces([text[:1000], text[1000:]])
     assert time.process_time() - began < 5
 
 
-# ── cycles─ ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── cycles ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+TRAILS = {
+    0: ["", "aa", "aaab", "aba", "ababc", "abcab", "abcdabcd"],
+    1: ["aaa", "baaa"],
+    2: ["abab", "xabab"],
+    3: ["abcabc", "aabaab"],
+}
 
 
-@pytest.mark.parametrize(
-    ("trail", "period"),
-    [
-        ("", 0),
-        ("aa", 0),
-        ("aaa", 1),
-        ("baaa", 1),
-        ("aaab", 0),
-        ("aba", 0),
-        ("abab", 2),
-        ("xabab", 2),
-        ("ababc", 0),
-        ("abcabc", 3),
-        ("abcab", 0),
-        ("aabaab", 3),
-        ("abcdabcd", 0),
-    ],
-)
+@pytest.mark.parametrize(("trail", "period"), [(trail, period) for period in TRAILS for trail in TRAILS[period]])
 def test_a_cycle_of_calls_is_found(trail: str, period: int) -> None:
     assert find_cycle([(letter, "{}") for letter in trail]) == period
 

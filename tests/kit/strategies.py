@@ -1,7 +1,6 @@
 """Hypothesis strategies: any value of any event, any history of facts, and actions of models and people."""
 
 import types
-from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -175,21 +174,22 @@ facts: SearchStrategy[AnyFact] = st.one_of([st.sampled_from(kind) for kind in _F
 kinds_in_histories = {type(fact) for kind in _FACTS for fact in kind}
 
 
-def stamp_history(pieces: Sequence[tuple[list[AnyFact], float]]) -> list[AnyFact]:
-    """Give facts their positions and times. The clock may also go back."""
-    result: list[AnyFact] = []
+def build_history(*story: AnyFact | float) -> list[AnyFact]:
+    """Give facts their positions and times. A number is a pause in seconds before the next fact, or a step back."""
+    history: list[AnyFact] = []
     now = 0.0
-    for piece, passed in pieces:
-        now += passed
-        for fact in piece:
-            result.append(msgspec.structs.replace(fact, seq=len(result) + 1, at=now))
-    return result
+    for piece in story:
+        if isinstance(piece, float):
+            now += piece
+        else:
+            history.append(msgspec.structs.replace(piece, seq=len(history) + 1, at=now))
+    return history
 
 
 _times = st.sampled_from((0.0, 0.5, 15.0, -3.0))
 histories: SearchStrategy[list[AnyFact]] = st.lists(
     st.tuples(facts.map(lambda fact: [fact]) | st.sampled_from(_SCENES), _times), max_size=25
-).map(stamp_history)
+).map(lambda pieces: build_history(*(part for piece, passed in pieces for part in (passed, *piece))))
 
 # ── actions of a model and a person ──────────────────────────────────────────────────────────────────────
 
@@ -230,18 +230,6 @@ foreign_facts: SearchStrategy[AnyFact] = st.one_of(
         )
     ]
 )
-
-
-def build_history(*story: AnyFact | float) -> list[AnyFact]:
-    """Give facts their positions and times. A number is a pause in seconds between two facts."""
-    result: list[AnyFact] = []
-    now = 0.0
-    for piece in story:
-        if isinstance(piece, float):
-            now += piece
-        else:
-            result.append(msgspec.structs.replace(piece, seq=len(result) + 1, at=now))
-    return result
 
 
 def fold_story(*story: AnyFact | float) -> State:

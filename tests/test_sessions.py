@@ -6,29 +6,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.kit import sessions as kit
 from tests.kit.fake_model import FakeModel, HangingModel
-from tests.kit.sessions import (
-    HeldTool,
-    Store,
-    build_agent,
-    check_settled,
-    either_store,
-    file_store,
-    finish_run,
-    list_user_texts,
-    note,
-    run_to_end,
-    select_events,
-    select_results,
-    wait_for,
-)
+from tests.kit.sessions import HeldTool, Store, note
 from treadle import Agent, ImagePart, Limits, NotAnswered, RunFinished, Session, TextDelta, TextPart
 from treadle.events import Custom, MessageReceived, RunStarted, SessionCreated, TurnStarted
 from treadle.messages import ModelMessage, Reply, Request, UserMessage
 from treadle.testing import call
 
-store = either_store
-on_file = file_store
+store = kit.either_store
+on_file = kit.file_store
 
 
 # --- opening
@@ -36,20 +23,20 @@ on_file = file_store
 
 async def test_the_same_path_resumes_the_same_session(on_file: Store) -> None:
     assert on_file.path is not None
-    agent, _ = build_agent("hello", "you said: first")
+    agent, _ = kit.build_agent("hello", "you said: first")
     async with agent.session(on_file.path) as session:
-        await run_to_end(session, "first")
+        await kit.run_to_end(session, "first")
         first = session.id
     async with agent.session(str(on_file.path)) as session:
         assert session.id == first
-        await run_to_end(session, "what did I say?")
+        await kit.run_to_end(session, "what did I say?")
         assert [fact.seq for fact in await session.facts()][-1] == len(await session.facts())
     async with agent.session(on_file.path, new=True) as session:
         assert session.id != first
 
 
 async def test_a_name_finds_a_session_or_makes_one(store: Store) -> None:
-    agent, _ = build_agent()
+    agent, _ = kit.build_agent()
     log = store.open()
     async with agent.session(log, name="trip") as trip, agent.session(log, name="tax") as tax:
         assert trip.id != tax.id
@@ -63,7 +50,7 @@ async def test_a_name_finds_a_session_or_makes_one(store: Store) -> None:
 
 
 async def test_the_first_fact_describes_the_agent(store: Store) -> None:
-    agent, _ = build_agent(tools=[note], instructions="be good", name="helper", limits=Limits(turns=3))
+    agent, _ = kit.build_agent(tools=[note], instructions="be good", name="helper", limits=Limits(turns=3))
     async with agent.session(store.open()) as session:
         [created] = await session.facts()
     assert isinstance(created, SessionCreated)
@@ -72,37 +59,37 @@ async def test_the_first_fact_describes_the_agent(store: Store) -> None:
 
 
 async def test_a_users_notes_are_facts_without_meaning_to_the_engine() -> None:
-    agent, model = build_agent("ok")
+    agent, model = kit.build_agent("ok")
     async with agent.session() as session:
         await session.note("acme.audit", {"who": "ada"})
-        assert (await run_to_end(session)).answer == "ok"
-        assert select_events(await session.facts(), Custom)[0].data == {"who": "ada"}
-    assert list_user_texts(model.requests[0]) == ["go"]
+        assert (await kit.run_to_end(session)).answer == "ok"
+        assert kit.select_events(await session.facts(), Custom)[0].data == {"who": "ada"}
+    assert kit.list_user_texts(model.requests[0]) == ["go"]
 
 
 # --- ask
 
 
 def test_ask_works_without_an_event_loop() -> None:
-    assert build_agent("4")[0].ask_sync("2+2?") == "4"
+    assert kit.build_agent("4")[0].ask_sync("2+2?") == "4"
 
 
 async def test_ask_returns_the_answer_in_one_call(on_file: Store) -> None:
     assert on_file.path is not None
-    agent, _ = build_agent("4", "5")
+    agent, _ = kit.build_agent("4", "5")
     assert await agent.ask("2+2?") == "4"
     assert await agent.ask("3+2?", on_file.path) == "5"
     async with agent.session(on_file.path) as session:
-        assert select_events(await session.facts(), RunFinished)[0].answer == "5"
+        assert kit.select_events(await session.facts(), RunFinished)[0].answer == "5"
 
 
 async def test_a_run_without_an_answer_is_an_error_that_says_why_and_what_to_do(store: Store) -> None:
-    agent, _ = build_agent(call("note", text="x"), "half", "done", tools=[note], limits=Limits(turns=1))
+    agent, _ = kit.build_agent(call("note", text="x"), "half", "done", tools=[note], limits=Limits(turns=1))
     async with agent.session(store.open()) as session:
         with pytest.raises(NotAnswered, match=r"without an answer \(turn_limit\); session.continue_") as caught:
             await session.ask("go")
         assert caught.value.outcome is not None and caught.value.outcome.answer == "half"
-        assert (await finish_run(session.continue_())).answer == "done"
+        assert (await kit.finish_run(session.continue_())).answer == "done"
 
 
 class Sum(BaseModel):
@@ -111,26 +98,26 @@ class Sum(BaseModel):
 
 
 async def test_a_typed_answer_that_fits_is_given_as_its_type() -> None:
-    agent, model = build_agent('```json\n{"total": 4, "why": "2+2"}\n```', output=Sum)
+    agent, model = kit.build_agent('```json\n{"total": 4, "why": "2+2"}\n```', output=Sum)
     assert await agent.ask("2+2?") == Sum(total=4, why="2+2")
     assert model.requests[0].output_schema is not None
     assert set(model.requests[0].output_schema["properties"]) == {"total", "why"}
 
 
 async def test_an_answer_that_does_not_fit_is_sent_back_twice_with_the_reason(store: Store) -> None:
-    agent, model = build_agent("four", '{"total": "four"}', '{"total": 4}', output=Sum)
+    agent, model = kit.build_agent("four", '{"total": "four"}', '{"total": 4}', output=Sum)
     async with agent.session(store.open()) as session:
         assert await session.ask("2+2?") == Sum(total=4)
-    assert "Invalid JSON" in list_user_texts(model.requests[1])[-1]
-    assert "total: Input should be a valid integer" in list_user_texts(model.requests[2])[-1]
+    assert "Invalid JSON" in kit.list_user_texts(model.requests[1])[-1]
+    assert "total: Input should be a valid integer" in kit.list_user_texts(model.requests[2])[-1]
 
 
 async def test_three_answers_that_do_not_fit_are_a_failure(store: Store) -> None:
-    agent, model = build_agent("four", "for", "fore", "never asked", output=Sum)
+    agent, model = kit.build_agent("four", "for", "fore", "never asked", output=Sum)
     async with agent.session(store.open()) as session:
         with pytest.raises(NotAnswered, match="3 answers in a row did not fit") as caught:
             await session.ask("2+2?")
-        check_settled(await session.facts())
+        kit.check_settled(await session.facts())
     assert caught.value.outcome is not None and caught.value.outcome.reason == "failed"
     assert len(model.requests) == 3
 
@@ -139,7 +126,7 @@ async def test_three_answers_that_do_not_fit_are_a_failure(store: Store) -> None
     ("output", "text", "answer"), [(str, "It is [4].", "It is [4]."), (list[int], "[1, 2]", [1, 2])]
 )
 async def test_an_output_can_be_plain_text_or_a_plain_type(output: Any, text: str, answer: Any) -> None:
-    agent, model = build_agent(text, output=output)
+    agent, model = kit.build_agent(text, output=output)
     assert await agent.ask("?") == answer
     assert (model.requests[0].output_schema is None) is (output is str)
 
@@ -152,12 +139,12 @@ async def test_a_message_sent_while_a_tool_runs_steers_the_next_turn(store: Stor
     async with held.open_session(store.open(), "as you say") as session:
         sent = await session.send("in French")
         held.free.set()
-        await wait_for(session, RunFinished)
+        await kit.wait_for(session, RunFinished)
         facts = await session.facts()
-    check_settled(facts)
-    assert len(select_events(facts, RunStarted)) == 1 and held.starts == 1
-    assert select_events(facts, TurnStarted)[1].messages == (sent,)
-    assert select_results(held.model.requests[1])["a"].text == "waited"
+    kit.check_settled(facts)
+    assert len(kit.select_events(facts, RunStarted)) == 1 and held.starts == 1
+    assert kit.select_events(facts, TurnStarted)[1].messages == (sent,)
+    assert kit.select_results(held.model.requests[1])["a"].text == "waited"
     assert held.model.requests[1].messages[-1] == UserMessage((TextPart("in French"),))
 
 
@@ -175,67 +162,67 @@ async def test_a_message_sent_during_the_last_reply_gets_a_run_of_its_own(store:
 
     async with Agent(SendingModel()).session(store.open()) as session:
         sessions.append(session)
-        outcome = await run_to_end(session, "first")
-        second = await wait_for(session, RunFinished, after=outcome.seq)
+        outcome = await kit.run_to_end(session, "first")
+        second = await kit.wait_for(session, RunFinished, after=outcome.seq)
         facts = await session.facts()
     assert (outcome.answer, second.answer) == ("answer 1", "answer 2")
-    check_settled(facts)
-    assert [len(fact.messages) for fact in select_events(facts, TurnStarted)] == [1, 1]
+    kit.check_settled(facts)
+    assert [len(fact.messages) for fact in kit.select_events(facts, TurnStarted)] == [1, 1]
 
 
 async def test_two_runs_asked_for_at_once_both_end_and_no_message_is_lost(store: Store) -> None:
-    agent, model = build_agent("one", "two", "three")
+    agent, model = kit.build_agent("one", "two", "three")
     async with agent.session(store.open()) as session:
-        outcomes = await asyncio.gather(*(run_to_end(session, f"message {n}") for n in range(3)))
+        outcomes = await asyncio.gather(*(kit.run_to_end(session, f"message {n}") for n in range(3)))
         facts = await session.facts()
-    check_settled(facts)
+    kit.check_settled(facts)
     assert all(outcome.reason == "answered" for outcome in outcomes)
-    promoted = [identity for fact in select_events(facts, TurnStarted) for identity in fact.messages]
-    assert sorted(promoted) == sorted(fact.id for fact in select_events(facts, MessageReceived))
-    shown = list_user_texts(model.requests[len(select_events(facts, RunFinished)) - 1])
+    promoted = [identity for fact in kit.select_events(facts, TurnStarted) for identity in fact.messages]
+    assert sorted(promoted) == sorted(fact.id for fact in kit.select_events(facts, MessageReceived))
+    shown = kit.list_user_texts(model.requests[len(kit.select_events(facts, RunFinished)) - 1])
     assert {f"message {n}" for n in range(3)} <= set(shown)
 
 
 async def test_a_message_in_interrupt_mode_stops_the_run_and_is_answered_at_once(store: Store) -> None:
     held = HeldTool()
     async with held.open_session(store.open(), "new answer") as session:
-        outcome = await run_to_end(session, "no, this instead", mode="interrupt")
+        outcome = await kit.run_to_end(session, "no, this instead", mode="interrupt")
         facts = await session.facts()
-    check_settled(facts)
-    first, second = select_events(facts, RunFinished)
+    kit.check_settled(facts)
+    first, second = kit.select_events(facts, RunFinished)
     assert (first.reason, first.error) == ("cancelled", "interrupted by a new message")
     assert second == outcome and outcome.answer == "new answer"
-    assert list_user_texts(held.model.requests[1])[-1] == "no, this instead"
-    assert "may have had effects" in select_results(held.model.requests[1])["a"].text
+    assert kit.list_user_texts(held.model.requests[1])[-1] == "no, this instead"
+    assert "may have had effects" in kit.select_results(held.model.requests[1])["a"].text
 
 
 async def test_interrupting_a_talking_model_keeps_its_partial_text(store: Store) -> None:
     model = HangingModel(reply="short")
     async with Agent(model).session(store.open()) as session:
         await session.send("tell me a story")
-        await wait_for(session, TextDelta)
-        outcome = await run_to_end(session, "shorter", mode="interrupt")
-        first = select_events(await session.facts(), RunFinished)[0]
+        await kit.wait_for(session, TextDelta)
+        outcome = await kit.run_to_end(session, "shorter", mode="interrupt")
+        first = kit.select_events(await session.facts(), RunFinished)[0]
     assert (first.answer, outcome.answer) == ("Once upon", "short")
     assert [m.text for m in model.requests[1].messages if isinstance(m, ModelMessage)] == ["Once upon"]
 
 
 async def test_a_message_with_a_key_is_taken_once(store: Store) -> None:
-    agent, model = build_agent("one", "two")
+    agent, model = kit.build_agent("one", "two")
     async with agent.session(store.open()) as session:
-        first = await run_to_end(session, "pay the bill", key="k1")
-        again = await run_to_end(session, "pay the bill", key="k1")
+        first = await kit.run_to_end(session, "pay the bill", key="k1")
+        again = await kit.run_to_end(session, "pay the bill", key="k1")
         assert again == first, "the repetition has the ending of the first"
-        [message] = select_events(await session.facts(), MessageReceived)
+        [message] = kit.select_events(await session.facts(), MessageReceived)
         assert await session.send("pay the bill", key="k1") == message.id and len(model.requests) == 1
-        assert (await run_to_end(session, "pay the bill", key="k2")).answer == "two"
+        assert (await kit.run_to_end(session, "pay the bill", key="k2")).answer == "two"
 
 
 async def test_images_stay_in_the_conversation_after_the_first_turn(store: Store) -> None:
     picture = ImagePart(data="aGk=")
-    agent, model = build_agent(call("note", text="x"), "a cat", "still a cat", tools=[note])
+    agent, model = kit.build_agent(call("note", text="x"), "a cat", "still a cat", tools=[note])
     async with agent.session(store.open()) as session:
-        await run_to_end(session, ["what is this?", picture])
-        await run_to_end(session, "sure?")
+        await kit.run_to_end(session, ["what is this?", picture])
+        await kit.run_to_end(session, "sure?")
     for request in model.requests:
         assert request.messages[0] == UserMessage((TextPart("what is this?"), picture))

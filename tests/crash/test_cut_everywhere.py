@@ -14,18 +14,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.kit import sessions as kit
 from tests.kit.fake_model import FakeModel
-from tests.kit.sessions import (
-    check_settled,
-    finish_run,
-    list_kinds,
-    read_questions,
-    resume_run,
-    run_message,
-    run_to_end,
-    select_events,
-    wait_for,
-)
 from tests.kit.simulation import split_runs
 from tests.kit.strict import StrictModel
 from treadle import (
@@ -150,24 +140,24 @@ async def record_full_session(log: Log, world: World) -> list[CrashPoint]:
         "all done",
     )
     async with open_session(log, model, world) as (session, strict):
-        assert await run_message(session, "begin") is None
-        assert [question.call_id for question in await read_questions(session)] == ["p1", "p2", "q"]
+        assert await kit.run_message(session, "begin") is None
+        assert [question.call_id for question in await kit.read_questions(session)] == ["p1", "p2", "q"]
         await session.approve("p1", Answer(by="ada"))
         await session.deny("p2", "too much")
         await session.send("and be quick")
         await session.answer("q", "the blue one")
-        ending = await wait_for(session, RunFinished)
+        ending = await kit.wait_for(session, RunFinished)
         assert ending.answer == "first answer"
         summary = ContextCompacted(kind="summary", through=ending.seq - 2, summary="Pages were read and bills paid.")
         await log.post(session.id, [summary])
         await session.note("acme.audit", {"ok": True})
         await session.send("more")
-        await wait_for(session, CallStarted, lambda fact: fact.call_id == "h")
+        await kit.wait_for(session, CallStarted, lambda fact: fact.call_id == "h")
         assert await session.cancel(by="ada") is not None
-        assert (await finish_run(session.continue_())).answer == "all done"
+        assert (await kit.finish_run(session.continue_())).answer == "all done"
         assert strict.violations == []
         points = await crash_points(session)
-        check_settled(points[-1].facts)
+        kit.check_settled(points[-1].facts)
         return points
 
 
@@ -177,8 +167,8 @@ async def resume_session(log: Log, point: CrashPoint, model: Any) -> tuple[list[
     await point.plant(log)
     async with open_session(log, model, world, point.session_id) as (session, strict):
         for _ in range(40):
-            await resume_run(session)
-            open_questions = await read_questions(session)
+            await kit.resume_run(session)
+            open_questions = await kit.read_questions(session)
             if not open_questions:
                 break
             for number, question in enumerate(open_questions):
@@ -188,34 +178,34 @@ async def resume_session(log: Log, point: CrashPoint, model: Any) -> tuple[list[
                     await session.answer(question.call_id, "the red one")
         facts = await session.facts()
         assert strict.violations == []
-        outcome = await run_message(session, "are you still there?")
+        outcome = await kit.run_message(session, "are you still there?")
         while outcome is None:
-            for question in await read_questions(session):
+            for question in await kit.read_questions(session):
                 await session.deny(question.call_id)
-            outcome = await resume_run(session)
+            outcome = await kit.resume_run(session)
         assert strict.violations == [], "the request for the next message is bad"
-        check_settled(await session.facts())
+        kit.check_settled(await session.facts())
     return facts, world
 
 
 def check(point: CrashPoint, facts: Sequence[AnyFact], world: World) -> None:
     """Check everything that must be true after any crash."""
     assert facts[: len(point.facts)] == list(point.facts), "recorded facts must not change"
-    check_settled(facts)
-    before = {f"{point.session_id}:{fact.call_id}": fact for fact in select_events(point.facts, CallStarted)}
-    finished = {f"{point.session_id}:{fact.call_id}" for fact in select_events(point.facts, CallFinished)}
+    kit.check_settled(facts)
+    before = {f"{point.session_id}:{fact.call_id}": fact for fact in kit.select_events(point.facts, CallStarted)}
+    finished = {f"{point.session_id}:{fact.call_id}" for fact in kit.select_events(point.facts, CallFinished)}
     again = Counter(key.partition(" attempt ")[0] for key in world.effects)
     assert not set(again) & set(before), "an effect that may have happened happened again"
     assert not {key for key, times in Counter(world.effects).items() if times > 1}, "an effect happened twice"
     assert not set(world.looks) & finished, "a finished call was run again"
     for run in split_runs(facts):
-        started = {fact.call_id for fact in select_events(run, CallStarted)}
+        started = {fact.call_id for fact in kit.select_events(run, CallStarted)}
         assert len(started) <= LIMITS.calls
-        assert len([turn for turn in select_events(run, TurnStarted) if turn.wrap_up is None]) <= LIMITS.turns
-        [ending] = select_events(run, RunFinished)
+        assert len([turn for turn in kit.select_events(run, TurnStarted) if turn.wrap_up is None]) <= LIMITS.turns
+        [ending] = kit.select_events(run, RunFinished)
         assert ending.calls == len(started)
-    results = {fact.call_id: fact for fact in select_events(facts, CallFinished)}
-    for fact in select_events(point.facts, CallStarted):
+    results = {fact.call_id: fact for fact in kit.select_events(facts, CallFinished)}
+    for fact in kit.select_events(point.facts, CallStarted):
         key = f"{point.session_id}:{fact.call_id}"
         if key not in finished:
             expected = {"ok"} if fact.safety == "safe" else {"interrupted", "cancelled"}
@@ -230,15 +220,15 @@ async def test_the_recorded_session_has_facts_of_every_kind(tmp_path: Path) -> N
     assert len(points) == len(facts) > 50
     wanted = {"model_failed", "approval_requested", "approval_answered", "input_requested", "input_answered"}
     wanted |= {"context_compacted", "cancel_requested", "run_requested", "signal_detected", "custom"}
-    assert wanted <= set(list_kinds(facts))
-    assert {fact.status for fact in select_events(facts, CallFinished)} == {"ok", "error", "denied", "cancelled"}
-    assert [fact.kind for fact in select_events(facts, SignalDetected)] == ["tool_retry", "tool_retry"]
-    assert [ending.reason for ending in select_events(facts, RunFinished)] == ["answered", "cancelled", "answered"]
-    assert select_events(facts, RunRequested)[0].trigger == "continue"
-    assert any(len(turn.messages) and turn.turn > 1 for turn in select_events(facts, TurnStarted)), (
+    assert wanted <= set(kit.list_kinds(facts))
+    assert {fact.status for fact in kit.select_events(facts, CallFinished)} == {"ok", "error", "denied", "cancelled"}
+    assert [fact.kind for fact in kit.select_events(facts, SignalDetected)] == ["tool_retry", "tool_retry"]
+    assert [ending.reason for ending in kit.select_events(facts, RunFinished)] == ["answered", "cancelled", "answered"]
+    assert kit.select_events(facts, RunRequested)[0].trigger == "continue"
+    assert any(len(turn.messages) and turn.turn > 1 for turn in kit.select_events(facts, TurnStarted)), (
         "a message steered it"
     )
-    assert Counter(len(reply.calls) for reply in select_events(facts, ModelReplied)) == {4: 1, 5: 1, 2: 2, 0: 2}
+    assert Counter(len(reply.calls) for reply in kit.select_events(facts, ModelReplied)) == {4: 1, 5: 1, 2: 2, 0: 2}
 
 
 @pytest.mark.parametrize("model", [Modest, Greedy])
@@ -281,7 +271,7 @@ async def test_resuming_a_finished_session_changes_nothing(tmp_path: Path) -> No
     log, world = InMemoryLog(), World()
     await points[-1].plant(log)
     async with open_session(log, Modest(), world, points[-1].session_id) as (session, _):
-        assert await resume_run(session) is None
+        assert await kit.resume_run(session) is None
         assert await session.facts() == list(points[-1].facts)
     assert world.effects == world.looks == []
 
@@ -298,9 +288,9 @@ async def test_after_a_crash_the_model_reads_that_a_call_may_have_run(tmp_path: 
     model, log = ScriptedModel("I will check"), InMemoryLog()
     await point.plant(log)
     async with open_session(log, model, World(), point.session_id) as (session, _):
-        outcome = await resume_run(session)
+        outcome = await kit.resume_run(session)
         assert outcome is not None and outcome.answer == "I will check"
-        assert (await run_to_end(session, "and?")).reason == "failed", "the script has no more lines"
+        assert (await kit.run_to_end(session, "and?")).reason == "failed", "the script has no more lines"
     [shown] = [m for m in model.requests[0].messages if isinstance(m, ResultMessage) and m.call_id == "w1"]
     assert "may have run" in shown.text and not shown.ok
     assert isinstance(model.requests[0].messages[0], UserMessage)
@@ -316,8 +306,8 @@ async def test_a_safe_call_that_always_crashes_is_given_up() -> None:
     world, log = World(), InMemoryLog()
     await CrashPoint(point.session_id, tuple(facts)).plant(log)
     async with open_session(log, Modest(), world, point.session_id) as (session, _):
-        await resume_run(session)
-        done = {fact.call_id: fact.status for fact in select_events(await session.facts(), CallFinished)}
+        await kit.resume_run(session)
+        done = {fact.call_id: fact.status for fact in kit.select_events(await session.facts(), CallFinished)}
     last = facts[-1]
     assert isinstance(last, CallStarted) and done[last.call_id] == "interrupted"
     assert f"{point.session_id}:{last.call_id}" not in world.looks

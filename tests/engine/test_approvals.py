@@ -6,26 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import (
-    DROP,
-    PATIENCE,
-    Store,
-    Tables,
-    build_agent,
-    build_gate,
-    check_settled,
-    list_kinds,
-    list_user_texts,
-    post_at_release,
-    read_finished_calls,
-    read_questions,
-    resume_run,
-    run_message,
-    run_to_end,
-    select_events,
-    select_results,
-    wait_for,
-)
+from tests.kit import sessions as kit
+from tests.kit.sessions import DROP, PATIENCE, Store, Tables
 from treadle import (
     Answer,
     ApprovalRequested,
@@ -59,26 +41,25 @@ async def test_a_gate_brings_the_question_to_a_person_and_the_call_runs(store: S
     assert (question.tool, question.arguments, question.safety) == ("drop", {"table": "users"}, "destructive")
     assert "destructive" in question.why and question.rule and question.digest
     assert (answer.call_id, answer.decision, answer.by) == ("a", "allow", "ada")
-    order = [kind for kind in list_kinds(run.facts) if "approval" in kind or "call" in kind]
+    order = [kind for kind in kit.list_kinds(run.facts) if "approval" in kind or "call" in kind]
     assert order == ["approval_requested", "approval_answered", "call_started", "call_finished"]
 
 
 async def test_a_denied_call_is_answered_to_the_model_with_the_comment_and_the_run_goes_on(
     store: Store, tables: Tables
 ) -> None:
-    gate = build_gate(Answer("deny", comment="use the archive instead", by="ada"))
+    gate = kit.build_gate(Answer("deny", comment="use the archive instead", by="ada"))
     run = await store.run_script(DROP, "as you wish", tools=tables.tools, gate=gate)
     assert (run.reason, run.answer, tables.done) == ("answered", "as you wish", [])
-    shown = select_results(run.requests[1])["a"]
+    shown = run.messages["a"]
     assert "ada said no" in shown.text and "use the archive instead" in shown.text and not shown.ok
 
 
 async def test_without_a_gate_a_gated_call_is_denied_with_what_to_do(store: Store, tables: Tables) -> None:
     run = await store.run_script(DROP, "as you wish", tools=tables.tools)
-    assert run.reason == "answered"
-    assert not run.select(ApprovalRequested)
+    assert run.reason == "answered" and not run.select(ApprovalRequested)
     assert run.results["a"].status == "denied"
-    text = select_results(run.requests[1])["a"].text
+    text = run.messages["a"].text
     assert "Nobody can be asked here" in text and "approve the tool by name" in text
     assert tables.done == []
 
@@ -98,20 +79,20 @@ async def test_a_gate_that_fails_leaves_the_question_for_anyone_to_answer(
     async with tables.open_session(store.open(), "done", gate=gate) as session:
         assert "no terminal" in caplog.text and "still waits" in caplog.text
         await session.approve("a")
-        assert (outcome := await resume_run(session)) and outcome.answer == "done"
+        assert (outcome := await kit.resume_run(session)) and outcome.answer == "done"
     assert tables.done == ["users"]
     assert [record.levelno for record in caplog.records if record.name == "treadle"] == [logging.ERROR]
 
 
 async def test_a_session_can_have_its_own_gate(tables: Tables) -> None:
-    agent, _ = build_agent(DROP, "done", tools=tables.tools)
-    async with agent.session(gate=build_gate(Answer("allow"))) as session:
-        assert (await run_to_end(session)).answer == "done"
+    agent, _ = kit.build_agent(DROP, "done", tools=tables.tools)
+    async with agent.session(gate=kit.build_gate(Answer("allow"))) as session:
+        assert (await kit.run_to_end(session)).answer == "done"
     assert tables.done == ["users"]
 
 
 async def test_an_approval_can_be_answered_the_moment_it_is_announced(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(DROP, "done", tools=tables.tools, gate=later)
+    agent, _ = kit.build_agent(DROP, "done", tools=tables.tools, gate=later)
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
             async for event in run:
@@ -122,7 +103,7 @@ async def test_an_approval_can_be_answered_the_moment_it_is_announced(store: Sto
 
 
 async def test_ask_raises_an_error_that_names_the_call_it_waits_for(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(DROP, tools=tables.tools, gate=later)
+    agent, _ = kit.build_agent(DROP, tools=tables.tools, gate=later)
     async with agent.session(store.open()) as session:
         with pytest.raises(NotAnswered, match="waits for somebody: drop") as caught:
             await session.ask("go")
@@ -134,32 +115,32 @@ async def test_ask_raises_an_error_that_names_the_call_it_waits_for(store: Store
 
 
 async def test_an_approval_is_answered_after_a_restart_by_another_runtime(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(DROP, tools=tables.tools, gate=later)
+    agent, _ = kit.build_agent(DROP, tools=tables.tools, gate=later)
     async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
-        assert await run_message(session) is None
+        assert await kit.run_message(session) is None
         session_id, before = session.id, len(await session.facts())
         assert (await runtime.sessions()).sessions[0].status == "waiting"
-    again, model = build_agent("done", tools=tables.tools)
+    again, model = kit.build_agent("done", tools=tables.tools)
     async with Runtime(store.open(), [again]) as runtime, runtime.session(id=session_id) as session:
         assert len(await session.facts()) == before, "looking at it changes nothing"
-        [question] = await read_questions(session)
+        [question] = await kit.read_questions(session)
         await session.approve(question.call_id, Answer(by="phone"))
-        ending = await wait_for(session, RunFinished)
+        ending = await kit.wait_for(session, RunFinished)
     assert (ending.reason, tables.done) == ("answered", ["users"])
-    assert select_results(model.requests[0])["a"].text == "dropped users"
+    assert kit.select_results(model.requests[0])["a"].text == "dropped users"
 
 
 async def test_an_approved_call_runs_also_if_its_approver_leaves_at_once(store: Store, tables: Tables) -> None:
     async with tables.open_session(store.open()):
         pass
-    other, _ = build_agent(tools=tables.tools)
+    other, _ = kit.build_agent(tools=tables.tools)
     async with other.session(store.open()) as session:
         await session.approve("a", Answer(by="phone"))
     assert not tables.done
-    again, _ = build_agent("done", tools=tables.tools)
+    again, _ = kit.build_agent("done", tools=tables.tools)
     async with again.session(store.open()) as session:
-        outcome = await resume_run(session)
-        result = (await read_finished_calls(session))["a"]
+        outcome = await kit.resume_run(session)
+        result = (await kit.read_finished_calls(session))["a"]
     assert outcome is not None and outcome.reason == "answered"
     assert (result.status, tables.done) == ("ok", ["users"])
 
@@ -167,9 +148,9 @@ async def test_an_approved_call_runs_also_if_its_approver_leaves_at_once(store: 
 async def test_a_gate_is_asked_again_after_a_restart(on_file: Store, tables: Tables) -> None:
     async with tables.open_session(on_file.open()):
         pass
-    again, _ = build_agent("done", tools=tables.tools, gate=build_gate(Answer("allow", by="terminal")))
+    again, _ = kit.build_agent("done", tools=tables.tools, gate=kit.build_gate(Answer("allow", by="terminal")))
     async with again.session(on_file.open()) as session:
-        outcome = await resume_run(session)
+        outcome = await kit.resume_run(session)
     assert outcome is not None and outcome.answer == "done" and tables.done == ["users"]
 
 
@@ -185,7 +166,7 @@ async def test_a_scope_is_remembered_after_a_restart(
 ) -> None:
     async with tables.open_session(on_file.open(), "done") as session:
         await session.approve("a", Answer("allow", scope, by="ada"))
-        await wait_for(session, RunFinished)
+        await kit.wait_for(session, RunFinished)
     asked: list[str] = []
 
     async def gate(question: Any) -> Answer:
@@ -193,10 +174,10 @@ async def test_a_scope_is_remembered_after_a_restart(
         return Answer("allow")
 
     lines = [call("drop", table=table) for table in ("users", "users", "orders")]
-    again, _ = build_agent(*lines, "done again", tools=tables.tools, gate=gate)
+    again, _ = kit.build_agent(*lines, "done again", tools=tables.tools, gate=gate)
     async with again.session(on_file.open()) as session:
-        assert (await run_to_end(session)).reason == "answered"
-        started = select_events(await session.facts(), CallStarted)
+        assert (await kit.run_to_end(session)).reason == "answered"
+        started = kit.select_events(await session.facts(), CallStarted)
     assert asked == asked_again
     assert tables.done == ["users", "users", "users", "orders"]
     assert scope == "call" or "ada allowed" in started[1].why
@@ -205,17 +186,17 @@ async def test_a_scope_is_remembered_after_a_restart(
 async def test_a_denial_for_the_tool_is_remembered_too(store: Store, tables: Tables) -> None:
     async with tables.open_session(store.open(), call("drop", id="b", table="orders"), "ok") as session:
         await session.approve("a", Answer("deny", "tool", by="ada"))
-        await wait_for(session, RunFinished)
-        assert len(select_events(await session.facts(), ApprovalRequested)) == 1
-    assert "ada denied drop" in select_results(tables.model.requests[2])["b"].text and tables.done == []
+        await kit.wait_for(session, RunFinished)
+        assert len(kit.select_events(await session.facts(), ApprovalRequested)) == 1
+    assert "ada denied drop" in kit.select_results(tables.model.requests[2])["b"].text and tables.done == []
 
 
 async def test_an_answer_for_the_tool_settles_the_other_questions_of_the_reply(store: Store, tables: Tables) -> None:
     lines = [call("drop", id=name, table=name) for name in "abc"]
     async with tables.open_session(store.open(), "done", first=lines) as session:
-        assert [question.call_id for question in await read_questions(session)] == ["a", "b", "c"]
+        assert [question.call_id for question in await kit.read_questions(session)] == ["a", "b", "c"]
         await session.approve("b", Answer("allow", "tool"))
-        outcome = await wait_for(session, RunFinished)
+        outcome = await kit.wait_for(session, RunFinished)
         with pytest.raises(AlreadyAnswered):
             await session.deny("c")
     assert outcome.answer == "done" and tables.done == ["a", "b", "c"]
@@ -230,35 +211,35 @@ async def test_calls_of_one_reply_with_several_approvals_resume_one_by_one_and_n
     lines = [call("note", id="n1", text="n1"), call("drop", id="d1", table="d1")]
     lines += [call("drop", id="d2", table="d2"), call("note", id="n2", text="n2")]
     async with tables.open_session(on_file.open(), first=lines) as session:
-        assert [question.call_id for question in await read_questions(session)] == ["d1", "d2"]
+        assert [question.call_id for question in await kit.read_questions(session)] == ["d1", "d2"]
         first = list(tables.done)
 
     async def answer(call_id: str, decision: Any) -> list[str]:
-        again, _ = build_agent("done", tools=tables.tools, gate=later)
+        again, _ = kit.build_agent("done", tools=tables.tools, gate=later)
         async with again.session(on_file.open()) as session:
             await session.approve(call_id, Answer(decision))
-            await resume_run(session)
-            return [question.call_id for question in await read_questions(session)]
+            await kit.resume_run(session)
+            return [question.call_id for question in await kit.read_questions(session)]
 
     assert await answer("d2", "deny") == ["d1"]
     assert await answer("d1", "allow") == []
-    async with build_agent("done", tools=tables.tools)[0].session(on_file.open()) as session:
-        await resume_run(session)
+    async with kit.build_agent("done", tools=tables.tools)[0].session(on_file.open()) as session:
+        await kit.resume_run(session)
         facts = await session.facts()
-    check_settled(facts)
+    kit.check_settled(facts)
     assert first in ([], ["n1"])
     assert tables.done == ["n1", "d1", "n2"], "in the order of the calls, each once"
-    assert [fact.call_id for fact in select_events(facts, CallStarted)] == ["n1", "d1", "n2"]
+    assert [fact.call_id for fact in kit.select_events(facts, CallStarted)] == ["n1", "d1", "n2"]
 
 
 async def test_a_message_during_an_open_approval_is_kept_and_shown_after_it(store: Store, tables: Tables) -> None:
     async with tables.open_session(store.open(), "done") as session:
         await session.send("and be quick")
-        assert await resume_run(session) is None
+        assert await kit.resume_run(session) is None
         await session.approve("a")
-        await wait_for(session, RunFinished)
-        check_settled(await session.facts())
-    assert list_user_texts(tables.model.requests[1])[-1] == "and be quick"
+        await kit.wait_for(session, RunFinished)
+        kit.check_settled(await session.facts())
+    assert kit.list_user_texts(tables.model.requests[1])[-1] == "and be quick"
 
 
 async def test_cancelling_a_run_closes_its_question(store: Store, tables: Tables) -> None:
@@ -267,8 +248,8 @@ async def test_cancelling_a_run_closes_its_question(store: Store, tables: Tables
         assert outcome is not None and outcome.reason == "cancelled"
         with pytest.raises(Conflict, match=r"call a is finished \(cancelled\); there is nothing left to answer"):
             await session.approve("a")
-        check_settled(await session.facts())
-        assert (await run_to_end(session, "and now?")).answer == "fine"
+        kit.check_settled(await session.facts())
+        assert (await kit.run_to_end(session, "and now?")).answer == "fine"
     assert tables.done == []
 
 
@@ -277,31 +258,31 @@ async def test_cancelling_a_run_closes_its_question(store: Store, tables: Tables
 
 async def test_a_sessions_grant_can_only_narrow_the_agents(tables: Tables) -> None:
     lines = [call("drop", id="a", table="x"), call("note", id="b", text="y")]
-    agent, _ = build_agent(lines, "ok", tools=tables.tools, grant=Grant(forbid=("drop",)))
+    agent, _ = kit.build_agent(lines, "ok", tools=tables.tools, grant=Grant(forbid=("drop",)))
     async with agent.session(grant=Grant(tier="full", yes=True, tools=("drop",))) as session:
-        await run_to_end(session)
-        done = await read_finished_calls(session)
+        await kit.run_to_end(session)
+        done = await kit.read_finished_calls(session)
     assert tables.done == []
     assert "forbidden by drop" in done["a"].output and "not among the tools" in done["b"].output
 
 
 async def test_a_narrower_grant_still_holds_after_a_restart(on_file: Store, tables: Tables) -> None:
-    agent, _ = build_agent("hello", tools=tables.tools)
+    agent, _ = kit.build_agent("hello", tools=tables.tools)
     async with agent.session(on_file.open(), grant=Grant(forbid=("note",))) as session:
-        await run_to_end(session)
-    again, _ = build_agent(call("note", id="a", text="x"), "ok", tools=tables.tools)
+        await kit.run_to_end(session)
+    again, _ = kit.build_agent(call("note", id="a", text="x"), "ok", tools=tables.tools)
     async with again.session(on_file.open()) as session:
-        await run_to_end(session)
-        assert (await read_finished_calls(session))["a"].status == "denied"
+        await kit.run_to_end(session)
+        assert (await kit.read_finished_calls(session))["a"].status == "denied"
     assert tables.done == []
 
 
 async def test_nobody_waits_for_a_question_that_is_cancelled_before_it_is_asked(on_file: Store, tables: Tables) -> None:
-    agent, _ = build_agent(DROP, tools=tables.tools, gate=build_gate(Answer("allow")))
+    agent, _ = kit.build_agent(DROP, tools=tables.tools, gate=kit.build_gate(Answer("allow")))
     log, elsewhere = on_file.open(), on_file.open()
     async with Runtime(log, [agent], recover=False) as runtime, runtime.session() as session:
-        posted = post_at_release(log, elsewhere, session.id, CancelRequested(by="ada"))
-        assert (await run_to_end(session)).reason == "cancelled"
+        posted = kit.post_at_release(log, elsewhere, session.id, CancelRequested(by="ada"))
+        assert (await kit.run_to_end(session)).reason == "cancelled"
         async with asyncio.timeout(PATIENCE):
             await runtime.coordinator.wait_until_idle(session.id)
     assert posted and tables.done == []
@@ -313,11 +294,11 @@ async def test_nobody_is_asked_about_a_call_of_a_run_that_has_failed(store: Stor
         raise OSError("boom")
 
     lines = [call("explode", id="a"), call("drop", id="b", table="users")]
-    agent, _ = build_agent(lines, tools=[explode, *tables.tools], gate=later)
+    agent, _ = kit.build_agent(lines, tools=[explode, *tables.tools], gate=later)
     async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-        assert (await read_finished_calls(session))["b"].status == "cancelled"
+        outcome = await kit.run_to_end(session)
+        kit.check_settled(await session.facts())
+        assert (await kit.read_finished_calls(session))["b"].status == "cancelled"
         with pytest.raises(Conflict, match="nothing left to answer"):
             await session.approve("b")
     assert outcome.reason == "failed" and tables.done == []

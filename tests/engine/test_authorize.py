@@ -5,18 +5,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.kit.sessions import (
-    Store,
-    build_agent,
-    build_gate,
-    read_finished_calls,
-    read_questions,
-    run_message,
-    run_script,
-    run_to_end,
-    select_events,
-    wait_for,
-)
+from tests.kit import sessions as kit
+from tests.kit.sessions import Store
 from treadle import Answer, RunFinished
 from treadle.engine.setup import later
 from treadle.engine.state import fold
@@ -82,17 +72,17 @@ class Traited(Tool):
 async def test_a_yes_to_a_dangerous_command_is_valid_once(store: Store, scope: Any) -> None:
     sandbox = RecordingSandbox()
     lines = [call("shell", id="a", command="git push --force"), call("shell", id="b", command="git push --force")]
-    agent, _ = build_agent(*lines, "done", tools=[Shell(sandbox)], gate=later)
+    agent, _ = kit.build_agent(*lines, "done", tools=[Shell(sandbox)], gate=later)
     async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
-        (asked,) = select_events(await read_questions(session), ApprovalRequested)
+        assert await kit.run_message(session) is None
+        (asked,) = kit.select_events(await kit.read_questions(session), ApprovalRequested)
         assert asked.once and asked.rule == "" and "overwrites" in asked.why
         await session.approve("a", Answer("allow", scope, by="ann"))
-        await wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")
-        assert [fact.scope for fact in select_events(await session.facts(), ApprovalAnswered)] == ["call"]
+        await kit.wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")
+        assert [fact.scope for fact in kit.select_events(await session.facts(), ApprovalAnswered)] == ["call"]
         await session.approve("b")
-        await wait_for(session, RunFinished)
-        started = select_events(await session.facts(), CallStarted)
+        await kit.wait_for(session, RunFinished)
+        started = kit.select_events(await session.facts(), CallStarted)
     assert sandbox.ran == ["git push --force"] * 2
     assert [fact.why for fact in started] == [f"{who} allowed this call ({asked.why})" for who in ("ann", "user")]
 
@@ -108,21 +98,23 @@ def test_a_recorded_wider_yes_to_a_dangerous_command_is_not_remembered(scope: An
 async def test_one_always_does_not_allow_a_dangerous_command_in_the_same_reply(store: Store) -> None:
     sandbox = RecordingSandbox()
     lines = [call("shell", id="a", command="make x"), call("shell", id="b", command="sudo make x")]
-    agent, _ = build_agent(lines, "done", tools=[Shell(sandbox)], gate=later, grant=Grant(cautious=True))
+    agent, _ = kit.build_agent(lines, "done", tools=[Shell(sandbox)], gate=later, grant=Grant(cautious=True))
     async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
-        assert [fact.once for fact in select_events(await read_questions(session), ApprovalRequested)] == [False]
+        assert await kit.run_message(session) is None
+        assert [fact.once for fact in kit.select_events(await kit.read_questions(session), ApprovalRequested)] == [
+            False
+        ]
         await session.approve("a", Answer("allow", "session"))
-        assert (await wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")).once
+        assert (await kit.wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")).once
         await session.deny("b")
-        await wait_for(session, RunFinished)
+        await kit.wait_for(session, RunFinished)
     assert sandbox.ran == ["make x"]
 
 
 async def test_a_no_to_a_dangerous_command_is_remembered(store: Store) -> None:
     lines = [call("shell", id="a", command="sudo ls"), call("shell", id="b", command="sudo ls")]
     run = await store.run_script(
-        *lines, "done", tools=[Shell(RecordingSandbox())], gate=build_gate(Answer("deny", "tool", by="ann"))
+        *lines, "done", tools=[Shell(RecordingSandbox())], gate=kit.build_gate(Answer("deny", "tool", by="ann"))
     )
     assert len(run.select(ApprovalRequested)) == 1
     assert "ann denied shell" in run.results["b"].output
@@ -138,7 +130,7 @@ async def test_a_remembered_rule_covers_only_commands_of_its_kind() -> None:
 
     commands = ["git add a", "git add b", "timeout 5 git add c", "git add d; make", "git add e > f", "git commit"]
     lines = [call("bash", command=command) for command in commands]
-    run = await run_script(*lines, "done", tools=[Shell(sandbox)], gate=gate, grant=Grant(cautious=True))
+    run = await kit.run_script(*lines, "done", tools=[Shell(sandbox)], gate=gate, grant=Grant(cautious=True))
     started = run.select(CallStarted)
     assert asked == ["git add a", "git add d; make", "git add e > f", "git commit"] and len(sandbox.ran) == 6
     assert started[1].why == "ann allowed shell(command=git add *) for this session"
@@ -160,22 +152,22 @@ async def test_a_remembered_rule_covers_only_commands_of_its_kind() -> None:
 @pytest.mark.parametrize("name", ["bash", "shell"])
 async def test_a_pattern_can_use_a_tools_alias(grant: Grant, statuses: list[str], name: str) -> None:
     lines = [call(name, command="make x"), call(name, command="rm x")]
-    run = await run_script(*lines, "done", tools=[Shell(RecordingSandbox())], grant=grant)
+    run = await kit.run_script(*lines, "done", tools=[Shell(RecordingSandbox())], grant=grant)
     assert [fact.status for fact in run.results.values()] == statuses
 
 
 async def test_a_reduced_sandbox_asks_for_every_command() -> None:
     sandbox = RecordingSandbox("landlock")
-    agent, _ = build_agent(call("shell", id="a", command="ls"), "done", tools=[Shell(sandbox)], gate=later)
+    agent, _ = kit.build_agent(call("shell", id="a", command="ls"), "done", tools=[Shell(sandbox)], gate=later)
     async with agent.session() as session:
-        assert await run_message(session) is None
-        (asked,) = select_events(await read_questions(session), ApprovalRequested)
+        assert await kit.run_message(session) is None
+        (asked,) = kit.select_events(await kit.read_questions(session), ApprovalRequested)
     assert "reduced" in asked.why and not asked.once and sandbox.ran == []
 
 
 async def test_without_a_gate_an_unclear_command_is_denied_with_the_reason() -> None:
     sandbox = RecordingSandbox()
-    run = await run_script(call("shell", id="a", command="ls; $CMD"), "done", tools=[Shell(sandbox)])
+    run = await kit.run_script(call("shell", id="a", command="ls; $CMD"), "done", tools=[Shell(sandbox)])
     done = run.results["a"]
     assert done.status == "denied" and "nobody can tell what this would run: $CMD" in done.output and sandbox.ran == []
 
@@ -206,21 +198,21 @@ class TestDataLeaks:
     )
     async def test_a_call_is_asked_when_all_three_come_together(self, calls: list[str], asked: list[str]) -> None:
         lines = [call(name) for name in calls]
-        run = await run_script(*lines, "done", tools=self.TOOLS, gate=build_gate(Answer("allow")))
+        run = await kit.run_script(*lines, "done", tools=self.TOOLS, gate=kit.build_gate(Answer("allow")))
         found = run.select(ApprovalRequested)
         assert [fact.tool for fact in found] == asked
         assert all("private data out" in fact.why for fact in found)
 
     async def test_seen_data_is_remembered_after_a_restart_and_for_missing_tools(self, store: Store) -> None:
         await store.run_script(call("fetch"), call("read"), "done", tools=self.TOOLS)
-        again, _ = build_agent(call("send", id="s"), "done", tools=[self.SEND])
+        again, _ = kit.build_agent(call("send", id="s"), "done", tools=[self.SEND])
         async with again.session(store.open()) as session:
-            await run_to_end(session)
-            assert (await read_finished_calls(session))["s"].status == "denied"
+            await kit.run_to_end(session)
+            assert (await kit.read_finished_calls(session))["s"].status == "denied"
 
     async def test_a_denied_call_brings_nothing_in(self) -> None:
         grant = Grant(forbid=("fetch",))
-        run = await run_script(call("fetch"), call("read"), call("send"), "done", tools=self.TOOLS, grant=grant)
+        run = await kit.run_script(call("fetch"), call("read"), call("send"), "done", tools=self.TOOLS, grant=grant)
         assert [fact.status for fact in run.results.values()] == ["denied", "ok", "ok"]
 
     @pytest.mark.parametrize(

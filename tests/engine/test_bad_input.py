@@ -10,24 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit import sessions as kit
 from tests.kit.fake_model import FakeModel
-from tests.kit.sessions import (
-    PATIENCE,
-    QUESTION,
-    HeldTool,
-    Store,
-    Tables,
-    build_agent,
-    check_settled,
-    finish_run,
-    note,
-    read_questions,
-    resume_run,
-    run_to_end,
-    select_events,
-    select_results,
-    wait_for,
-)
+from tests.kit.sessions import PATIENCE, QUESTION, HeldTool, Store, Tables, note
 from treadle import Agent, Answer, CallStarted, Limits, RunFinished, Runtime, Session, TextPart, TreadleError, tool
 from treadle.errors import (
     BadInput,
@@ -84,13 +69,13 @@ async def test_a_malformed_reply_ends_the_run_as_failed(store: Store, events: An
 
 async def test_a_reply_with_lone_surrogates_is_repaired_and_the_session_stays_usable(on_file: Store) -> None:
     reply = Reply(text="half a \ud83d face", reasoning="\udcff", calls=(Call("a", "note", '{"text":"\ud83d"}'),))
-    agent, _ = build_agent(reply, Reply(text="\ud83d", model="odd\udcff"), "fine", tools=[note])
+    agent, _ = kit.build_agent(reply, Reply(text="\ud83d", model="odd\udcff"), "fine", tools=[note])
     async with agent.session(on_file.open()) as session:
-        outcome = await run_to_end(session)
+        outcome = await kit.run_to_end(session)
         assert outcome.reason == "answered" and outcome.answer == "?"
-        assert select_events(await session.facts(), ModelReplied)[0].text == "half a ? face"
-        check_settled(await session.facts())
-        assert (await run_to_end(session, "and now?")).answer == "fine"
+        assert kit.select_events(await session.facts(), ModelReplied)[0].text == "half a ? face"
+        kit.check_settled(await session.facts())
+        assert (await kit.run_to_end(session, "and now?")).answer == "fine"
 
 
 async def test_a_number_too_large_for_the_log_is_answered_to_the_model(on_file: Store) -> None:
@@ -101,7 +86,7 @@ async def test_a_number_too_large_for_the_log_is_answered_to_the_model(on_file: 
     huge = Call("a", "double", '{"number": 123456789012345678901234567890}')
     run = await on_file.run_script(huge, "fine", tools=[double])
     assert (run.reason, run.answer) == ("answered", "fine")
-    assert select_results(run.requests[1])["a"].text
+    assert run.messages["a"].text
 
 
 # --- actions on a session
@@ -112,7 +97,7 @@ NO_CONTENT = "text, or parts such as TextPart and ImagePart"
 
 
 async def continue_with_bad_limits(session: Session) -> None:
-    await finish_run(session.continue_(Limits(turns="many")))  # type: ignore[arg-type]
+    await kit.finish_run(session.continue_(Limits(turns="many")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -154,11 +139,11 @@ async def test_a_message_with_a_lone_surrogate_is_repaired(store: Store) -> None
 async def test_a_message_during_a_run_is_queued_and_has_the_same_outcome(store: Store) -> None:
     held = HeldTool()
     async with held.open_session(store.open(), "both") as session, session.resume() as run:
-        other = asyncio.create_task(run_to_end(session, "two"))
-        await wait_for(session, MessageReceived, lambda fact: fact.parts == (TextPart("two"),))
+        other = asyncio.create_task(kit.run_to_end(session, "two"))
+        await kit.wait_for(session, MessageReceived, lambda fact: fact.parts == (TextPart("two"),))
         held.free.set()
         assert (await run.wait()) == (await other)
-        check_settled(await session.facts())
+        kit.check_settled(await session.facts())
 
 
 @pytest.mark.parametrize(
@@ -175,26 +160,26 @@ async def test_an_invalid_answer_is_refused_and_the_question_stays_open(
             await session.approve("a", True)  # type: ignore[arg-type]
         with pytest.raises(BadInput, match="cannot be stored as approval_answered"):
             await session.approve("a", answer)
-        assert await session.facts() == before and len(await read_questions(session)) == 1
+        assert await session.facts() == before and len(await kit.read_questions(session)) == 1
         await session.approve("a")
-        assert await resume_run(session) is None
+        assert await kit.resume_run(session) is None
         with pytest.raises(BadInput, match="cannot be stored as input_answered"):
             await session.answer("q", 5)  # type: ignore[arg-type]
         await session.answer("q", "five")
-        assert (await wait_for(session, RunFinished)).answer == "ok"
+        assert (await kit.wait_for(session, RunFinished)).answer == "ok"
 
 
 # --- sessions and stores
 
 
 async def test_using_a_missing_session_raises_not_found(store: Store) -> None:
-    agent, _ = build_agent("ok")
+    agent, _ = kit.build_agent("ok")
     log = store.open()
     with pytest.raises(NotFound, match="no session nope"):
         async with agent.session(log, id="nope"):
             pass
     async with agent.session(log) as session:
-        await run_to_end(session)
+        await kit.run_to_end(session)
         await session.delete()
         for use in (session.facts, session.state, session.fork, session.checkpoints, session.cancel):
             with pytest.raises(NotFound, match=f"no session {session.id}"):
@@ -208,7 +193,7 @@ async def test_using_a_missing_session_raises_not_found(store: Store) -> None:
 async def test_a_session_of_another_agent_is_not_opened(store: Store) -> None:
     run = await store.run_script("ok", name="writer")
     with pytest.raises(BadInput, match=r"session .* belongs to the agent 'writer'"):
-        async with build_agent("wrong", name="reader")[0].session(store.open(), id=run.session_id):
+        async with kit.build_agent("wrong", name="reader")[0].session(store.open(), id=run.session_id):
             pass
 
 
@@ -218,7 +203,7 @@ async def test_a_running_session_cannot_be_deleted(store: Store) -> None:
         with pytest.raises(Conflict, match="is running; cancel it before deleting it"):
             await session.delete()
         held.free.set()
-        await wait_for(session, RunFinished)
+        await kit.wait_for(session, RunFinished)
 
 
 def change(path: Path, statement: str, *values: Any) -> None:
@@ -242,12 +227,12 @@ async def test_a_store_of_a_newer_version_is_refused_and_not_changed(on_file: St
 
 async def test_a_session_with_a_fact_of_a_newer_version_is_not_run_and_not_changed(on_file: Store) -> None:
     assert on_file.path is not None
-    agent, _ = build_agent("ok", "ok")
+    agent, _ = kit.build_agent("ok", "ok")
     async with agent.session(on_file.path, name="new") as session:
-        await run_to_end(session)
+        await kit.run_to_end(session)
     new = session.id
     async with agent.session(on_file.path, name="old") as session:
-        await run_to_end(session)
+        await kit.run_to_end(session)
     place = "(SELECT num << 32 | 4 FROM sessions WHERE id = ?)"
     body = b'{"type":"mind_read","seq":4,"at":1.0}'
     change(on_file.path, f"UPDATE facts SET body = ? WHERE place = {place}", body, new)
@@ -264,7 +249,7 @@ async def test_a_session_with_a_fact_of_a_newer_version_is_not_run_and_not_chang
 async def test_a_file_that_is_no_store_is_refused_and_not_changed(tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear Ada, " * 1000)
-    agent, _ = build_agent()
+    agent, _ = kit.build_agent()
     with pytest.raises(StoreDamaged, match="not a treadle store"):
         await agent.ask("hello", letter)
     assert letter.read_text() == "Dear Ada, " * 1000
@@ -278,7 +263,7 @@ async def test_a_file_that_is_no_store_is_refused_and_not_changed(tmp_path: Path
 async def test_a_store_without_write_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="cannot be written"):
-        await build_agent()[0].ask("hello", tmp_path / "new.db")
+        await kit.build_agent()[0].ask("hello", tmp_path / "new.db")
 
 
 async def test_every_error_is_a_treadle_error() -> None:
@@ -287,7 +272,7 @@ async def test_every_error_is_a_treadle_error() -> None:
 
 
 async def test_a_store_error_during_a_run_is_raised_and_the_run_can_be_resumed(on_file: Store) -> None:
-    agent, _ = build_agent(call("note", id="a", text="x"), "never", tools=[note])
+    agent, _ = kit.build_agent(call("note", id="a", text="x"), "never", tools=[note])
     log = on_file.open()
     async with Runtime(log, [agent], recover=False) as runtime, runtime.session() as session:
         append, fail = log.append, [False]
@@ -304,16 +289,16 @@ async def test_a_store_error_during_a_run_is_raised_and_the_run_can_be_resumed(o
         log.append = append  # type: ignore[method-assign]
         kept = await session.facts()
         assert isinstance(kept[-1], CallStarted)
-    again, model = build_agent("checked", tools=[note])
+    again, model = kit.build_agent("checked", tools=[note])
     async with again.session(on_file.open(), id=session.id) as session, session.resume() as run:
         await run.wait()
-        check_settled(await session.facts())
+        kit.check_settled(await session.facts())
     assert isinstance(run.outcome, RunFinished) and run.outcome.answer == "checked"
-    assert "Outcome unknown" in select_results(model.requests[0])["a"].text
+    assert "Outcome unknown" in kit.select_results(model.requests[0])["a"].text
 
 
 async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(on_file: Store) -> None:
-    agent, model = build_agent(call("note", id="a", text="x"), "done", tools=[note])
+    agent, model = kit.build_agent(call("note", id="a", text="x"), "done", tools=[note])
     log, full = on_file.open(), [False]
 
     def until_full(write: Any) -> Any:
@@ -332,13 +317,15 @@ async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(on
             with pytest.raises(StoreFull, match="no room left"):
                 await session.ask("go")
             full[0] = False
-            assert (outcome := await resume_run(session)) and outcome.answer == "done", "long before its lease lapses"
-        check_settled(await session.facts())
+            assert (outcome := await kit.resume_run(session)) and outcome.answer == "done", (
+                "long before its lease lapses"
+            )
+        kit.check_settled(await session.facts())
     assert len(model.requests) == 2
 
 
 async def test_waiting_for_a_run_elsewhere_raises_when_the_store_is_gone(on_file: Store) -> None:
-    agent, _ = build_agent("never")
+    agent, _ = kit.build_agent("never")
     async with agent.session(log := on_file.open()) as session:
         assert await on_file.open().claim(make_owner_name(), 10_000, session.id) is not None
         async with asyncio.timeout(PATIENCE), session.run("go") as run:

@@ -9,18 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.engine.test_compaction import FIRST, WORDS, page, render_request
+from tests.kit import sessions as kit
 from tests.kit.counting_model import CountingModel, is_summary
-from tests.kit.sessions import (
-    PATIENCE,
-    FinishedRun,
-    finish_run,
-    list_user_texts,
-    resume_run,
-    run_agent,
-    run_script,
-    run_to_end,
-    select_events,
-)
+from tests.kit.sessions import PATIENCE, FinishedRun
 from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished, Limits, ToolContext, tool
 from treadle.engine.context import Projection
@@ -64,7 +55,7 @@ def open_session(model: Any, store: Any = ":memory:", **options: Any) -> Any:
 
 async def read_book(model: Any, **options: Any) -> FinishedRun:
     """Run a reader to its answer, and check that every request has the first message."""
-    run = await run_agent(build_reader(model, **options), FIRST)
+    run = await kit.run_agent(build_reader(model, **options), FIRST)
     assert run.reason == "answered", run.outcome.error
     assert all(FIRST in render_request(request) for request in model.requests)
     return run
@@ -77,14 +68,14 @@ def count_script(*lines: Any) -> CountingModel:
 
 
 def select_failures(facts: Iterable[AnyFact]) -> list[SignalDetected]:
-    return [fact for fact in select_events(facts, SignalDetected) if fact.kind == "compaction_failed"]
+    return [fact for fact in kit.select_events(facts, SignalDetected) if fact.kind == "compaction_failed"]
 
 
 async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) -> None:
     reader, turns = Reader(300), 0
     model = CountingModel(reader)
     async with open_session(model, tmp_path / "long.db") as session:
-        outcome = await run_to_end(session, FIRST)
+        outcome = await kit.run_to_end(session, FIRST)
         while outcome.reason == "turn_limit":
             turns += outcome.turns
             async with session.continue_() as run:
@@ -96,7 +87,7 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
             assert FIRST in render_request(request)
             assert plan in render_request(request), f"request {number} is without {plan!r}"
         facts = await session.facts()
-        compactions = select_events(facts, ContextCompacted)
+        compactions = kit.select_events(facts, ContextCompacted)
         assert len(compactions) > 5 and all(fact.tokens_after < fact.tokens_before for fact in compactions)
         assert not select_failures(facts)
         for number in (one for one in range(2, 299) if one % 40 != 1):
@@ -122,7 +113,7 @@ async def test_a_conversation_in_any_script_fits_the_window(words: str) -> None:
     model = CountingModel(lambda request, number: f"{number}: {words}" * 3, window=2048, summary=f"- {words}" * 40)
     async with open_session(model) as session:
         for number in range(25):
-            outcome = await run_to_end(session, f"{number}: " + words * 20)
+            outcome = await kit.run_to_end(session, f"{number}: " + words * 20)
             assert outcome.reason == "answered", outcome
         facts = await session.facts()
     assert model.refused == 0 and len(model.summaries) > 1
@@ -132,7 +123,7 @@ async def test_a_conversation_in_any_script_fits_the_window(words: str) -> None:
 
 async def test_instructions_larger_than_the_window_stop_the_run() -> None:
     model = CountingModel(lambda request, number: call("page", number=number), window=1200)
-    run = await run_agent(build_reader(model, instructions=f"{WORDS} " * 38), FIRST)
+    run = await kit.run_agent(build_reader(model, instructions=f"{WORDS} " * 38), FIRST)
     assert run.reason == "failed" and run.outcome.can_continue
     assert run.outcome.error.endswith("tokens, but the window has 1200 (a compaction freed nothing; nothing is lost)")
     assert len(run.select(ContextCompacted)) <= 4
@@ -140,7 +131,7 @@ async def test_instructions_larger_than_the_window_stop_the_run() -> None:
 
 async def test_a_first_request_that_is_too_long_fails_with_the_providers_numbers() -> None:
     refusal = "maximum context length is 4096 tokens, your messages have 9000"
-    run = await run_script(*[ModelError(refusal, kind="too_long")] * 3, content="Hello.")
+    run = await kit.run_script(*[ModelError(refusal, kind="too_long")] * 3, content="Hello.")
     assert run.reason == "failed" and run.outcome.can_continue
     assert run.outcome.error == f"too_long: {refusal} (nothing can be left out; nothing is lost)"
 
@@ -156,7 +147,7 @@ async def test_requests_that_stay_too_long_fail_with_the_providers_numbers() -> 
         return call("page", number=len(model.requests))
 
     model = ScriptedModel(*[refuse_later] * 40)
-    run = await run_agent(build_reader(model), FIRST)
+    run = await kit.run_agent(build_reader(model), FIRST)
     assert run.select(ContextCompacted)
     assert run.reason == "failed" and run.outcome.error.startswith(f"too_long: {refusal} (")
 
@@ -187,9 +178,9 @@ async def test_a_session_with_long_instructions_goes_on(share: float) -> None:
     model = CountingModel(lambda request, number: f"{number}: {WORDS}" * 2, summary=f"- {WORDS} " * 30)
     async with open_session(model, instructions="x" * int(4096 * 4 * share)) as session:
         for number in range(60):
-            outcome = await run_to_end(session, f"{number}: {WORDS}")
+            outcome = await kit.run_to_end(session, f"{number}: {WORDS}")
             assert outcome.reason == "answered", outcome.error
-        compactions = select_events(await session.facts(), ContextCompacted)
+        compactions = kit.select_events(await session.facts(), ContextCompacted)
     assert model.refused == 0 and len(compactions) < 20
 
 
@@ -198,9 +189,9 @@ async def test_a_message_that_is_too_long_ends_only_its_own_run(before: list[str
     model = CountingModel(lambda request, number: f"answer {number}")
     async with open_session(model) as session:
         for text in before:
-            await run_to_end(session, text)
-        assert (await run_to_end(session, f"{WORDS} " * 200)).reason == "failed"
-        outcome = await run_to_end(session, "Never mind. Are you there?")
+            await kit.run_to_end(session, text)
+        assert (await kit.run_to_end(session, f"{WORDS} " * 200)).reason == "failed"
+        outcome = await kit.run_to_end(session, "Never mind. Are you there?")
         assert outcome.reason == "answered", outcome.error
         async with session.regenerate() as run:
             outcome = await run.wait()
@@ -216,7 +207,7 @@ async def test_the_tokens_of_a_model_that_does_not_count_are_estimated() -> None
 
     model = SilentModel(Reader(60))
     async with open_session(model, instructions="x" * 4096) as session:
-        outcome = await run_to_end(session, FIRST)
+        outcome = await kit.run_to_end(session, FIRST)
         found = await session.context()
     assert (outcome.reason, model.refused) == ("answered", 0), outcome.error
     assert outcome.usage.estimated and outcome.usage.output_tokens
@@ -270,7 +261,7 @@ async def test_a_compaction_on_request_can_be_undone() -> None:
     async with open_session(model) as session:
         assert await session.compact() is None, "a new session has nothing to compact"
         assert len(await session.facts()) == 1
-        await run_to_end(session, FIRST)
+        await kit.run_to_end(session, FIRST)
         before = (await session.context()).used
         fact = await session.compact()
         assert fact is not None and fact.kind == "summary" and "it went on" in fact.summary
@@ -279,7 +270,7 @@ async def test_a_compaction_on_request_can_be_undone() -> None:
         assert (await session.context()).used == before
         with pytest.raises(Conflict, match="no compaction in effect"):
             await session.undo_compaction()
-        await run_to_end(session, "and?")
+        await kit.run_to_end(session, "and?")
 
 
 async def test_pruned_output_can_be_read_again_under_the_id_of_its_call() -> None:
@@ -292,7 +283,7 @@ async def test_pruned_output_can_be_read_again_under_the_id_of_its_call() -> Non
 
     model = count_script(call("page", id="p1", number=1), call("again", artifact="p1"), "Done.")
     async with Agent(StrictModel(model), tools=[page, again]).session() as session:
-        await run_to_end(session)
+        await kit.run_to_end(session)
         assert b"marker1x" in seen[0]
         assert b"marker1x" in (await session.artifact("p1")).data
 
@@ -303,8 +294,8 @@ async def test_one_result_never_fills_a_small_window() -> None:
         return "word " * 20_000
 
     async with Agent(StrictModel(count_script(call("novel", id="n1"), "Done.")), tools=[novel]).session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-        [done] = select_events(await session.facts(), CallFinished)
+        assert (await kit.run_to_end(session)).reason == "answered"
+        [done] = kit.select_events(await session.facts(), CallFinished)
         assert len(done.output) < 2300 and done.truncation is not None
         assert len((await session.artifact(done.truncation.artifact)).data) == 100_000
 
@@ -314,12 +305,12 @@ async def test_a_summary_that_would_be_no_shorter_is_not_used(words: int, asked:
     """The model is not even asked if the entries that must stay are as long."""
     model = CountingModel(lambda request, number: "Yes.", summary="- " + "and then " * 60)
     async with Agent(StrictModel(model)).session() as session:
-        await run_to_end(session, "tell " * words)
-        await run_to_end(session, "more " * words)
+        await kit.run_to_end(session, "tell " * words)
+        await kit.run_to_end(session, "more " * words)
         before, facts = await session.context(), await session.facts()
         assert await session.compact() is None and len(model.summaries) == asked
         assert await session.context() == before and await session.facts() == facts
-        assert (await run_to_end(session, "one more")).answer == "Yes."
+        assert (await kit.run_to_end(session, "one more")).answer == "Yes."
 
 
 async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
@@ -331,7 +322,7 @@ async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
     async with Agent(StrictModel(model), tools=[read_file], instructions="Be brief. " * 20).session() as session:
         empty = await session.context()
         assert empty.estimated and empty.system > 40 and empty.tools > 0
-        await run_to_end(session, "read it")
+        await kit.run_to_end(session, "read it")
         found = await session.context()
     assert not found.estimated and found.used == count_last_tokens(model)
     assert found.system + found.tools + found.skills + found.files + found.history == found.used
@@ -340,11 +331,11 @@ async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
 
 async def test_the_breakdown_is_estimated_until_the_provider_counts_again() -> None:
     async with open_session(CountingModel(Reader(8), window=32_000)) as session:
-        await run_to_end(session, FIRST)
+        await kit.run_to_end(session, FIRST)
         assert not (await session.context()).estimated
         assert await session.compact() is not None
         assert (await session.context()).estimated
-        await run_to_end(session, "and?")
+        await kit.run_to_end(session, "and?")
         assert not (await session.context()).estimated
         await session.undo_compaction()
         assert (await session.context()).estimated
@@ -360,15 +351,15 @@ async def test_the_breakdown_is_right_after_an_undo_a_rewind_and_a_regeneration(
             really = estimate_tools(tool.spec for tool in (page, todo)) + messages
             return abs(shown.used - really) < really // 5
 
-        await run_to_end(session, FIRST)
+        await kit.run_to_end(session, FIRST)
         before = (await session.state()).seq
         await session.compact()
         for number in range(4):
-            await run_to_end(session, f"go on, for the {number}th time")
+            await kit.run_to_end(session, f"go on, for the {number}th time")
         assert await is_known()
         await session.undo_compaction()
         assert await is_known()
-        await finish_run(session.regenerate())
+        await kit.finish_run(session.regenerate())
         await session.rewind(before, "conversation")
         assert await is_known()
         await session.undo_rewind()
@@ -378,7 +369,7 @@ async def test_the_breakdown_is_right_after_an_undo_a_rewind_and_a_regeneration(
 async def test_an_adapters_estimate_is_not_reported_as_a_count() -> None:
     estimate = Reply("Hello.", usage=Usage(11, 7, estimated=True))
     async with Agent(StrictModel(ScriptedModel(estimate))).session() as session:
-        await run_to_end(session)
+        await kit.run_to_end(session)
         found = await session.context()
     assert found.used == 18 and found.estimated
 
@@ -396,7 +387,7 @@ async def test_the_partial_text_of_a_stopped_model_is_counted() -> None:
                 await asyncio.Event().wait()
 
     async with Agent(StrictModel(Stopped(say("Hello.", usage=Usage(100, 10))))).session() as session:
-        await run_to_end(session)
+        await kit.run_to_end(session)
         before = (await session.context()).used
         async with session.run("tell me all") as run:
             async for event in run:
@@ -420,7 +411,7 @@ async def test_a_session_with_compactions_resumes_after_a_crash_at_any_fact(tmp_
     log = InMemoryLog()
     model = CountingModel(Reader(16), window=1500)
     async with open_session(model, log) as session:
-        assert (await run_to_end(session, FIRST)).reason == "answered"
+        assert (await kit.run_to_end(session, FIRST)).reason == "answered"
         points = await crash_points(session)
     assert any(isinstance(point.facts[-1], ContextCompacted) for point in points)
     for number, point in enumerate(points):
@@ -429,10 +420,10 @@ async def test_a_session_with_compactions_resumes_after_a_crash_at_any_fact(tmp_
         again = CountingModel(Reader(3), window=1500)
         agent = Agent(StrictModel(again), tools=[page, todo])
         async with agent.session(store, id=point.session_id) as session:
-            await resume_run(session)
+            await kit.resume_run(session)
             if any(isinstance(fact, MessageReceived) for fact in point.facts):
                 assert all(FIRST in render_request(request) for request in again.requests)
-                await run_to_end(session, "and?")
-                assert FIRST in render_request(again.requests[-1]) and "and?" in list_user_texts(again.requests[-1])
+                await kit.run_to_end(session, "and?")
+                assert FIRST in render_request(again.requests[-1]) and "and?" in kit.list_user_texts(again.requests[-1])
         assert again.refused == 0
         await store.close()

@@ -5,25 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit import sessions as kit
 from tests.kit.fake_model import HangingModel
-from tests.kit.sessions import (
-    DROP,
-    PATIENCE,
-    HeldTool,
-    Store,
-    Tables,
-    build_agent,
-    check_settled,
-    finish_run,
-    list_user_texts,
-    note,
-    read_questions,
-    resume_run,
-    run_agent,
-    run_script,
-    run_to_end,
-    select_events,
-)
+from tests.kit.sessions import DROP, PATIENCE, HeldTool, Store, Tables, note
 from treadle import Agent, CallStarted, Limits, RunFinished, tool
 from treadle.engine.steps import TURN_CEILING
 from treadle.errors import BadInput, ModelError
@@ -40,12 +24,12 @@ async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_bud
     run.check_wrap_up("turn_limit", "all the turns")
     assert (run.outcome.turns, run.outcome.calls) == (2, 2)
     async with run.agent.session(store.open(), id=run.session_id) as session:
-        outcome = await finish_run(session.continue_())
+        outcome = await kit.finish_run(session.continue_())
         facts = await session.facts()
     assert (outcome.reason, outcome.answer, outcome.turns) == ("answered", "all done", 2)
-    assert "Go on where you left off." in list_user_texts(run.requests[3])[-1]
-    assert [fact.wrap_up for fact in select_events(facts, TurnStarted)] == [None, None, "turn_limit", None, None]
-    check_settled(facts)
+    assert "Go on where you left off." in kit.list_user_texts(run.requests[3])[-1]
+    assert [fact.wrap_up for fact in kit.select_events(facts, TurnStarted)] == [None, None, "turn_limit", None, None]
+    kit.check_settled(facts)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +38,7 @@ async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_bud
     ids=["turns", "calls"],
 )
 async def test_a_run_that_uses_exactly_its_limit_needs_no_wrap_up(line: Any, limits: Limits) -> None:
-    run = await run_script(line, "done", tools=[note], limits=limits)
+    run = await kit.run_script(line, "done", tools=[note], limits=limits)
     assert run.reason == "answered" and len(run.requests) == 2
 
 
@@ -89,7 +73,7 @@ async def test_retries_of_one_call_count_once() -> None:
             raise OSError("broken")
         return "mended"
 
-    run = await run_script([call("flaky"), call("flaky")], "done", tools=[flaky], limits=Limits(calls=2))
+    run = await kit.run_script([call("flaky"), call("flaky")], "done", tools=[flaky], limits=Limits(calls=2))
     assert (run.reason, run.outcome.calls) == ("answered", 2)
 
 
@@ -160,7 +144,7 @@ async def test_the_time_limit_stops_a_streaming_model_and_keeps_its_partial_text
 async def test_a_hanging_model_does_not_delay_the_end_of_a_short_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.engine.loop.SHORT_WRAP_UP_SECONDS", 0.2)
     async with asyncio.timeout(PATIENCE):
-        run = await run_agent(Agent(HangingModel(text=""), limits=Limits(seconds=0.5)))
+        run = await kit.run_agent(Agent(HangingModel(text=""), limits=Limits(seconds=0.5)))
     assert (run.reason, len(run.requests)) == ("time_limit", 2)
     assert "gave no summary" in run.answer
 
@@ -177,7 +161,7 @@ async def test_waiting_for_a_person_does_not_count_as_time(store: Store, tables:
     async with tables.open_session(store.open(), *lines, clock=clock, limits=Limits(seconds=60)) as session:
         clock.step(86_400)
         await session.approve("a")
-        outcome = await resume_run(session)
+        outcome = await kit.resume_run(session)
     assert outcome is not None and outcome.reason == "answered"
 
 
@@ -188,16 +172,16 @@ async def test_no_run_gets_more_turns_than_the_ceiling() -> None:
         asked.append(1)
         return "half done" if request.tool_choice == "none" else call("note", text=str(len(asked)))
 
-    run = await run_script(*[next_call] * 500, tools=[note], limits=Limits(turns=10_000, calls=10_000))
+    run = await kit.run_script(*[next_call] * 500, tools=[note], limits=Limits(turns=10_000, calls=10_000))
     assert (run.reason, run.outcome.turns) == ("turn_limit", TURN_CEILING)
     assert len(asked) == TURN_CEILING + 1
 
 
 async def test_continue_accepts_other_limits() -> None:
-    agent, model = build_agent(call("note", text="1"), "half done", "done", tools=[note], limits=Limits(turns=1))
+    agent, model = kit.build_agent(call("note", text="1"), "half done", "done", tools=[note], limits=Limits(turns=1))
     async with agent.session() as session:
-        await run_to_end(session)
-        assert (await finish_run(session.continue_(Limits(turns=0)))).answer == "done"
+        await kit.run_to_end(session)
+        assert (await kit.finish_run(session.continue_(Limits(turns=0)))).answer == "done"
     assert model.requests[-1].tools == ()
 
 
@@ -233,11 +217,11 @@ async def test_a_wrap_up_is_retried_when_the_model_is_busy(store: Store) -> None
 
 async def test_a_pause_in_the_last_turn_does_not_start_the_wrap_up(store: Store, tables: Tables) -> None:
     async with tables.open_session(store.open(), "half done", limits=Limits(turns=1, calls=1)) as session:
-        assert len(tables.model.requests) == 1 and len(await read_questions(session)) == 1
-        assert not select_events(await session.facts(), RunFinished)
-        assert await resume_run(session) is None, "resuming starts no wrap-up either"
+        assert len(tables.model.requests) == 1 and len(await kit.read_questions(session)) == 1
+        assert not kit.select_events(await session.facts(), RunFinished)
+        assert await kit.resume_run(session) is None, "resuming starts no wrap-up either"
         assert len(tables.model.requests) == 1
         await session.approve("a")
-        outcome = await resume_run(session)
+        outcome = await kit.resume_run(session)
     assert tables.done == ["users"]
     assert outcome is not None and (outcome.reason, outcome.answer) == ("turn_limit", "half done")

@@ -5,21 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit import sessions as kit
 from tests.kit.fake_model import FakeModel
-from tests.kit.sessions import (
-    Store,
-    build_agent,
-    check_settled,
-    finish_run,
-    list_kinds,
-    list_user_texts,
-    note,
-    run_agent,
-    run_script,
-    run_to_end,
-    select_events,
-    select_results,
-)
+from tests.kit.sessions import Store, note
 from treadle import Agent, CallFinished, CallStarted, Limits, ModelReplied, ReasoningDelta, TextDelta, tool
 from treadle.engine.setup import compute_backoff
 from treadle.errors import ModelError
@@ -42,14 +30,14 @@ async def test_a_run_is_a_message_turns_calls_and_one_ending(store: Store) -> No
         ["let me see", call("note", id="a", text="x")], "done", tools=[note], instructions="be good", content="please"
     )
     before, turn = ["session_created", "message_received", "run_started"], ["turn_started", "model_replied"]
-    assert list_kinds(run.facts) == [*before, *turn, "call_started", "call_finished", *turn, "run_finished"]
+    assert kit.list_kinds(run.facts) == [*before, *turn, "call_started", "call_finished", *turn, "run_finished"]
     assert (run.reason, run.answer, run.outcome.turns, run.outcome.calls) == ("answered", "done", 2, 1)
     assert not run.outcome.can_continue
     first, second = run.requests
-    assert first.system == "be good" and list_user_texts(first) == ["please"]
+    assert first.system == "be good" and kit.list_user_texts(first) == ["please"]
     assert [spec.name for spec in first.tools] == ["note"]
     assert list(second.messages[: len(first.messages)]) == list(first.messages)
-    assert select_results(second)["a"].text == "noted x"
+    assert kit.select_results(second)["a"].text == "noted x"
 
 
 async def test_calls_that_are_not_safe_run_one_after_another_in_the_order_given(store: Store) -> None:
@@ -64,7 +52,7 @@ async def test_calls_that_are_not_safe_run_one_after_another_in_the_order_given(
 
     run = await store.run_script([call("act", name=name) for name in "abc"], "done", tools=[act])
     assert trace == ["+a", "-a", "+b", "-b", "+c", "-c"]
-    assert [k for k in list_kinds(run.facts) if k.startswith("call_")] == ["call_started", "call_finished"] * 3
+    assert [k for k in kit.list_kinds(run.facts) if k.startswith("call_")] == ["call_started", "call_finished"] * 3
 
 
 async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_they_were_asked(store: Store) -> None:
@@ -83,7 +71,7 @@ async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_
     run = await store.run_script([call("slow", id="a"), call("quick", id="b")], "done", tools=[slow, quick])
     assert [fact.call_id for fact in run.select(CallStarted)] == ["a", "b"]
     assert [fact.call_id for fact in run.select(CallFinished)] == ["b", "a"]
-    assert list(select_results(run.requests[1])) == ["a", "b"]
+    assert list(run.messages) == ["a", "b"]
 
 
 async def test_a_call_that_is_not_safe_runs_alone_between_safe_ones() -> None:
@@ -108,7 +96,7 @@ async def test_a_call_that_is_not_safe_runs_alone_between_safe_ones() -> None:
         return ""
 
     calls = [call("write" if name == "C" else "read", name=name) for name in "abCde"]
-    run = await run_script(calls, "done", tools=[read, write])
+    run = await kit.run_script(calls, "done", tools=[read, write])
     started = [fact.arguments["name"] for fact in run.select(CallStarted)]
     assert started == ["a", "b", "C", "d", "e"]
     assert {"a", "b"} in together and {"d", "e"} in together
@@ -120,7 +108,7 @@ async def test_the_safety_class_may_depend_on_the_arguments() -> None:
     def touch(path: str) -> str:
         return path
 
-    run = await run_script(
+    run = await kit.run_script(
         [call("touch", id="a", path="/tmp"), call("touch", id="b", path="/etc")], "done", tools=[touch]
     )
     assert [fact.safety for fact in run.select(CallStarted)] == ["safe"]
@@ -133,7 +121,7 @@ async def test_the_safety_class_may_depend_on_the_arguments() -> None:
 async def test_an_unknown_tool_is_answered_with_the_one_that_was_meant(store: Store) -> None:
     run = await store.run_script(call("nota", id="a", text="x"), call("zzz", id="b"), "sorry", tools=[note, look])
     assert run.reason == "answered" and run.outcome.calls == 0
-    first, second = select_results(run.requests[2]).values()
+    first, second = kit.select_results(run.requests[2]).values()
     assert "no tool named 'nota'" in first.text and "Did you mean note?" in first.text and not first.ok
     assert "Did you mean" not in second.text and "look, note" in second.text
 
@@ -155,25 +143,25 @@ async def test_an_unknown_tool_is_answered_with_the_one_that_was_meant(store: St
 async def test_arguments_that_do_not_fit_are_answered_with_the_reason(
     arguments: str, words: str, doom_loop: bool
 ) -> None:
-    run = await run_script(Call("a", "note", arguments), "sorry", tools=[note], limits=Limits(doom_loop=doom_loop))
+    run = await kit.run_script(Call("a", "note", arguments), "sorry", tools=[note], limits=Limits(doom_loop=doom_loop))
     done = run.results["a"]
     assert run.reason == "answered", run.outcome.error
     assert done.status == "error" and words in done.output and "note" in done.output
-    assert select_results(run.requests[1])["a"].text == done.output
+    assert run.messages["a"].text == done.output
 
 
 async def test_missing_and_repeated_call_ids_are_made_unique_for_the_whole_session(store: Store) -> None:
     lines = [call("note", text="1"), call("note", text="2"), *(call("note", id="call_0", text=n) for n in "3456")]
-    agent, model = build_agent(lines[:3], lines[3:5], "done", lines[5], "done again", tools=[note])
+    agent, model = kit.build_agent(lines[:3], lines[3:5], "done", lines[5], "done again", tools=[note])
     async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        await run_to_end(session, "again")
+        await kit.run_to_end(session)
+        await kit.run_to_end(session, "again")
         facts = await session.facts()
-    check_settled(facts)
-    ids = [one.id for fact in select_events(facts, ModelReplied) for one in fact.calls]
+    kit.check_settled(facts)
+    ids = [one.id for fact in kit.select_events(facts, ModelReplied) for one in fact.calls]
     assert len(set(ids)) == 6 and all(ids) and ids.count("call_0") == 1
-    assert [fact.arguments["text"] for fact in select_events(facts, CallStarted)] == list("123456")
-    shown = select_results(model.requests[-1])
+    assert [fact.arguments["text"] for fact in kit.select_events(facts, CallStarted)] == list("123456")
+    shown = kit.select_results(model.requests[-1])
     assert [message.text for message in shown.values()] == [f"noted {n}" for n in range(1, 7)]
 
 
@@ -181,7 +169,7 @@ async def test_missing_and_repeated_call_ids_are_made_unique_for_the_whole_sessi
 
 
 async def test_an_answer_mark_carries_its_confidence_and_is_not_part_of_the_answer() -> None:
-    run = await run_script('<thinking>6 times 7</thinking>\n<answer confidence="0.9">42</answer>')
+    run = await kit.run_script('<thinking>6 times 7</thinking>\n<answer confidence="0.9">42</answer>')
     replied = run.select(ModelReplied)[0]
     assert (run.reason, run.answer, run.outcome.confidence) == ("answered", "42", 0.9)
     assert (replied.text, replied.reasoning) == ("42", "6 times 7")
@@ -197,7 +185,7 @@ async def test_an_answer_mark_carries_its_confidence_and_is_not_part_of_the_answ
     ],
 )
 async def test_marks_in_the_text_end_the_run_as_what_they_say(text: str, reason: str, answer: str, signal: str) -> None:
-    run = await run_script(text)
+    run = await kit.run_script(text)
     signals = [fact.kind for fact in run.select(SignalDetected)]
     assert (run.reason, run.answer) == (reason, answer)
     assert signal in signals
@@ -205,16 +193,16 @@ async def test_marks_in_the_text_end_the_run_as_what_they_say(text: str, reason:
 
 
 async def test_leaked_reasoning_is_neither_answer_nor_streamed_as_one() -> None:
-    agent, _model = build_agent("I should add.\n</think>\n\nThe sum is 4.", "<think>hm\nhm</think>Yes.")
+    agent, _model = kit.build_agent("I should add.\n</think>\n\nThe sum is 4.", "<think>hm\nhm</think>Yes.")
     async with agent.session() as session:
-        assert (await run_to_end(session)).answer == "The sum is 4."
+        assert (await kit.run_to_end(session)).answer == "The sum is 4."
         async with session.run("sure?") as run:
             events = [event async for event in run]
         assert run.outcome is not None and run.outcome.answer == "Yes."
-        reasoning = [fact.reasoning for fact in select_events(await session.facts(), ModelReplied)]
+        reasoning = [fact.reasoning for fact in kit.select_events(await session.facts(), ModelReplied)]
     assert reasoning == ["I should add.", "hm\nhm"]
-    assert "".join(event.text for event in select_events(events, TextDelta)) == "Yes."
-    assert "".join(event.text for event in select_events(events, ReasoningDelta)) == "hm\nhm"
+    assert "".join(event.text for event in kit.select_events(events, TextDelta)) == "Yes."
+    assert "".join(event.text for event in kit.select_events(events, ReasoningDelta)) == "hm\nhm"
 
 
 async def test_an_empty_reply_is_nudged_twice_and_then_the_run_is_stuck(store: Store) -> None:
@@ -222,11 +210,11 @@ async def test_an_empty_reply_is_nudged_twice_and_then_the_run_is_stuck(store: S
     assert (run.reason, run.answer, run.outcome.can_continue) == ("stuck", "", True)
     assert "3 empty replies" in run.outcome.error
     assert len(run.requests) == 3
-    assert [len([text for text in list_user_texts(r) if "was empty" in text]) for r in run.requests] == [0, 1, 2]
+    assert [len([text for text in kit.list_user_texts(r) if "was empty" in text]) for r in run.requests] == [0, 1, 2]
 
 
 async def test_an_empty_reply_that_is_followed_by_an_answer_leaves_no_trace_in_it() -> None:
-    run = await run_script(["first", call("look", at="it")], "", "second", tools=[look])
+    run = await kit.run_script(["first", call("look", at="it")], "", "second", tools=[look])
     assert (run.reason, run.answer) == ("answered", "second")
 
 
@@ -299,7 +287,7 @@ async def test_a_final_failure_is_not_tried_again_and_the_run_can_continue(store
     assert run.reason == "failed" and error in run.outcome.error and run.outcome.can_continue
     assert len(run.requests) == 1
     async with run.agent.session(store.open(), id=run.session_id) as session:
-        assert (await finish_run(session.continue_())).answer == "ok"
+        assert (await kit.finish_run(session.continue_())).answer == "ok"
 
 
 async def test_the_partial_text_of_a_broken_stream_is_kept(store: Store) -> None:
@@ -322,22 +310,22 @@ async def test_a_stream_without_a_reply_is_tried_again() -> None:
             if self.asked == 2:
                 yield Reply(text="here")
 
-    run = await run_agent(Agent(SilentModel(), clock=SteppingClock()))
+    run = await kit.run_agent(Agent(SilentModel(), clock=SteppingClock()))
     assert run.answer == "here" and "without a reply" in run.select(ModelFailed)[0].message
 
 
 async def test_what_the_run_used_is_summed_over_its_turns() -> None:
     one = Usage(input_tokens=10, output_tokens=5, cached_tokens=3, reasoning_tokens=1, cost=0.5)
-    run = await run_script(say("", call("look", at="x"), usage=one), say("done", usage=one), tools=[look])
+    run = await kit.run_script(say("", call("look", at="x"), usage=one), say("done", usage=one), tools=[look])
     assert run.state.usage == one + one
     assert run.outcome.usage == one + one
 
 
 async def test_the_ending_says_which_model_really_answered() -> None:
-    agent, _ = build_agent(Reply(text="hi", model="bigger-1"), "hi")
+    agent, _ = kit.build_agent(Reply(text="hi", model="bigger-1"), "hi")
     async with agent.session() as session:
-        await run_to_end(session)
-        await run_to_end(session)
+        await kit.run_to_end(session)
+        await kit.run_to_end(session)
         facts = await session.facts()
-    assert [fact.model for fact in select_events(facts, ModelReplied)] == ["bigger-1", "scripted"]
-    assert len(select_events(facts, TurnStarted)) == len(select_events(facts, RunFinished)) == 2
+    assert [fact.model for fact in kit.select_events(facts, ModelReplied)] == ["bigger-1", "scripted"]
+    assert len(kit.select_events(facts, TurnStarted)) == len(kit.select_events(facts, RunFinished)) == 2

@@ -7,22 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.kit.sessions import (
-    DROP,
-    PATIENCE,
-    Store,
-    Tables,
-    build_agent,
-    check_settled,
-    list_user_texts,
-    read_finished_calls,
-    read_questions,
-    run_message,
-    run_script,
-    run_to_end,
-    select_events,
-    wait_for,
-)
+from tests.kit import sessions as kit
+from tests.kit.sessions import DROP, PATIENCE, Store, Tables
 from treadle import (
     CallFinished,
     CallStarted,
@@ -88,18 +74,18 @@ async def test_a_message_is_rewritten_before_it_is_stored(store: Store) -> None:
     middleware = [build_middleware(on_user_message=redact), build_middleware(on_user_message=shout)]
     run = await store.run_script("ok", middleware=middleware, content="my password is hunter2")
     assert run.select(MessageReceived)[0].parts == (TextPart("MY PASSWORD IS ***"),)
-    assert list_user_texts(run.requests[0]) == ["MY PASSWORD IS ***"]
+    assert kit.list_user_texts(run.requests[0]) == ["MY PASSWORD IS ***"]
 
 
 async def test_a_request_is_rewritten_for_the_model_only_and_does_not_grow_the_history(store: Store) -> None:
     middleware = build_middleware(on_pre_llm=lambda request: replace(add_reminder(request), tools=(), render_cache={}))
-    agent, model = build_agent("one", "two", "three", tools=[look], middleware=[middleware])
+    agent, model = kit.build_agent("one", "two", "three", tools=[look], middleware=[middleware])
     async with agent.session(store.open()) as session:
         for number in range(3):
-            await run_to_end(session, f"message {number}")
+            await kit.run_to_end(session, f"message {number}")
         assert "remember" not in str(await session.facts())
     for request in model.requests:
-        assert [text for text in list_user_texts(request) if "remember" in text] == ["(remember: be brief)"]
+        assert [text for text in kit.list_user_texts(request) if "remember" in text] == ["(remember: be brief)"]
         assert request.tools == ()
 
 
@@ -110,10 +96,10 @@ async def test_middleware_can_change_messages_without_knowledge_of_the_adapters_
         request.render_cache["shown"] = list(request.messages)
         return "ok"
 
-    agent, _ = build_agent(*[check_cache] * 3, middleware=[build_middleware(on_pre_llm=add_reminder)])
+    agent, _ = kit.build_agent(*[check_cache] * 3, middleware=[build_middleware(on_pre_llm=add_reminder)])
     async with agent.session(store.open()) as session:
         for number in range(3):
-            outcome = await run_to_end(session, f"message {number}")
+            outcome = await kit.run_to_end(session, f"message {number}")
             assert outcome.reason == "answered", outcome.error
 
 
@@ -132,7 +118,7 @@ async def test_middleware_runs_in_the_order_given() -> None:
     def build_signature(name: str) -> Middleware:
         return build_middleware(on_post_llm=lambda reply: replace(reply, text=f"{reply.text} {name}"))
 
-    run = await run_script("hi", middleware=[build_signature("a"), build_signature("b")])
+    run = await kit.run_script("hi", middleware=[build_signature("a"), build_signature("b")])
     assert run.answer == "hi a b"
 
 
@@ -165,7 +151,7 @@ def refuse(session_id: str, parts: Any) -> Any:
 async def test_a_message_that_middleware_does_not_pass_on_is_not_stored(
     store: Store, function: Any, error: str
 ) -> None:
-    agent, _ = build_agent(middleware=[build_middleware(on_user_message=function)])
+    agent, _ = kit.build_agent(middleware=[build_middleware(on_user_message=function)])
     async with agent.session(store.open()) as session:
         with pytest.raises(BadInput, match=error):
             await session.send("hello")
@@ -189,14 +175,14 @@ async def test_middleware_can_refuse_a_call_with_a_reason_for_the_model(store: S
 
 
 async def test_middleware_can_have_a_call_asked_for(store: Store) -> None:
-    agent, _ = build_agent(LOOK, "ok", tools=[look], middleware=[build_check("ask")], gate=later)
+    agent, _ = kit.build_agent(LOOK, "ok", tools=[look], middleware=[build_check("ask")], gate=later)
     async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
-        [question] = await read_questions(session)
+        assert await kit.run_message(session) is None
+        [question] = await kit.read_questions(session)
         assert isinstance(question, ApprovalRequested) and question.why == "the house rules"
         await session.approve("l")
-        assert (await wait_for(session, RunFinished)).answer == "ok"
-        assert (await read_finished_calls(session))["l"].output == "saw it"
+        assert (await kit.wait_for(session, RunFinished)).answer == "ok"
+        assert (await kit.read_finished_calls(session))["l"].output == "saw it"
 
 
 @pytest.mark.parametrize("grant", [Grant(forbid=("drop",)), Grant(tools=("look",)), Grant(tier="read-only"), Grant()])
@@ -207,7 +193,7 @@ async def test_middleware_cannot_allow_what_the_policy_does_not(store: Store, ta
 
 async def test_the_strictest_of_several_checks_decides() -> None:
     checks = [build_check("allow"), build_check("deny", "the second says no"), build_check("ask")]
-    run = await run_script(LOOK, "ok", tools=[look], middleware=checks, gate=later)
+    run = await kit.run_script(LOOK, "ok", tools=[look], middleware=checks, gate=later)
     assert run.reason == "answered" and "the second says no" in run.messages["l"].text
 
 
@@ -233,15 +219,15 @@ class HangingCheck(Middleware):
 
 async def test_a_run_can_be_cancelled_while_a_check_hangs(store: Store, tables: Tables) -> None:
     check = HangingCheck()
-    agent, _ = build_agent([LOOK, DROP], tools=[look, *tables.tools], middleware=[check])
+    agent, _ = kit.build_agent([LOOK, DROP], tools=[look, *tables.tools], middleware=[check])
     async with agent.session(store.open()) as session, asyncio.timeout(PATIENCE):
         await session.send("go")
         await check.asked.wait()
         outcome = await session.cancel()
         facts = await session.facts()
-    check_settled(facts)
+    kit.check_settled(facts)
     assert outcome is not None and outcome.reason == "cancelled"
-    assert [fact.output for fact in select_events(facts, CallFinished)] == ["Not run: the run was stopped."] * 2
+    assert [fact.output for fact in kit.select_events(facts, CallFinished)] == ["Not run: the run was stopped."] * 2
 
 
 async def test_the_time_limit_of_the_run_ends_a_check_that_hangs(store: Store) -> None:

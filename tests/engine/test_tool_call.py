@@ -7,22 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import (
-    PATIENCE,
-    HeldTool,
-    Store,
-    build_agent,
-    check_settled,
-    finish_run,
-    list_user_texts,
-    read_finished_calls,
-    resume_run,
-    run_script,
-    run_to_end,
-    select_events,
-    select_results,
-    wait_for,
-)
+from tests.kit import sessions as kit
+from tests.kit.sessions import PATIENCE, HeldTool, Store
 from treadle import (
     Agent,
     CallFinished,
@@ -67,15 +53,15 @@ async def test_a_sync_tool_that_never_returns_is_abandoned_and_asked_to_stop() -
         stopping.set()
         return "too late"
 
-    agent, _ = build_agent(call("hang", id="a"), "gave up", "still here", tools=[hang])
+    agent, _ = kit.build_agent(call("hang", id="a"), "gave up", "still here", tools=[hang])
     try:
         async with agent.session() as session:
-            outcome = await run_to_end(session)
-            done = await read_finished_calls(session)
+            outcome = await kit.run_to_end(session)
+            done = await kit.read_finished_calls(session)
             assert outcome.answer == "gave up" and done["a"].status == "timed_out"
             assert await asyncio.to_thread(stopping.wait, PATIENCE)
-            assert (await run_to_end(session, "and?")).answer == "still here"
-            assert await read_finished_calls(session) == done, "a late result is not recorded"
+            assert (await kit.run_to_end(session, "and?")).answer == "still here"
+            assert await kit.read_finished_calls(session) == done, "a late result is not recorded"
     finally:
         release.set()
 
@@ -85,7 +71,7 @@ async def test_a_tool_can_report_its_own_time_out_with_partial_output() -> None:
     def slow() -> ToolResult:
         return ToolResult("half of it", ok=False, timed_out=True)
 
-    done = (await run_script(call("slow", id="a"), "done", tools=[slow])).results["a"]
+    done = (await kit.run_script(call("slow", id="a"), "done", tools=[slow])).results["a"]
     assert (done.status, done.output) == ("timed_out", "half of it")
 
 
@@ -134,7 +120,7 @@ async def test_any_exception_of_a_tool_becomes_its_result(raised: BaseException,
         raise raised
 
     tools = [tool(name="fail")(fail if kind == "sync" else fail_later)]
-    run = await run_script(call("fail", id="a"), "I see", tools=tools)
+    run = await kit.run_script(call("fail", id="a"), "I see", tools=tools)
     assert run.answer == "I see" and run.results["a"].status == "error"
     assert text.lower() in run.messages["a"].text.lower() and not run.messages["a"].ok
 
@@ -184,7 +170,7 @@ async def test_a_failed_call_is_reported_to_the_model_after_at_most_three_attemp
     options: Any, attempts: list[int], text: str
 ) -> None:
     flaky = FlakyTool(9)
-    run = await run_script(FLAKY, "ok", tools=[flaky.tool], **options)
+    run = await kit.run_script(FLAKY, "ok", tools=[flaky.tool], **options)
     assert run.reason == "answered"
     assert flaky.attempts == attempts and run.messages["a"].text == text
 
@@ -196,13 +182,13 @@ async def test_stop_ends_the_run_after_the_other_calls(store: Store) -> None:
     assert run.results["a"].fatal and run.results["b"].status == "cancelled"
     assert [fact.call_id for fact in run.select(CallStarted)] == ["a"] and len(run.requests) == 1
     async with run.agent.session(store.open(), id=run.session_id) as session:
-        assert (await finish_run(session.continue_())).answer == "again"
+        assert (await kit.finish_run(session.continue_())).answer == "again"
 
 
 @pytest.mark.parametrize(("strategy", "reason"), [("retry", "answered"), ("stop", "failed")])
 async def test_a_call_that_timed_out_is_never_retried_but_can_stop_the_run(strategy: Any, reason: str) -> None:
     held = HeldTool(timeout=0.02)
-    run = await run_script(call("wait", id="a"), "ok", tools=[held.tool], on_error=strategy)
+    run = await kit.run_script(call("wait", id="a"), "ok", tools=[held.tool], on_error=strategy)
     assert held.starts == 1 and run.results["a"].output.startswith("Timed out")
     assert run.reason == reason and run.outcome.error.startswith("wait: Timed out" if reason == "failed" else "")
 
@@ -214,7 +200,7 @@ async def test_a_strategy_function_gets_the_tool_the_error_and_the_attempt() -> 
         asked.append((name, error, attempt))
         return "retry" if attempt == 1 else "stop"
 
-    run = await run_script(FLAKY, tools=[FlakyTool(5).tool], on_error=strategy)
+    run = await kit.run_script(FLAKY, tools=[FlakyTool(5).tool], on_error=strategy)
     assert run.reason == "failed"
     assert asked == [("flaky", "OSError: broken 4", 1), ("flaky", "OSError: broken 3", 2)]
 
@@ -250,16 +236,16 @@ async def test_the_error_of_a_call_survives_a_post_from_another_process(on_file:
             elsewhere.post()
         return then
 
-    agent, model = build_agent(FLAKY, "ok", tools=[FlakyTool(1).tool], on_error=strategy)
+    agent, model = kit.build_agent(FLAKY, "ok", tools=[FlakyTool(1).tool], on_error=strategy)
     async with agent.session(on_file.open()) as session:
         elsewhere.session_id = session.id
-        await run_to_end(session)
-        await resume_run(session)
+        await kit.run_to_end(session)
+        await kit.resume_run(session)
         facts = await session.facts()
-    check_settled(facts)
-    [done] = select_events(facts, CallFinished)
+    kit.check_settled(facts)
+    [done] = kit.select_events(facts, CallFinished)
     assert (done.status, done.output) == ("error", "OSError: broken 0"), "the outcome is not unknown"
-    assert list_user_texts(model.requests[-1])[-1] == "and hurry"
+    assert kit.list_user_texts(model.requests[-1])[-1] == "and hurry"
 
 
 async def test_a_reply_survives_a_post_from_another_process(on_file: Store) -> None:
@@ -270,15 +256,17 @@ async def test_a_reply_survives_a_post_from_another_process(on_file: Store) -> N
             if not elsewhere.posts:
                 elsewhere.post()
 
-    agent, model = build_agent([call("work", id="a"), call("work", id="b")], "ok", tools=[work], middleware=[Posts()])
+    agent, model = kit.build_agent(
+        [call("work", id="a"), call("work", id="b")], "ok", tools=[work], middleware=[Posts()]
+    )
     async with agent.session(on_file.open()) as session:
         elsewhere.session_id = session.id
-        assert (await run_to_end(session)).reason == "answered"
+        assert (await kit.run_to_end(session)).reason == "answered"
         facts = await session.facts()
-    check_settled(facts)
-    assert len(select_events(facts, ModelReplied)) == len(model.requests) == 2
-    assert [fact.call_id for fact in select_events(facts, CallStarted)] == ["a", "b"]
-    assert list_user_texts(model.requests[1])[-1] == "and hurry"
+    kit.check_settled(facts)
+    assert len(kit.select_events(facts, ModelReplied)) == len(model.requests) == 2
+    assert [fact.call_id for fact in kit.select_events(facts, CallStarted)] == ["a", "b"]
+    assert kit.list_user_texts(model.requests[1])[-1] == "and hurry"
 
 
 # --- being stopped while a tool runs
@@ -286,18 +274,18 @@ async def test_a_reply_survives_a_post_from_another_process(on_file: Store) -> N
 
 async def test_cancelling_stops_a_running_tool(store: Store) -> None:
     held = HeldTool()
-    agent, model = build_agent([call("wait", id="a"), call("wait", id="b")], "fine", tools=[held.tool])
+    agent, model = kit.build_agent([call("wait", id="a"), call("wait", id="b")], "fine", tools=[held.tool])
     async with agent.session(store.open()) as session:
         await session.send("go")
-        await wait_for(session, CallStarted)
+        await kit.wait_for(session, CallStarted)
         outcome = await session.cancel(by="ada", why="enough")
         facts = await session.facts()
         assert held.ends == 1 and outcome is not None
         assert (outcome.reason, outcome.error, outcome.can_continue) == ("cancelled", "cancelled by ada: enough", True)
         assert facts[-1] == outcome, "cancel returns only after the end is recorded"
-        check_settled(facts)
-        assert (await run_to_end(session, "and now?")).answer == "fine"
-    shown = select_results(model.requests[-1])
+        kit.check_settled(facts)
+        assert (await kit.run_to_end(session, "and now?")).answer == "fine"
+    shown = kit.select_results(model.requests[-1])
     assert "may have had effects" in shown["a"].text and "Not run" in shown["b"].text
 
 
@@ -321,14 +309,14 @@ async def test_a_tool_that_ignores_cancellation_does_not_delay_the_end(
     try:
         async with agent.session(store.open()) as session:
             async with session.run("go") as run:
-                await wait_for(session, CallStarted)
+                await kit.wait_for(session, CallStarted)
                 began = loop.time()
             assert loop.time() - began < PATIENCE
             assert run.outcome is not None and run.outcome.reason == "cancelled"
             facts = await session.facts()
-            check_settled(facts)
-            assert select_events(facts, CallFinished)[0].status == "cancelled"
-            assert (await run_to_end(session, "and now?")).answer == "fine"
+            kit.check_settled(facts)
+            assert kit.select_events(facts, CallFinished)[0].status == "cancelled"
+            assert (await kit.run_to_end(session, "and now?")).answer == "fine"
             release.set()
             await freed.wait()
             assert len(await session.facts()) == len(facts) + 5, "a late result is not recorded"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine.test_compaction import FIRST, page, render_request
 from tests.kit.counting_model import CountingModel
-from tests.kit.fakes.travel import WIRES, travelling
+from tests.kit.fakes.travel import WIRES, open_wire_model
 from tests.kit.sessions import run_agent
 from treadle import Agent, Limits
 from treadle.events import ContextCompacted
@@ -24,7 +24,7 @@ def read_pages(request: Request, number: int) -> Any:
 @pytest.mark.parametrize("wire", WIRES)
 async def test_no_provider_refuses_any_of_sixty_turns_in_a_small_window(wire: str) -> None:
     inner = CountingModel(read_pages)
-    async with travelling(wire, inner) as (model, provider):
+    async with open_wire_model(wire, inner) as (model, provider):
         model.window = inner.window
         run = await run_agent(Agent(model, tools=[page], limits=Limits(turns=100, calls=200)), FIRST)
         assert provider.rejected == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Struct, field
@@ -22,22 +22,9 @@ Decision = Literal["allow", "deny"]
 Scope = Literal["call", "tool", "pattern", "session"]
 Trigger = Literal["message", "continue", "regenerate", "recover"]
 CallStatus = Literal["ok", "error", "denied", "refused", "cancelled", "interrupted", "timed_out"]
-EndReason = Literal[
-    "answered",
-    "turn_limit",
-    "call_limit",
-    "token_limit",
-    "time_limit",
-    "cost_limit",
-    "doom_loop",
-    "stuck",
-    "yielded",
-    "cancelled",
-    "failed",
-]
-LIMIT_REASONS: frozenset[str] = frozenset(
-    ("turn_limit", "call_limit", "token_limit", "time_limit", "cost_limit", "doom_loop")
-)
+LimitReason = Literal["turn_limit", "call_limit", "token_limit", "time_limit", "cost_limit", "doom_loop"]
+LIMIT_REASONS: frozenset[str] = frozenset(get_args(LimitReason))
+EndReason = Literal["answered", LimitReason, "stuck", "yielded", "cancelled", "failed"]
 SignalKind = Literal[
     "doom_loop",
     "stuck",

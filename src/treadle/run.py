@@ -182,7 +182,7 @@ class Run:
 
     def _has_more(self, state: State) -> bool:
         """Whether there are facts that were not yielded yet, or work that no process does."""
-        return state.seq > self._seen or state.run is not None or (bool(state.queue) and not state.held)
+        return state.seq > self._seen or state.run is not None or (bool(state.queue) and not state.is_held)
 
     async def _follow(self) -> None:
         self._stop_following()

@@ -281,7 +281,7 @@ def test_two_useless_compactions_in_a_row_stop_the_run() -> None:
     assert end.reason == "failed" and "1000 tokens of the 1024" in end.error  # type: ignore[union-attr]
     freed = ModelReplied(calls=(Call("z", "look"),), usage=Usage(500, 10))
     more = [nothing, nothing, freed, result(Call("z", "look")), TurnStarted(turn=4)]
-    assert fold_story(*STORY[:13], *more).crowded == 0
+    assert fold_story(*STORY[:13], *more).futile_compactions == 0
 
 
 def test_a_request_that_is_too_long_is_compacted_and_sent_again() -> None:

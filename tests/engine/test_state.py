@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kit.facts import BEGIN, RUN, approval, build_cases, message, new_run, result, start
 from tests.kit.strategies import build_values, fold_story, histories
-from treadle.engine.state import TRAIL, State, apply, build_signature, fold
+from treadle.engine.state import MAX_TRAIL_LENGTH, State, apply, build_signature, fold
 from treadle.events import (
     AgentConfig,
     AnyFact,
@@ -142,9 +142,9 @@ def read(value: Any, path: str) -> Any:
         ),
         the_first_cancel_request=((RUN, CANCEL, CancelRequested(by="bob")), {"run.cancel.by": "ann"}),
         a_cancelled_request_for_a_run=((RunRequested(trigger="continue"), CANCEL), {"requested": None}),
-        an_interrupting_message=((RUN, message("m1", interrupt=True)), {"run.interrupted": True}),
-        a_queued_message=((RUN, message("m1")), {"run.interrupted": False}),
-        an_interrupting_message_before_the_run=((message("m1", interrupt=True), RUN), {"run.interrupted": False}),
+        an_interrupting_message=((RUN, message("m1", interrupt=True)), {"run.is_interrupted": True}),
+        a_queued_message=((RUN, message("m1")), {"run.is_interrupted": False}),
+        an_interrupting_message_before_the_run=((message("m1", interrupt=True), RUN), {"run.is_interrupted": False}),
         the_first_result=((*CALLED, result(A, "one"), result(A, "two")), {"calls.a.finished.output": "one"}),
         a_result_for_an_earlier_turn=((*CALLED, TurnStarted(turn=2), result(A)), {"calls.a.finished": None}),
         a_known_call_id_is_no_new_call=(
@@ -224,7 +224,7 @@ def test_the_last_note_of_each_name_is_kept_and_changes_nothing_else() -> None:
 )
 def test_cancelling_holds_queued_messages_until_somebody_acts(story: tuple[AnyFact, ...], held: bool) -> None:
     state = fold_story(*story)
-    assert state.held is held
+    assert state.is_held is held
     assert len(state.queue) == sum(isinstance(fact, MessageReceived) for fact in story)
 
 
@@ -302,10 +302,10 @@ def test_unreadable_arguments_are_compared_as_text(text: str) -> None:
 
 
 def test_the_trail_of_calls_is_bounded() -> None:
-    calls = tuple(Call(f"c{number}", "look", f'{{"x":{number}}}') for number in range(TRAIL + 5))
+    calls = tuple(Call(f"c{number}", "look", f'{{"x":{number}}}') for number in range(MAX_TRAIL_LENGTH + 5))
     state = fold_story(RUN, TURN, ModelReplied(calls=calls))
-    assert state.run is not None and len(state.run.trail) == TRAIL
-    assert state.run.trail[-1] == ("look", f'{{"x":{TRAIL + 4}}}')
+    assert state.run is not None and len(state.run.trail) == MAX_TRAIL_LENGTH
+    assert state.run.trail[-1] == ("look", f'{{"x":{MAX_TRAIL_LENGTH + 4}}}')
 
 
 @pytest.mark.parametrize(
@@ -315,10 +315,10 @@ def test_warnings_in_two_consecutive_turns_doom_a_run(turns: tuple[int, ...], do
     warning = SignalDetected(kind="doom_loop")
     facts = [fact for turn in turns for fact in ((TurnStarted(turn=turn), warning) if turn else (warning,))]
     run = fold_story(RUN, *facts).run
-    assert run is not None and run.doomed is doomed
+    assert run is not None and run.is_looping is doomed
 
 
 @pytest.mark.parametrize(("texts", "empty"), [([""], 1), (["", " \n"], 2), (["", "so"], 0), (["", "so", ""], 1)])
 def test_empty_replies_are_counted_until_a_reply_has_text(texts: list[str], empty: int) -> None:
     run = fold_story(RUN, *(ModelReplied(text=text) for text in texts)).run
-    assert run is not None and run.empty == empty
+    assert run is not None and run.empty_replies == empty

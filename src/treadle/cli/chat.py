@@ -262,4 +262,4 @@ class ChatTerminal(InteractiveTerminal):
 
 def _has_work(state: State) -> bool:
     """Whether a run is unfinished or the queue has messages that are not held."""
-    return state.run is not None or (bool(state.queue) and not state.held)
+    return state.run is not None or (bool(state.queue) and not state.is_held)

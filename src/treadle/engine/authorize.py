@@ -93,7 +93,7 @@ async def _authorize_call(
     assert run is not None and turn is not None
     if any(other.finished and other.finished.fatal for other in turn.calls.values()):
         return _close_call(call, "cancelled", "Not run: an earlier call ended the run.")
-    if run.doomed:
+    if run.is_looping:
         return _close_call(call, "refused", "Not run: the same calls were repeated too often.")
     if call.started is None and is_out_of_time(run, setup.clock.now()):
         return _close_call(call, "cancelled", "Not run: the time for this run is over.")

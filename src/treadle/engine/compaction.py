@@ -31,11 +31,11 @@ from treadle.messages import (
     render_parts,
 )
 
-AIM = 0.6
+PRUNING_GOAL = 0.6
 """Pruning is enough if the context shrinks to this share of the window. Otherwise older turns are summarized."""
-TAIL = 0.25
+KEPT_SHARE = 0.25
 """The share of the room that the newest results or entries keep."""
-SMALLEST = 2048
+MIN_WINDOW = 2048
 
 TODO = "treadle.todo"
 """The name of the note that has the plan."""
@@ -84,13 +84,13 @@ def compute_room(window: int | None, state: State, fixed: int = 0, attachments: 
     failed = state.turn.failed if state.turn is not None else None
     is_too_long = failed is not None and failed.kind == "too_long"
     size = min(window, state.tokens) if window and is_too_long else window or state.tokens
-    return Room(max(size, SMALLEST) if not window else max(size, 1), fixed, attachments)
+    return Room(max(size, MIN_WINDOW) if not window else max(size, 1), fixed, attachments)
 
 
 def plan_compaction(state: State, room: Room) -> CompactionPlan | None:
     """Prune if that is enough, or else summarize. None means that nothing can be shortened."""
     prune = plan_prune(state, room)
-    if prune is not None and estimate_tokens_after(state, room, prune) <= AIM * room.window:
+    if prune is not None and estimate_tokens_after(state, room, prune) <= PRUNING_GOAL * room.window:
         return prune
     return plan_summary(state, room)
 
@@ -103,7 +103,7 @@ def plan_prune(state: State, room: Room) -> CompactionPlan | None:
     kept = 0
     for number, turn in enumerate(reversed(turns)):
         kept += sum(estimate_text(call.finished.output) for call in turn.calls.values() if call.finished is not None)
-        if number and kept > TAIL * room.shared:
+        if number and kept > KEPT_SHARE * room.shared:
             return CompactionPlan("prune", turn.seq) if turn.seq > before else None
     return None
 
@@ -114,7 +114,7 @@ def plan_summary(state: State, room: Room) -> CompactionPlan | None:
     cut, kept = end, 0
     while cut > first:
         kept += estimate_entry_tokens(entries[cut - 1])
-        if kept > TAIL * room.shared:
+        if kept > KEPT_SHARE * room.shared:
             break
         cut -= 1
     if first < cut < end and isinstance(entries[cut], Turn) and isinstance(entries[cut - 1], MessageReceived):
@@ -135,7 +135,7 @@ def _find_last_removable(state: State) -> int:
     """
     entries = state.entries
     last = max((place for place, entry in enumerate(entries) if isinstance(entry, Turn)), default=-1)
-    began = state.run.began if state.run is not None else len(entries)
+    began = state.run.entries_before if state.run is not None else len(entries)
     messages = [place for place in range(last + 1, len(entries)) if isinstance(entries[place], MessageReceived)]
     failed = [place for place in messages[:-1] if place < began]
     if failed:
@@ -243,7 +243,7 @@ def compose_summary(state: State, room: Room, plan: CompactionPlan, written: str
     sections = [
         (HAPPENED, _shorten(written.strip(), size // 6)),
         (FAILED, "\n".join(_keep_newest(_list_failures(entries), size // 24))),
-        (TOUCHED, _shorten("\n".join(f"- {path}" for path in state.touched), size // 32)),
+        (TOUCHED, _shorten("\n".join(f"- {path}" for path in state.changed_files), size // 32)),
         (PLANNED, _shorten(render_todo(state.notes.get(TODO)), size // 16)),
         (SAID, "\n".join(quotes + newest)),
     ]
@@ -333,7 +333,7 @@ def measure_context(state: State, request: Request, window: int | None) -> Break
     scaled = {name: size * used // max(total, 1) for name, size in parts.items()}
     scaled["history"] += used - sum(scaled.values())
     free = max(0, window - used) if window else None
-    return Breakdown(window, used, **scaled, free=free, estimated=not state.counted)
+    return Breakdown(window, used, **scaled, free=free, estimated=not state.is_counted)
 
 
 def _count_tagged_tokens(kind: re.Pattern[str], text: str) -> int:

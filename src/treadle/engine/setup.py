@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from msgspec import Struct, field
 
@@ -50,9 +50,20 @@ async def later(question: events.ApprovalRequested | events.InputRequested) -> N
     """The gate that asks nobody: the question stays open in the log until somebody answers it."""
 
 
-def build_answer_fact(call: CallState, answer: Answer) -> events.AnyFact:
-    """Build the fact of an answer. An answer of the other kind is refused, so that no text counts as an approval."""
-    call_id = call.call.id
+def build_answer_fact(call: CallState, answer: Answer, digest: str) -> events.AnyFact:
+    """Build the fact of an answer. Raises `Conflict` when the question is settled, or is not the one with the `digest`.
+
+    An answer of the other kind is refused, so that no text counts as an approval.
+    """
+    call_id, answered = call.call.id, call.answer or call.input_answer
+    if not isinstance(cast("object", answer), Answer):
+        raise BadInput(f"an answer is an Answer(...), such as Answer('deny'), but this is a {type(answer).__name__}")
+    if answered is not None:
+        raise build_answered_error(call_id, answered)
+    if call.finished is not None:
+        raise Conflict(f"call {call_id} is finished ({call.finished.status}); there is nothing left to answer")
+    if digest and call.asked is not None and digest != call.asked.digest:
+        raise Conflict(f"call {call_id}: the call that would run is not the one that was shown; look at it again")
     if call.asked is not None:
         if answer.answers:
             raise BadInput(f"call {call_id} waits for an approval: approve or deny it")
@@ -70,15 +81,6 @@ def build_answer_fact(call: CallState, answer: Answer) -> events.AnyFact:
             options = ", ".join(map(repr, question.options))
             raise BadInput(f"call {call_id}: {said!r} is none of the answers to choose from: {options}")
     return events.InputAnswered(call_id=call_id, answers=answer.answers, by=answer.by)
-
-
-def check_unanswered(call: CallState) -> None:
-    """Raise a `Conflict` when the question of a call is settled."""
-    answered = call.answer or call.input_answer
-    if answered is not None:
-        raise build_answered_error(call.call.id, answered)
-    if call.finished is not None:
-        raise Conflict(f"call {call.call.id} is finished ({call.finished.status}); there is nothing left to answer")
 
 
 def build_answered_error(call_id: str, fact: events.AnyFact) -> Conflict:

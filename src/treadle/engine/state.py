@@ -18,8 +18,8 @@ from treadle.messages import MESSAGE_TOKENS, Call, Json, Usage, estimate_parts, 
 from treadle.permissions.patterns import covers_call, unpin_version
 from treadle.permissions.policy import RememberedAnswer
 
-TRAIL = 12
-FREED = 0.9
+MAX_TRAIL_LENGTH = 12
+FREED_SHARE = 0.9
 """A compaction has freed room when the next reply counts fewer tokens than this share of the tokens before it."""
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
 
@@ -57,13 +57,13 @@ class Turn(Struct):
     compacted_at: int = 0
     reply: events.ModelReplied | None = None
     calls: dict[str, CallState] = {}
-    left: int = 0
+    unfinished_calls: int = 0
     signals: tuple[str, ...] = ()
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is a reply and each of its calls has a result (none is `left`)."""
-        return self.reply is not None and not self.left
+        """Whether there is a reply and each of its calls has a result."""
+        return self.reply is not None and not self.unfinished_calls
 
     @property
     def seq(self) -> int:
@@ -73,23 +73,23 @@ class Turn(Struct):
 
 
 class RunState(Struct):
-    """The budget of one run and how much of it is used. `began` is the number of entries before the run."""
+    """The budget of one run and how much of it is used. `is_looping` means that it repeats calls despite a warning."""
 
     id: str
     limits: events.Limits
     started_at: float
-    began: int = 0
+    entries_before: int = 0
     turns: int = 0
     calls: int = 0
     usage: Usage = Usage()
-    empty: int = 0
-    invalid: int = 0
+    empty_replies: int = 0
+    invalid_outputs: int = 0
     warned_at: int | None = None
     waited: float = 0.0
     waited_until: float = 0.0
-    doomed: bool = False
+    is_looping: bool = False
     cancel: events.CancelRequested | None = None
-    interrupted: bool = False
+    is_interrupted: bool = False
     trail: list[tuple[str, str]] = []
 
 
@@ -99,7 +99,7 @@ Entry: TypeAlias = (
 """The parts of the conversation, in order. context.py turns them into messages."""
 
 
-class PastRun(NamedTuple):
+class PastConversation(NamedTuple):
     """The conversation before the rewind at `seq`."""
 
     seq: int
@@ -111,8 +111,8 @@ class State(Struct):
     """Everything that the log says about a session at one position.
 
     `tokens` is the estimated size of the next request: the provider's last count, and an estimate of what came after.
-    `counted` is true while the provider has counted what the model is shown.
-    `crowded` counts the compactions in a row that freed nothing. `touched` has the files that calls changed.
+    `is_counted` is true while the provider has counted the whole context. `futile_compactions` counts the compactions
+    in a row that freed nothing. `is_held` means that queued messages wait for the next message, after a cancel.
     """
 
     seq: int = 0
@@ -125,7 +125,7 @@ class State(Struct):
     to_configure: list[events.SessionConfigured] = []
     notes: dict[str, Json] = {}
     queue: list[events.MessageReceived] = []
-    held: bool = False
+    is_held: bool = False
     requested: events.RunRequested | None = None
     run: RunState | None = None
     turn: Turn | None = None
@@ -135,12 +135,12 @@ class State(Struct):
     calls: dict[str, CallState] = {}
     used: set[str] = set()
     remembered: list[RememberedAnswer] = []
-    rewound: list[PastRun] = []
+    rewound: list[PastConversation] = []
     compacted: list[events.ContextCompacted] = []
     tokens: int = 0
-    counted: bool = False
-    crowded: int = 0
-    touched: dict[str, None] = {}
+    is_counted: bool = False
+    futile_compactions: int = 0
+    changed_files: dict[str, None] = {}
     generation: int = 0
     usage: Usage = Usage()
 
@@ -176,7 +176,7 @@ def _apply_session_fact(
             if fact.by == "user" or not state.named_by_user:
                 state.name, state.named_by_user = fact.name, fact.by == "user"
         case events.FilesKept():  # a summary lists the changed files
-            state.touched.update((file.path, None) for file in fact.files)
+            state.changed_files.update((file.path, None) for file in fact.files)
         case events.Custom():  # the tools read the last note of each name, but the engine does not
             state.notes[fact.name] = fact.data
 
@@ -185,15 +185,15 @@ def _apply_request(state: State, fact: events.MessageReceived | events.RunReques
     match fact:
         case events.MessageReceived():
             state.queue.append(fact)
-            state.held = False
+            state.is_held = False
             if fact.mode == "interrupt" and state.run is not None:
-                state.run.interrupted = True
+                state.run.is_interrupted = True
         case events.RunRequested():
-            state.requested, state.held = fact, False
+            state.requested, state.is_held = fact, False
         case events.CancelRequested():
             if state.run is not None:
                 state.run.cancel = state.run.cancel or fact
-            state.requested, state.held = None, bool(state.queue)
+            state.requested, state.is_held = None, bool(state.queue)
 
 
 def _apply_configured(state: State, fact: events.SessionConfigured) -> None:
@@ -231,7 +231,7 @@ def _apply_run_fact(state: State, fact: events.RunStarted | events.TurnStarted |
                 state.entries.append(fact)
             state.run = RunState(fact.run_id, fact.limits, fact.at, len(state.entries))
             if state.last is not None and state.last.reason == "failed":  # a new run may try compaction again
-                state.crowded = 0
+                state.futile_compactions = 0
         case events.TurnStarted():
             state.turn = Turn(fact.turn, fact.tools, fact.wrap_up) if state.run is not None else None
             if fact.messages:
@@ -272,18 +272,20 @@ def _apply_model_fact(state: State, fact: events.ModelReplied | events.ModelFail
     for call in fact.calls:
         if call.id and call.id not in state.calls:  # reply.py makes ids unique before they are stored
             turn.calls[call.id] = state.calls[call.id] = CallState(call)
-    turn.left = len(turn.calls)
+    turn.unfinished_calls = len(turn.calls)
     used = fact.usage
     state.tokens = (
         used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + estimate_entry_tokens(turn)
     )
-    state.counted = bool(used.input_tokens) and not used.estimated
-    if state.crowded and (not state.compacted or state.tokens < FREED * state.compacted[-1].tokens_before):
-        state.crowded = 0
+    state.is_counted = bool(used.input_tokens) and not used.estimated
+    if state.futile_compactions and (
+        not state.compacted or state.tokens < FREED_SHARE * state.compacted[-1].tokens_before
+    ):
+        state.futile_compactions = 0
     if run is not None:
         run.trail.extend(build_signature(call) for call in fact.calls)
-        del run.trail[:-TRAIL]
-        run.empty = 0 if fact.text.strip() or fact.calls else run.empty + 1
+        del run.trail[:-MAX_TRAIL_LENGTH]
+        run.empty_replies = 0 if fact.text.strip() or fact.calls else run.empty_replies + 1
 
 
 def _apply_call_fact(
@@ -308,7 +310,7 @@ def _apply_call_fact(
             state.used.add(fact.tool)
         case events.CallFinished():
             call.finished = fact
-            turn.left -= 1
+            turn.unfinished_calls -= 1
             state.tokens += _estimate_result_tokens(fact)
             _add_usage(state, fact.usage)
         case events.ApprovalRequested():
@@ -357,27 +359,27 @@ def _apply_context_fact(state: State, fact: events.SignalDetected | events.Conte
             if turn is not None:
                 turn.signals += (fact.kind,)
             if run is not None and fact.kind == "invalid_output":
-                run.invalid += 1
+                run.invalid_outputs += 1
             elif run is not None and fact.kind == "doom_loop":
                 number = turn.number if turn is not None else 0
-                run.doomed = run.doomed or run.warned_at == number - 1
+                run.is_looping = run.is_looping or run.warned_at == number - 1
                 run.warned_at = number
         case events.ContextCompacted():
             if fact.kind != "undo":
                 state.compacted.append(fact)
-                state.crowded += 1
+                state.futile_compactions += 1
                 state.tokens = fact.tokens_after or fact.tokens_before or state.tokens
             elif state.compacted:
                 state.tokens += state.compacted.pop().saved_tokens
-                state.crowded = 0
-            state.counted = False
+                state.futile_compactions = 0
+            state.is_counted = False
             state.generation += 1
             if turn is not None and turn.reply is None:
                 turn.compacted_at = fact.seq
             _add_usage(state, fact.usage)
         case events.Rewound(what="conversation" | "both"):
             # The conversation returns to an earlier one, of whole turns. Hidden entries are kept for a rewind back.
-            current = PastRun(fact.seq, state.entries, state.compacted)
+            current = PastConversation(fact.seq, state.entries, state.compacted)
             target = next((past for past in state.rewound if past.seq > fact.to), current)
             state.rewound.append(current)
             kept = [entry for entry in target.entries if entry.seq <= fact.to]
@@ -395,8 +397,8 @@ def _add_usage(state: State, usage: Usage) -> None:
 def _replace_entries(state: State, entries: list[Entry], compacted: list[events.ContextCompacted]) -> None:
     removed = sum(map(estimate_entry_tokens, state.entries)) - sum(fact.saved_tokens for fact in state.compacted)
     added = sum(map(estimate_entry_tokens, entries)) - sum(fact.saved_tokens for fact in compacted)
-    state.tokens, state.counted = max(0, state.tokens - removed + added), False
-    state.entries, state.compacted, state.crowded = entries, compacted, 0
+    state.tokens, state.is_counted = max(0, state.tokens - removed + added), False
+    state.entries, state.compacted, state.futile_compactions = entries, compacted, 0
     state.generation += 1
 
 

@@ -18,9 +18,9 @@ TURN_CEILING = 200
 MAX_EMPTY_REPLIES = 3
 MAX_INVALID_OUTPUTS = 3
 MAX_SAFE_ATTEMPTS = 3
-DUE = 0.85
+COMPACTION_SHARE = 0.85
 """The share of the window at which a compaction is due."""
-CROWDED = 2
+MAX_FUTILE_COMPACTIONS = 2
 """The run stops after this number of compactions in a row that freed nothing."""
 
 
@@ -69,10 +69,10 @@ def next_step(state: State, now: float, limits: events.Limits | None = None, win
         limits = limits or (state.created.limits if state.created is not None else events.Limits())
         if wanted is not None:
             return Record((events.RunStarted(run_id=run_id, limits=wanted.limits or limits, trigger=wanted.trigger),))
-        if state.queue and not state.held:
+        if state.queue and not state.is_held:
             return Record((events.RunStarted(run_id=run_id, limits=limits, trigger="message"),))
         return Rest()
-    if run.cancel is not None or run.interrupted:
+    if run.cancel is not None or run.is_interrupted:
         return _cancel_run(run, turn)
     if turn is None:
         return _start_turn(state, run, now)
@@ -120,9 +120,9 @@ def _call_model(state: State, run: RunState, turn: Turn, now: float, window: int
     failed = turn.failed
     error = f"{failed.kind}: {failed.message}" if failed is not None else ""
     is_refused = failed is not None and failed.kind == "too_long" and turn.compacted_at <= failed.seq
-    is_full = bool(window) and state.tokens >= DUE * (window or 0) and any(isinstance(e, Turn) for e in state.entries)
+    is_full = window and state.tokens >= COMPACTION_SHARE * window and any(isinstance(e, Turn) for e in state.entries)
     if (is_refused or is_full) and "compaction_failed" not in turn.signals:
-        if state.crowded < CROWDED:
+        if state.futile_compactions < MAX_FUTILE_COMPACTIONS:
             return Compact()
         return _end_run(run, "failed", error=_describe_full_window(state, window, error if is_refused else ""))
     if failed is None:
@@ -143,8 +143,8 @@ def _call_model(state: State, run: RunState, turn: Turn, now: float, window: int
 
 def _describe_full_window(state: State, window: int | None, said: str = "") -> str:
     """Explain why a run stops whose context does not fit. The numbers that the provider `said` are better than ours."""
-    times = f"{state.crowded} compactions" if state.crowded > 1 else "a compaction"
-    tried = f"{times} freed nothing" if state.crowded else "nothing can be left out"
+    times = f"{state.futile_compactions} compactions" if state.futile_compactions > 1 else "a compaction"
+    tried = f"{times} freed nothing" if state.futile_compactions else "nothing can be left out"
     if said:
         return f"{said} ({tried}; nothing is lost)"
     return (
@@ -202,7 +202,7 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
         return _end_run(run, turn.wrap_up, reply.text.strip() or _describe_missing_summary(run, turn.wrap_up))
     if reply.calls:
         refused = any(call.finished and call.finished.status == "refused" for call in turn.calls.values())
-        if refused and not run.doomed:
+        if refused and not run.is_looping:
             return _start_wrap_up(run, "call_limit")
         return _start_turn(state, run, now)
     if "stuck" in turn.signals:
@@ -210,8 +210,8 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     if "yielded" in turn.signals:
         return _end_run(run, "yielded", reply.text)
     if not reply.text.strip():
-        if run.empty >= MAX_EMPTY_REPLIES:
-            error = f"the model gave {run.empty} empty replies in a row"
+        if run.empty_replies >= MAX_EMPTY_REPLIES:
+            error = f"the model gave {run.empty_replies} empty replies in a row"
             return _end_run(run, "stuck", error=error)
         return _start_turn(state, run, now)
     if reply.finish == "filter":
@@ -219,8 +219,8 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     if reply.finish == "length":
         return _start_wrap_up(run, "token_limit")
     if "invalid_output" in turn.signals:
-        if run.invalid >= MAX_INVALID_OUTPUTS:
-            error = f"{run.invalid} answers in a row did not fit the output schema"
+        if run.invalid_outputs >= MAX_INVALID_OUTPUTS:
+            error = f"{run.invalid_outputs} answers in a row did not fit the output schema"
             return _end_run(run, "failed", reply.text, error=error)
         return _start_turn(state, run, now)
     return _end_run(run, "answered", reply.text, confidence=reply.confidence)
@@ -230,8 +230,8 @@ def _start_turn(state: State, run: RunState, now: float) -> Record:
     """Start the next turn. When a limit is reached, it is the last one."""
     limits, limit = run.limits, None
     # A text-only run has one turn, and one more for each empty or invalid reply.
-    most_turns = min(limits.turns, TURN_CEILING) or 1 + run.empty + run.invalid
-    if run.doomed:
+    most_turns = min(limits.turns, TURN_CEILING) or 1 + run.empty_replies + run.invalid_outputs
+    if run.is_looping:
         limit = "doom_loop"
     elif is_out_of_time(run, now):
         limit = "time_limit"

@@ -269,7 +269,7 @@ class Rewinder:
 
     def _check_idle(self, facts: Sequence[AnyFact]) -> None:
         state = fold(facts)
-        if state.run is not None or state.requested is not None or (state.queue and not state.held):
+        if state.run is not None or state.requested is not None or (state.queue and not state.is_held):
             raise self._build_busy()
 
     def _build_busy(self) -> Conflict:

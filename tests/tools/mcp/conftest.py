@@ -113,3 +113,10 @@ class McpClient:
 async def connect(*servers: McpServer, **limits: int) -> AsyncIterator[McpClient]:
     async with McpServers(servers, **limits) as opened:
         yield McpClient(opened, await opened.list_tools())
+
+
+@pytest.fixture(params=["started, auto", "started, legacy", "http, auto", "http, legacy"])
+def any_server(request: pytest.FixtureRequest) -> McpServer:
+    """A server written with the SDK, over each transport and in each era of the protocol."""
+    transport, _, era = request.param.partition(", ")
+    return request.getfixturevalue("web").server(protocol=era) if transport == "http" else child(protocol=era)

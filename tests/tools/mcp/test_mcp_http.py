@@ -1,4 +1,4 @@
-"""MCP servers behind an address: both eras, forgotten sessions, lost connections, refusals."""
+"""MCP servers behind an address: forgotten sessions, lost connections, refusals."""
 
 import threading
 from collections.abc import Iterator
@@ -16,15 +16,6 @@ ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 
 
 @ERAS
-async def test_tools_are_listed_and_called_over_http_in_both_eras(era: str, web: Web) -> None:
-    async with connect(web.server(protocol=era)) as mcp:
-        assert len(mcp.tools) == mcp.health.tools == 8
-        assert (mcp.health.protocol >= "2026") == (era == "auto")
-        assert await mcp.add(1, 2) == "3"
-        assert not (await mcp.call("served__fail", why="no")).ok
-
-
-@ERAS
 async def test_a_server_that_was_restarted_has_forgotten_us_and_the_call_still_works_once(
     era: str, web: Web, tmp_path: Path
 ) -> None:
@@ -35,14 +26,6 @@ async def test_a_server_that_was_restarted_has_forgotten_us_and_the_call_still_w
         await mcp.call("served__append", path=str(tmp_path / "trace"), word="two")
         assert (tmp_path / "trace").read_text() == "one\ntwo\n"
         assert mcp.health.state == "up"
-
-
-@ERAS
-async def test_a_call_whose_connection_is_lost_is_not_sent_again(era: str, web: Web, tmp_path: Path) -> None:
-    async with connect(web.server(protocol=era)) as mcp:
-        with pytest.raises(ToolError, match="outcome unknown, it may have run"):
-            await mcp.call("served__die", path=str(tmp_path / "trace"))
-        assert (tmp_path / "trace").read_text() == "died\n"
 
 
 async def test_a_server_that_is_away_is_told_as_not_run_and_found_again(

@@ -1,4 +1,4 @@
-"""MCP servers that are started by us: listing, calling, dying, coming back, and what they are let see."""
+"""MCP servers: listing, calling, dying, coming back, and what they are allowed to see. Most are child processes."""
 
 import asyncio
 import gc
@@ -7,6 +7,7 @@ import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,6 @@ from treadle.tools.mcp import connection
 from treadle.tools.mcp.connection import Connection, McpHealth
 from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.servers import McpServers
-
-ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 
 
 @pytest.fixture
@@ -41,29 +40,25 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@ERAS
-async def test_tools_are_listed_and_called_in_both_eras(era: str, tmp_path: Path) -> None:
-    async with connect(child(protocol=era)) as mcp:
+async def test_tools_are_listed_and_called_over_each_transport_and_in_both_eras(any_server: McpServer) -> None:
+    async with connect(any_server) as mcp:
         assert [tool.name for tool in mcp.tools][:3] == ["served__add", "served__append", "served__die"]
-        (health,) = mcp.servers.get_health()
-        assert (health.state, health.tools, health.error) == ("up", 8, "")
-        assert (health.protocol >= "2026") == (era == "auto")
-        added = await mcp.call("served__add", a=1, b=2)
-        assert (added.text, added.ok) == ("3", True)
+        assert (mcp.health.state, mcp.health.tools, mcp.health.error) == ("up", 8, "")
+        assert (mcp.health.protocol >= "2026") == (any_server.protocol == "auto")
+        assert await mcp.add(1, 2) == "3"
         failed = await mcp.call("served__fail", why="no such table")
         assert (failed.text, failed.ok) == ("Error executing tool fail: no such table", False)
         picture = await mcp.call("served__picture")
-        assert picture.text == "here it is"
         (image,) = picture.parts
-        assert isinstance(image, ImagePart) and image.media_type == "image/png"
+        assert picture.text == "here it is" and isinstance(image, ImagePart) and image.media_type == "image/png"
         with pytest.raises(ToolInputError, match="b: is missing"):
             await mcp.call("served__add", a=1)
         with pytest.raises(ToolInputError, match="a: must be integer"):
             await mcp.call("served__add", a="one", b=2)
 
 
-@ERAS
-async def test_cancelling_a_call_cancels_it_at_the_server_and_progress_is_heard(era: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("era", ["auto", "legacy"])
+async def test_cancelling_a_call_cancels_it_at_the_server_and_progress_is_reported(era: Any, tmp_path: Path) -> None:
     async with connect(child(protocol=era)) as mcp:
         waiting = asyncio.create_task(mcp.call("served__wait", path=str(tmp_path / "trace")))
         await read_lines(tmp_path / "trace", 1)
@@ -76,27 +71,27 @@ async def test_cancelling_a_call_cancels_it_at_the_server_and_progress_is_heard(
         assert await mcp.add(2, 2) == "4"
 
 
-@ERAS
-async def test_a_server_that_dies_in_a_call_is_started_again_and_the_call_is_not_repeated(
-    era: str, tmp_path: Path
-) -> None:
-    async with connect(child(protocol=era)) as mcp:
-        first = (await mcp.look_around())["pid"]
+async def test_a_call_in_which_the_server_dies_is_not_repeated(any_server: McpServer, tmp_path: Path) -> None:
+    async with connect(any_server) as mcp:
         with pytest.raises(ToolError, match="outcome unknown, it may have run"):
             await mcp.call("served__die", path=str(tmp_path / "trace"))
-        assert await mcp.add(1, 2) == "3"
-        second = (await mcp.look_around())["pid"]
-        assert second != first and not is_alive(first)
         assert (tmp_path / "trace").read_text() == "died\n"
-    await until(lambda: not is_alive(second))
 
 
-async def test_a_server_that_was_killed_between_calls_is_back_for_the_next_one() -> None:
-    async with connect(child()) as mcp:
-        pid = (await mcp.look_around())["pid"]
-        os.kill(pid, 9)
+@pytest.mark.parametrize("era", ["auto", "legacy"])
+async def test_a_started_server_that_dies_or_is_killed_is_back_for_the_next_call(era: Any, tmp_path: Path) -> None:
+    async with connect(child(protocol=era)) as mcp:
+        pids = [(await mcp.look_around())["pid"]]
+        with pytest.raises(ToolError, match="outcome unknown"):
+            await mcp.call("served__die", path=str(tmp_path / "trace"))
+        assert await mcp.add(1, 2) == "3"
+        pids.append((await mcp.look_around())["pid"])
+        os.kill(pids[1], 9)
         await until(lambda: mcp.health.state != "up")
         assert await mcp.add(1, 2) == "3"
+        pids.append((await mcp.look_around())["pid"])
+        assert len(set(pids)) == 3 and not is_alive(pids[0]) and not is_alive(pids[1])
+    await until(lambda: not is_alive(pids[2]))
 
 
 async def test_a_server_sees_its_own_secrets_and_none_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

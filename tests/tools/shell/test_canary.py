@@ -1,17 +1,16 @@
 """No secret leaves: canaries in the environment, in the agent's secrets and in a `.env` reach no log and no output."""
 
-import asyncio
 import base64
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from tests.kit.sessions import build_agent, read_finished_calls, run_to_end, select_events
+from tests.kit.sessions import build_agent, read_finished_calls, select_events
 from tests.kit.shell import needs_bubblewrap
-from treadle import RunFinished, Session
-from treadle.events import CallFinished, CallStarted, Event, Grant, OutputDelta, serialize_event
+from treadle.events import CallFinished, Grant, OutputDelta, serialize_event
 from treadle.log.sqlite import SqliteLog
 from treadle.testing import call
 from treadle.tools.builtin import build_default_tools
@@ -45,9 +44,7 @@ FILES = [
 ]
 
 
-def spellings(secret: str) -> list[bytes]:
-    from urllib.parse import quote
-
+def list_spellings(secret: str) -> list[bytes]:
     inner = base64.b64encode(secret.encode())[2:-6]
     return [secret.encode(), quote(secret).encode(), inner, secret[::-1].encode()]
 
@@ -63,8 +60,10 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-async def leaks(store: Path, secrets: list[str], *calls: Any, **options: Any) -> tuple[list[str], list[CallFinished]]:
-    """The facts, deltas and files of the store that hold a secret after a run."""
+async def find_leaks(
+    store: Path, secrets: list[str], *calls: Any, **options: Any
+) -> tuple[list[str], list[CallFinished]]:
+    """Run the calls. Return the facts, deltas and files of the store that have a secret, and the results."""
     agent, _ = build_agent(
         *calls,
         "done",
@@ -75,38 +74,26 @@ async def leaks(store: Path, secrets: list[str], *calls: Any, **options: Any) ->
     found: list[str] = []
     log = SqliteLog(store)
     async with agent.session(log, workspace=options["workspace"]) as session:
-        heard = asyncio.create_task(collect_events(session))
-        await run_to_end(session)
+        async with session.run("go") as run:
+            events = [event async for event in run]
+        events += await session.facts()
         done = list((await read_finished_calls(session)).values())
-        events = await heard
         live = "".join(event.text for event in select_events(events, OutputDelta)).encode()
         for written in (live, *map(serialize_event, events)):
-            found += [str(written[:200]) for secret in secrets for form in spellings(secret) if form in written]
+            found += [str(written[:200]) for secret in secrets for form in list_spellings(secret) if form in written]
     await log.close()
-    assert len(select_events(events, CallStarted)) == len(done) == len(calls) and live
+    assert len(done) == len(calls) and live
     for path in store.parent.glob(f"{store.name}*"):
         data = path.read_bytes()
-        found += [path.name for secret in secrets for form in spellings(secret) if form in data]
+        found += [path.name for secret in secrets for form in list_spellings(secret) if form in data]
     return found, done
-
-
-async def collect_events(session: Session) -> list[Event]:
-    """All facts and deltas up to the end of the run."""
-    events: list[Event] = []
-    watch = session.watch()
-    async for event in watch:
-        events.append(event)
-        if isinstance(event, RunFinished):
-            break
-    watch.close()
-    return events
 
 
 @needs_bubblewrap
 async def test_no_command_and_no_file_tool_gets_a_canary_into_the_log(workspace: Path, tmp_path: Path) -> None:
     calls = [call("shell", command=command) for command in COMMANDS]
     calls += [call(name, **arguments) for name, arguments in FILES]
-    found, done = await leaks(tmp_path / "s.db", [ENVIRONMENT, CONFIGURED, FILE], *calls, workspace=workspace)
+    found, done = await find_leaks(tmp_path / "s.db", [ENVIRONMENT, CONFIGURED, FILE], *calls, workspace=workspace)
     assert found == []
     assert any("HOME=" in one.output for one in done), "the environment was shown, so the canary had its chance"
 
@@ -114,7 +101,7 @@ async def test_no_command_and_no_file_tool_gets_a_canary_into_the_log(workspace:
 async def test_no_canary_of_the_environment_reaches_a_command_on_the_host(workspace: Path, tmp_path: Path) -> None:
     commands = ["env", "export -p", "cat /proc/self/environ", "/usr/bin/python3 -c 'import os; print(os.environ)'"]
     calls = [call("shell", command=command) for command in commands]
-    found, done = await leaks(tmp_path / "s.db", [ENVIRONMENT], *calls, workspace=workspace, tier="full")
+    found, done = await find_leaks(tmp_path / "s.db", [ENVIRONMENT], *calls, workspace=workspace, tier="full")
     assert found == [] and any("HOME=" in one.output for one in done)
 
 
@@ -123,10 +110,10 @@ async def test_a_configured_secret_in_the_output_of_a_command_is_hidden(workspac
     (workspace / "notes.txt").write_text(f"the key is {CONFIGURED}\n" * 2000)
     commands = ["cat notes.txt", "base64 -w0 notes.txt", 'while read -r -n 3 x; do printf %s "$x"; done < notes.txt']
     calls = [call("shell", command=command) for command in commands]
-    found, done = await leaks(tmp_path / "s.db", [CONFIGURED], *calls, workspace=workspace)
+    found, done = await find_leaks(tmp_path / "s.db", [CONFIGURED], *calls, workspace=workspace)
     assert found == [] and "[secret]" in done[0].output
 
 
 def test_the_canaries_are_real(workspace: Path) -> None:
     assert os.environ["SOME_SERVICE_API_KEY"] == ENVIRONMENT
-    assert any(form in (workspace / ".env").read_bytes() for form in spellings(FILE))
+    assert any(form in (workspace / ".env").read_bytes() for form in list_spellings(FILE))

@@ -1,8 +1,8 @@
-"""`write_file`: atomic, kept before it is changed, and never where it must not write."""
+"""`write_file` and what all changes share: old contents are kept, and protected files are never written."""
 
-import json
 import os
 import stat
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from tests.kit.file_tools import FileTools, file_tools
 from treadle.events import Grant, KeptFile
 from treadle.log.open_log import open_log
 from treadle.permissions.policy import decide_call
+from treadle.tools.base import ParsedArguments
 
 files = file_tools
 
@@ -81,17 +82,6 @@ async def test_writing_what_is_there_already_changes_nothing(files: FileTools) -
     assert (files.workspace / "a.txt").stat().st_ino == before.st_ino and files.services.kept == []
 
 
-async def test_nothing_is_written_through_a_link(files: FileTools) -> None:
-    outside = files.workspace.parent / "outside"
-    outside.mkdir()
-    (outside / "victim").write_text("untouched")
-    (files.workspace / "file").symlink_to(outside / "victim")
-    (files.workspace / "folder").symlink_to(outside)
-    for path in ("file", "folder/victim", "folder/new"):
-        assert "symbolic link" in await files.get_error("write_file", path=path, content="x")
-    assert (outside / "victim").read_text() == "untouched" and os.listdir(outside) == ["victim"]
-
-
 async def test_a_hard_link_to_something_else_is_cut_and_not_written_through(files: FileTools) -> None:
     other = files.workspace.parent / "other"
     other.write_text("untouched")
@@ -100,49 +90,57 @@ async def test_a_hard_link_to_something_else_is_cut_and_not_written_through(file
     assert other.read_text() == "untouched"
 
 
-@pytest.mark.parametrize("path", [".git/hooks/post-checkout", ".treadle/config.toml", "sub/.git/config", ".GIT/config"])
-async def test_the_folders_that_run_code_later_are_never_written(files: FileTools, path: str) -> None:
-    assert "never write" in await files.get_error("write_file", path=path, content="x")
-    assert os.listdir(files.workspace) == []
+PROTECTED = {
+    "never write": ".git/hooks/post-checkout .treadle/config.toml sub/.git/config .GIT/config",
+    "log of treadle's sessions": "words.db words.db-wal words.db-journal",
+    "belongs to treadle": "conf/treadle/config.toml",
+    "is a git repository": "store/config store/hooks/post-merge trees/one/config store/HEAD",
+    "symbolic link": "link folder/outside.txt folder/new",
+    "is a folder": "conf",
+    "not a folder": "conf/other.toml/b",
+}
 
 
-async def test_the_log_of_a_session_in_the_workspace_is_never_written(files: FileTools) -> None:
+@pytest.fixture
+async def protected(files: FileTools, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FileTools]:
+    """A workspace with a session's log, treadle's settings, two repositories, and links to the outside."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(files.workspace / "conf"))
+    for path in ("conf/treadle/config.toml", "conf/other.toml", "store/objects/x", "store/HEAD"):
+        files.put(path, "approve")
+    for path in ("trees/one/HEAD", "trees/one/commondir", "HEAD", "../outside/outside.txt"):
+        files.put(path, "untouched")
+    (files.workspace / "link").symlink_to("../outside/outside.txt")
+    (files.workspace / "folder").symlink_to("../outside")
     log = open_log(files.workspace / "words.db")
-    for path in ("words.db", "words.db-wal", "words.db-journal"):
-        assert "log of treadle's sessions" in await files.get_error("write_file", path=path, content="x")
-    patch = "diff --git a/words.db b/old.db\nrename from words.db\nrename to old.db\n"
-    assert "log of treadle's sessions" in await files.get_error("apply_patch", patch=patch)
-    await files.call("write_file", path="other.db", content="x")
+    yield files
     await log.close()
 
 
-async def test_what_belongs_to_treadle_itself_is_neither_shown_nor_changed(
-    files: FileTools, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files.put("conf/treadle/config.toml", "approve = []")
-    files.put("conf/other.toml", "free = true")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(files.workspace / "conf"))
-    for name, more in (("read_file", {}), ("write_file", {"content": "x"}), ("edit_file", {"old": "[]", "new": "x"})):
-        assert "belongs to treadle" in await files.get_error(name, path="conf/treadle/config.toml", **more)
-    assert "approve" not in await files.call("search_files", pattern="approve|free")
-    await files.call("write_file", path="conf/other.toml", content="x")
+@pytest.mark.parametrize(
+    ("error", "path"), [(error, path) for error, paths in PROTECTED.items() for path in paths.split()]
+)
+async def test_protected_files_are_never_written(protected: FileTools, error: str, path: str) -> None:
+    before = sorted(protected.workspace.parent.rglob("*"))
+    patch = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"
+    for tool, arguments in (("write_file", {"path": path, "content": "x"}), ("apply_patch", {"patch": patch})):
+        assert error in await protected.get_error(tool, **arguments)
+    assert sorted(protected.workspace.parent.rglob("*")) == before
+    assert (protected.workspace.parent / "outside/outside.txt").read_text() == "untouched"
 
 
-async def test_a_repository_by_another_name_is_never_written(files: FileTools) -> None:
-    for folder in ("store/objects", "trees/one"):
-        (files.workspace / folder).mkdir(parents=True)
-    for file in ("store/HEAD", "trees/one/HEAD", "trees/one/commondir", "HEAD"):
-        (files.workspace / file).write_text("x")
-    for path in ("store/config", "store/hooks/post-merge", "trees/one/config", "store/HEAD"):
-        assert "is a git repository" in await files.get_error("write_file", path=path, content="x")
-    await files.call("write_file", path="trees/two.txt", content="x")
+async def test_files_beside_protected_ones_are_written(protected: FileTools) -> None:
+    for path in ("other.db", "conf/other.toml", "trees/two.txt"):
+        await protected.call("write_file", path=path, content="x")
 
 
-async def test_a_failed_write_leaves_no_file_behind(files: FileTools) -> None:
-    files.put("folder/a.txt", "x")
-    assert "folder" in await files.get_error("write_file", path="folder", content="x")
-    assert "not a folder" in await files.get_error("write_file", path="folder/a.txt/b", content="x")
-    assert sorted(path.name for path in files.workspace.rglob("*")) == ["a.txt", "folder"]
+async def test_treadles_own_files_and_logs_are_not_read_edited_or_renamed(protected: FileTools) -> None:
+    own = "conf/treadle/config.toml"
+    assert "belongs to treadle" in await protected.get_error("read_file", path=own)
+    assert "belongs to treadle" in await protected.get_error("edit_file", path=own, old="approve", new="x")
+    shown = await protected.call("search_files", pattern="approve")
+    assert "conf/other.toml" in shown and own not in shown
+    rename = "diff --git a/words.db b/old.db\nrename from words.db\nrename to old.db\n"
+    assert "log of treadle's sessions" in await protected.get_error("apply_patch", patch=rename)
 
 
 async def test_a_granted_secret_is_written_but_never_kept(files: FileTools) -> None:
@@ -155,37 +153,28 @@ async def test_a_granted_secret_is_written_but_never_kept(files: FileTools) -> N
 
 
 @pytest.mark.parametrize(
-    ("path", "safety"),
+    ("why", "paths"),
     [
-        ("src/app.py", "caution"),
-        ("AGENTS.md", "destructive"),
-        ("sub/claude.md", "destructive"),
-        ("x/../SKILL.md", "destructive"),
-        (".mcp.json", "destructive"),
-        (".vscode/tasks.json", "destructive"),
-        (".github/workflows/ci.yml", "destructive"),
-        ("../outside", "destructive"),
+        ("what to do", "AGENTS.md sub/claude.md x/../SKILL.md .mcp.json .github/workflows/ci.yml @/AGENTS.md"),
+        ("editor", ".vscode/tasks.json"),
+        ("outside", "../outside @/../a.txt @-twin/a.txt /etc/motd"),
     ],
 )
-def test_instruction_files_and_what_leaves_the_workspace_are_asked_for(
-    files: FileTools, path: str, safety: str
+def test_instruction_files_and_paths_out_of_the_workspace_are_destructive(
+    files: FileTools, why: str, paths: str
 ) -> None:
-    for name in ("write_file", "edit_file"):
-        assert files.tools[name].assess_safety({"path": path}) == safety
+    for path in paths.replace("@", str(files.workspace)).split():
+        for tool in (files.tools["write_file"], files.tools["edit_file"]):
+            assessment = tool.assess(ParsedArguments({"path": path}, {}), files.workspace)
+            assert assessment.safety == "destructive" and why in assessment.why, path
 
 
-def test_an_absolute_path_is_assessed_by_where_the_workspace_lies(files: FileTools) -> None:
-    tool = files.tools["write_file"]
-    for path, safety, why in (
-        (f"{files.workspace}/a.txt", "caution", ""),
-        (f"{files.workspace}/../a.txt", "destructive", "outside"),
-        (f"{files.workspace}-twin/a.txt", "destructive", "outside"),
-        ("/etc/motd", "destructive", "outside"),
-        (f"{files.workspace}/AGENTS.md", "destructive", "what to do"),
-    ):
-        parsed = tool.parse(json.dumps({"path": path, "content": ""}))
-        assessment = tool.assess(parsed, files.workspace)
-        assert assessment.safety == safety and why in assessment.why
+def test_other_files_of_the_workspace_need_caution(files: FileTools) -> None:
+    for path in ("src/app.py", f"{files.workspace}/a.txt"):
+        parsed = ParsedArguments({"path": path}, {})
+        assert files.tools["write_file"].assess(parsed, files.workspace).safety == "caution"
+    safeties = [files.tools["edit_file"].assess_safety({"path": path}) for path in ("src/app.py", "AGENTS.md", "../x")]
+    assert safeties == ["caution", "destructive", "destructive"], "also without a workspace"
 
 
 def test_what_shows_the_contents_of_files_is_private(files: FileTools) -> None:
@@ -194,23 +183,18 @@ def test_what_shows_the_contents_of_files_is_private(files: FileTools) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "action"),
+    ("action", "path"),
     [
-        (".bashrc", "ask"),
-        (".config/autostart/x.desktop", "ask"),
-        ("bin/ls", "ask"),
-        ("x/../.profile", "ask"),
-        ("notes.txt", "allow"),
-        ("project/.env.example", "allow"),
+        *(("ask", path) for path in (".bashrc", ".config/autostart/x.desktop", "bin/ls", "x/../.profile")),
+        *(("allow", path) for path in ("notes.txt", "project/.env.example")),
     ],
 )
-def test_what_the_users_shell_or_desktop_would_run_is_asked_for(
+def test_a_file_that_the_users_shell_or_desktop_runs_is_asked_for(
     files: FileTools, monkeypatch: pytest.MonkeyPatch, path: str, action: str
 ) -> None:
     def decide(home: Path, path: str) -> str:
         monkeypatch.setenv("HOME", str(home))
-        tool = files.tools["write_file"]
-        parsed = tool.parse(json.dumps({"path": path, "content": "x"}))
+        tool, parsed = files.tools["write_file"], ParsedArguments({"path": path}, {})
         return decide_call([Grant()], [], tool.name, parsed.arguments, tool.assess(parsed, files.workspace)).action
 
     assert decide(files.workspace, path) == action

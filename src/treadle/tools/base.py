@@ -42,7 +42,7 @@ DEFAULT_TIMEOUT = 120.0
 DEFAULT_CAP = 16 * 1024
 
 Recovery = Literal["tell", "retry", "stop"]
-"""What happens after a failed call: the model is told, the call runs again, or the run ends as failed."""
+"""What happens after a failed call: the model reads the error, the call runs again, or the run ends as failed."""
 
 
 class ToolError(TreadleError):

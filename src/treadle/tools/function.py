@@ -198,7 +198,7 @@ def _build_model(
 
 
 def _wants_context(hint: object) -> bool:
-    """Tell whether a hint is the context. `ToolContext | None` is for functions that are also called by hand."""
+    """Tell whether a hint is the context. `ToolContext | None` is for functions that are also called directly."""
     if get_origin(hint) in (Annotated, Union, UnionType):
         return any(map(_wants_context, get_args(hint)))
     return hint is ToolContext

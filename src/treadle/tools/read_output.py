@@ -57,11 +57,11 @@ async def read_output(
         numbers, summary = range(offset, len(lines) + 1), f"{len(lines)} lines"
     if not numbers:
         return f"Nothing to show: the output has {summary}" + (f" from line {offset} on." if offset > 1 else ".")
-    shown, room = list[str](), _MAX_SHOWN_BYTES
+    shown, space = list[str](), _MAX_SHOWN_BYTES
     for number in numbers[:limit]:
         line = f"{number}: {lines[number - 1]}"
-        room -= len(line.encode()) + 1
-        if shown and room < 0:
+        space -= len(line.encode()) + 1
+        if shown and space < 0:
             break
         shown.append(line)
     more = f" Go on with offset={numbers[len(shown)]}." if len(shown) < len(numbers) else ""

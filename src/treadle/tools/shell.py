@@ -207,7 +207,7 @@ class _Output:
         self._context = context
         self._mark = b"\0" + os.urandom(16).hex().encode() + b"\0"
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._held = b""
+        self._pending = b""
         self._pieces: list[str] = []
 
     @property
@@ -222,18 +222,18 @@ class _Output:
 
     def feed(self, data: bytes) -> None:
         """Show new output, up to a mark or to the possible beginning of one."""
-        self._held += data
-        end = self._held.find(self._mark)
+        self._pending += data
+        end = self._pending.find(self._mark)
         if end < 0:
-            sizes = range(min(len(self._mark) - 1, len(self._held)), 0, -1)
-            begun = next((size for size in sizes if self._held.endswith(self._mark[:size])), 0)
-            end = len(self._held) - begun
-        data, self._held = self._held[:end], self._held[end:]
+            sizes = range(min(len(self._mark) - 1, len(self._pending)), 0, -1)
+            begun = next((size for size in sizes if self._pending.endswith(self._mark[:size])), 0)
+            end = len(self._pending) - begun
+        data, self._pending = self._pending[:end], self._pending[end:]
         self._show(self._decode(data))
 
     def finish(self) -> str:
         """Show the rest without the report. Return the reported folder, or nothing."""
-        folder, rest = b"", self._held
+        folder, rest = b"", self._pending
         if rest.startswith(self._mark):
             folder, _, rest = rest[len(self._mark) :].partition(b"\0")
         self._show(self._decode(rest, final=True))

@@ -85,9 +85,9 @@ def find_file(settings: FileToolSettings, context: ToolContext, path: str) -> tu
     """Return the real path of a file to write, and the file if there is one; raises when it changed unseen."""
     with settings.open_folder(context) as folder:
         name = folder.resolve_writable(path)
-        held = folder.find(name)
-    refuse_if_changed(context, name, held)
-    return name, held
+        file = folder.find(name)
+    refuse_if_changed(context, name, file)
+    return name, file
 
 
 def refuse_if_changed(context: ToolContext, path: str, current: FileContent | None) -> None:

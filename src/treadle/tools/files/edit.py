@@ -79,11 +79,11 @@ def build_edit_file_tool(settings: FileToolSettings) -> Tool:
             new: what stands there instead
             replace_all: replace every place, not only one
         """
-        name, held = await run_in_thread(find_file, settings, context, path)
-        if held is None:
+        name, file = await run_in_thread(find_file, settings, context, path)
+        if file is None:
             raise NoSuchFile(f"{name}: there is no such file to edit. write_file makes a new one.")
-        data, count = await run_in_thread(replace_text, held, old, new, everywhere=replace_all)
-        change = FileChange(name, held, data)
+        data, count = await run_in_thread(replace_text, file, old, new, everywhere=replace_all)
+        change = FileChange(name, file, data)
         await apply_changes(settings, context, [change])
         places = "" if count == 1 else f" in {count} places"
         return f"Edited {name}{places}.{await render_change(change)}"

@@ -67,15 +67,15 @@ def _plan_changes(settings: FileToolSettings, context: ToolContext, diff: str) -
         for patch in read_patch(diff):
             source = folder.resolve_writable(patch.source) if patch.source else ""
             target = folder.resolve_writable(patch.target) if patch.target else ""
-            held = _read_planned(folder, context, source, planned) if source else None
-            if source and held is None and target and target != source:  # `diff` writes the names as it was given them
-                source, held = target, _read_planned(folder, context, target, planned)
-            if source and held is None:
+            file = _read_planned(folder, context, source, planned) if source else None
+            if source and file is None and target and target != source:  # `diff` writes the names as it was given them
+                source, file = target, _read_planned(folder, context, target, planned)
+            if source and file is None:
                 raise ToolError(f"{source}: there is no such file to patch. Nothing was changed in any file.")
             if target and target != source and _read_planned(folder, context, target, planned) is not None:
                 raise ToolError(f"{target} is there already, so it cannot be made. Nothing was changed in any file.")
-            after = held.data if held is not None else b""
-            if held is None or patch.hunks:
+            after = file.data if file is not None else b""
+            if file is None or patch.hunks:
                 text = decode_text(after)
                 if text is None:
                     raise ToolError(f"{source} is not text, so it cannot be patched. Nothing was changed in any file.")
@@ -88,7 +88,7 @@ def _plan_changes(settings: FileToolSettings, context: ToolContext, diff: str) -
             if target != source and source:
                 planned[source] = FileChange(source, folder.find(source), None)
             if target:
-                mode = patch.mode if patch.mode is not None else held.mode if held is not None else None
+                mode = patch.mode if patch.mode is not None else file.mode if file is not None else None
                 planned[target] = FileChange(target, folder.find(target), after, mode)
     changes = [
         change
@@ -108,6 +108,6 @@ def _read_planned(
         change = planned[path]
         mode = change.mode if change.mode is not None else 0o644
         return FileContent(path, change.after, mode) if change.after is not None else None
-    held = folder.find(path)
-    refuse_if_changed(context, path, held)
-    return held
+    file = folder.find(path)
+    refuse_if_changed(context, path, file)
+    return file

@@ -51,12 +51,12 @@ def build_read_file_tool(granted: Sequence[str]) -> Tool:
             offset: the first line to show, counted from 1
             limit: how many lines to show at most
         """
-        held = await run_in_thread(_read, context.workspace, granted, path)
-        name, digest = FILE_NOTE_PREFIX + held.path, hash_content(held.data)
+        file = await run_in_thread(_read, context.workspace, granted, path)
+        name, digest = FILE_NOTE_PREFIX + file.path, hash_content(file.data)
         known = read_file_note(context.notes.get(name))
         if known is None or known.digest != digest:
             await context.services.save_note(name, msgspec.to_builtins(FileNote(digest)))
-        return _render_file(held, max(1, offset), max(1, limit))
+        return _render_file(file, max(1, offset), max(1, limit))
 
     read_file.traits = frozenset(("private",))
     return read_file
@@ -74,23 +74,23 @@ def _read(workspace: Path, granted: Sequence[str], path: str) -> FileContent:
             raise NoSuchFile(f"{error} {hint}") from None
 
 
-def _render_file(held: FileContent, offset: int, limit: int) -> str | ToolResult:
-    media = next((kind for mark, kind in _IMAGES if held.data.startswith(mark)), "")
-    if media == "image/webp" and held.data[8:12] != b"WEBP":
+def _render_file(file: FileContent, offset: int, limit: int) -> str | ToolResult:
+    media = next((kind for mark, kind in _IMAGES if file.data.startswith(mark)), "")
+    if media == "image/webp" and file.data[8:12] != b"WEBP":
         media = ""
-    if media and len(held.data) <= IMAGE_CAP:
-        image = ImagePart(base64.b64encode(held.data).decode(), media)
-        return ToolResult(f"{held.path}: an image ({media}, {len(held.data)} bytes).", (image,))
+    if media and len(file.data) <= IMAGE_CAP:
+        image = ImagePart(base64.b64encode(file.data).decode(), media)
+        return ToolResult(f"{file.path}: an image ({media}, {len(file.data)} bytes).", (image,))
     if media:
-        return f"{held.path} is an image of {len(held.data)} bytes, and {IMAGE_CAP} is the most that can be shown."
-    text = decode_text(held.data)
+        return f"{file.path} is an image of {len(file.data)} bytes, and {IMAGE_CAP} is the most that can be shown."
+    text = decode_text(file.data)
     if text is None:
-        return f"{held.path} is not text: {len(held.data)} bytes, beginning with {held.data[:16].hex(' ')}."
+        return f"{file.path} is not text: {len(file.data)} bytes, beginning with {file.data[:16].hex(' ')}."
     lines = split_lines(text.text)
     if not lines:
-        return f"{held.path} is empty."
+        return f"{file.path} is empty."
     if offset > len(lines):
-        return f"{held.path} has only {len(lines)} lines; there is no line {offset}."
+        return f"{file.path} has only {len(lines)} lines; there is no line {offset}."
     shown: list[str] = []
     size = 0
     for number, line in enumerate(lines[offset - 1 : offset - 1 + limit], offset):
@@ -108,4 +108,4 @@ def _render_file(held: FileContent, offset: int, limit: int) -> str | ToolResult
     if text.encoding != "utf-8":
         guess = ", which is a guess" if text.encoding == "latin-1" else ""
         about.append(f"encoding {text.encoding}{guess}")
-    return "\n".join([*shown, f"[{held.path}: {'; '.join(about)}]"] if about else shown)
+    return "\n".join([*shown, f"[{file.path}: {'; '.join(about)}]"] if about else shown)

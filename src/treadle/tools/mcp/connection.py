@@ -153,8 +153,8 @@ class Connection:
         is_same = self._client is client and not self._gone.is_set()
         is_up = is_same and not self.server.url and why != _CLOSED_MESSAGE
         if code in (CONNECTION_LOST, REQUEST_TIMEOUT) or (code == CONNECTION_CLOSED and not is_up):
-            last_words = self._stderr.read_text()
-            return self._build_unknown_error(f"{why}; it said: {last_words}" if last_words else why)
+            stderr_text = self._stderr.read_text()
+            return self._build_unknown_error(f"{why}; it said: {stderr_text}" if stderr_text else why)
         return ToolError(self.redact_text(f"{self.server.name}: {why}"))
 
     def _build_unknown_error(self, why: str) -> ToolError:
@@ -202,8 +202,8 @@ class Connection:
                 # A server that never answered would only take as long again.
                 is_late = isinstance(cause, MCPError) and cause.code == REQUEST_TIMEOUT and not self.protocol
                 is_worth_trying = not isinstance(error, OSError) and not is_late
-            last_words = self._stderr.read_text()
-            self.error = self.redact_text(f"{self.error} (it said: {last_words})" if last_words else self.error)
+            stderr_text = self._stderr.read_text()
+            self.error = self.redact_text(f"{self.error} (it said: {stderr_text})" if stderr_text else self.error)
             self._failures += 1
             tries = MAX_TRIES if self.protocol else MAX_FIRST_TRIES
             if is_worth_trying and self._failures < tries:

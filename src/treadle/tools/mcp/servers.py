@@ -24,7 +24,7 @@ class McpServers:
     """`async with McpServers([...]) as servers: Agent(tools=[..., *await servers.list_tools()])`.
 
     A server that dies is started again. One that stays away is `down` in `get_health()`, and its tools say so when they
-    are called. `list_tools()` decides once which tools are offered, because what a model was told must not change.
+    are called. `list_tools()` decides once which tools are offered, because the start of a prompt must not change.
     """
 
     def __init__(self, servers: Sequence[McpServer], *, max_tools: int = MAX_TOOLS, max_bytes: int = MAX_BYTES) -> None:

@@ -1,6 +1,6 @@
 """`search_tools` and `call_tool`: many MCP tools behind two short descriptions.
 
-What a model is told at the start stays the same to the byte, whatever it finds later. A call through `call_tool` is
+The descriptions at the start of a prompt stay the same, whatever the model finds later. A call through `call_tool` is
 authorized, shown and recorded under the name of the tool that it calls.
 """
 
@@ -70,14 +70,14 @@ class SearchTools(Tool):
             more = [f"and {len(tools) - len(names)} more"] if len(tools) > len(names) else []
             nothing = "Nothing fits these words. " if query.strip() else ""
             return "\n".join([f"{nothing}The tools are: {', '.join([*names, *more]) or 'none'}.", *down])
-        lines, room = list[str](), MAX_RESULT_CHARACTERS
+        lines, space = list[str](), MAX_RESULT_CHARACTERS
         for tool in found[:MAX_SHOWN]:
             schema = msgspec.json.encode(tool.spec.parameters).decode()
             line = f"{tool.name}: {tool.spec.description[:500]}\n  parameters: {schema}"
-            if lines and len(line) > room:
+            if lines and len(line) > space:
                 break
             lines.append(line)
-            room -= len(line)
+            space -= len(line)
         rest = [tool.name for tool in found[len(lines) :]]
         more = [f"Also: {', '.join(rest[:30])}"] if rest else []
         return "\n".join([*lines, *more, *down, "Run one with call_tool(name, arguments)."])

@@ -6,7 +6,9 @@ import json
 import re
 import time
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,6 +34,8 @@ from treadle.errors import BadInput
 from treadle.events import (
     CallFinished,
     CallStarted,
+    CallStatus,
+    EndReason,
     Limits,
     MessageReceived,
     ModelReplied,
@@ -47,49 +51,54 @@ from treadle.models.local.local_model import LocalModel
 from treadle.tools.builtin import build_default_tools
 
 
-class Tailed(TerminalConsole):
-    """A terminal that nobody sees, and its last tail."""
+class StatusConsole(TerminalConsole):
+    """A terminal that nobody sees, and its last status line."""
 
     def __init__(self) -> None:
         self._shown = io.StringIO()
         super().__init__(self._shown)
-        self.tail_text = ""
+        self.status = ""
 
     @property
     def shown(self) -> str:
         return self._shown.getvalue()
 
     def set_status(self, text: str) -> None:
-        self.tail_text = text
+        self.status = text
+
+
+@pytest.fixture
+def console() -> StatusConsole:
+    return StatusConsole()
 
 
 HIDDEN = "\x1b\x00\x07\x08\r\x7f\x9b\u200b\u202e\u2066\u2069\ufeff\u00ad\u2028\U000e0041\ufe0f\u061c"
+BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c\u2028\u2029"
 
 
 @given(st.text())
 def test_nothing_that_is_shown_can_drive_a_terminal(text: str) -> None:
     for shown in (escape_controls(text), escape_hidden(text)):
-        for character in shown:
-            assert character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
-            assert (
-                character not in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c\u2028\u2029"
-            )
+        assert not any(unicodedata.category(one) in ("Cc", "Cs") or one in BIDI for one in shown if one not in "\n\t")
+    assert not set(HIDDEN) & set(escape_hidden(text)) - set("\n\t")
 
 
-@given(st.text())
-def test_what_is_approved_has_nothing_hidden_in_it(text: str) -> None:
-    assert not any(unicodedata.category(one) == "Cf" and one in HIDDEN for one in escape_hidden(text))
-    assert escape_hidden("plain — text, 日本語, é") == "plain — text, 日本語, é"
+@pytest.mark.parametrize("character", HIDDEN)
+def test_every_hidden_character_is_spelled_out_in_an_approval(character: str) -> None:
+    assert character not in escape_hidden(f"a{character}b")
 
 
-def test_every_hidden_character_is_spelled_out() -> None:
-    for character in HIDDEN:
-        assert character not in escape_hidden(f"a{character}b"), hex(ord(character))
-    assert escape_hidden("\x1b[31m") == "\\x1b[31m" and escape_hidden("\u202e") == "\\u202e"
-
-
-def test_emoji_stay_whole_in_prose() -> None:
-    assert escape_controls("👩‍🚀 ❤️") == "👩‍🚀 ❤️"
+@pytest.mark.parametrize(
+    ("escape", "text", "shown"),
+    [
+        (escape_hidden, "\x1b[31m\u202e", "\\x1b[31m\\u202e"),
+        (escape_hidden, "plain — text, 日本語, é", "plain — text, 日本語, é"),
+        (escape_controls, "👩‍🚀 ❤️", "👩‍🚀 ❤️"),
+    ],
+    ids=["codes", "plain text", "emoji"],
+)
+def test_codes_are_spelled_out_and_text_stays_whole(escape: Callable[[str], str], text: str, shown: str) -> None:
+    assert escape(text) == shown
 
 
 @given(st.text(), st.integers(2, 40))
@@ -99,12 +108,8 @@ def test_a_cut_text_fits_on_a_line(text: str, room: int) -> None:
 
 
 def test_wide_characters_count_twice() -> None:
-    assert (
-        measure_width("日本") == 4
-        and truncate_line("日本語", 5) == "日本…"
-        and measure_width("é") == 1
-        and measure_width("e\u0301") == 1
-    )
+    assert [measure_width(text) for text in ("日本", "é", "e\u0301")] == [4, 1, 1]
+    assert truncate_line("日本語", 5) == "日本…"
 
 
 def test_a_table_keeps_its_columns() -> None:
@@ -114,85 +119,83 @@ def test_a_table_keeps_its_columns() -> None:
 
 
 def test_ages_are_short() -> None:
-    assert [format_time_since(time.time() - s) for s in (-1, 5, 59, 60, 3600, 86400, 86400 * 800)] == [
-        "0s",
-        "5s",
-        "59s",
-        "1m",
-        "1h",
-        "1d",
-        "2y",
-    ]
+    now = time.time()
+    ages = [format_time_since(now - seconds) for seconds in (-1, 5, 59, 60, 3600, 86400, 86400 * 800)]
+    assert " ".join(ages) == "0s 5s 59s 1m 1h 1d 2y"
 
 
-def asked(tool: str = "shell", **more: object) -> ApprovalRequested:
-    given: dict[str, object] = {"arguments": {"command": "git push && rm -rf build"}, "rule": "shell(git push *)"}
-    return ApprovalRequested(call_id="c", tool=tool, safety="caution", why="asked for by *", **{**given, **more})  # type: ignore[arg-type]
+def ask(tool: str = "shell", **more: object) -> ApprovalRequested:
+    fields: dict[str, Any] = {"arguments": {"command": "git push && rm -rf build"}, "rule": "shell(git push *)"}
+    return ApprovalRequested(call_id="c", tool=tool, safety="caution", why="asked for by *", **{**fields, **more})
 
 
-def test_answers_are_read_as_they_are_typed(tmp_path: Path) -> None:
-    for line, decided, scope, comment in [
+@pytest.mark.parametrize(
+    ("line", "decision", "scope", "comment"),
+    [
         ("y", "allow", "call", ""),
         ("YES ", "allow", "call", ""),
+        ("yes please", "allow", "call", ""),
         ("t", "allow", "tool", ""),
         ("p", "allow", "pattern", ""),
         ("n", "deny", "call", ""),
         ("no  use make clean ", "deny", "call", "use make clean"),
-    ]:
-        answer = parse_decision(line, asked(), tmp_path)
-        assert answer is not None and (answer.decision, answer.scope, answer.comment) == (decided, scope, comment)
-    assert parse_decision("l", asked(), tmp_path) is None
+    ],
+)
+def test_an_answer_is_read_as_it_is_typed(line: str, decision: str, scope: str, comment: str, tmp_path: Path) -> None:
+    answer = parse_decision(line, ask(), tmp_path)
+    assert answer is not None and (answer.decision, answer.scope, answer.comment) == (decision, scope, comment)
 
 
-@pytest.mark.parametrize("line", ["", "maybe", "yy", "allow", "0", "yes please", "\x1b"])
-def test_anything_else_is_no_answer(tmp_path: Path, line: str) -> None:
-    if line == "yes please":  # a yes with more words is still a yes, and the words are for nobody
-        assert parse_decision(line, asked(), tmp_path) is not None
-        return
+@pytest.mark.parametrize("line", ["", "maybe", "yy", "allow", "0", "\x1b"])
+def test_another_line_is_no_answer(tmp_path: Path, line: str) -> None:
     with pytest.raises(BadInput, match="answer y, t, p, a, n or l"):
-        parse_decision(line, asked(), tmp_path)
+        parse_decision(line, ask(), tmp_path)
+    assert parse_decision("l", ask(), tmp_path) is None
 
 
 @pytest.mark.parametrize("line", ["t", "p", "a"])
-def test_what_may_only_be_allowed_once_offers_no_more(tmp_path: Path, line: str) -> None:
-    question = asked(once=True)
+def test_a_call_that_may_only_be_allowed_once_offers_no_more(tmp_path: Path, line: str) -> None:
     with pytest.raises(BadInput, match="answer y, n or l"):
-        parse_decision(line, question, tmp_path)
-    assert len(render_choices(question)) == 3
+        parse_decision(line, ask(once=True), tmp_path)
+    assert len(render_choices(ask(once=True))) == 3
 
 
 def test_what_is_allowed_for_good_is_kept_for_this_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
-    assert parse_decision("a", asked(), tmp_path) is not None
+    assert parse_decision("a", ask(), tmp_path) is not None
     (rule,) = json.loads((tmp_path / "data" / "rules.json").read_text())["rules"]
     assert rule == {"pattern": "shell(git push *)", "workspace": str(tmp_path)}
 
 
 def test_a_compound_command_is_shown_part_by_part(tmp_path: Path) -> None:
     tools = {tool.name: tool for tool in build_default_tools()}
-    lines = render_approval(asked(), tools, tmp_path, 80, colour=False)
+    lines = render_approval(ask(), tools, tmp_path, 80, colour=False)
     at = lines.index("  it consists of:")
     assert [line.strip() for line in lines[at + 1 : at + 3]] == ["git push", "rm -rf build"]
 
 
-def test_the_diff_of_a_write_and_of_an_edit_is_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tool", "arguments", "diff"),
+    [
+        ("write_file", {"path": "a.txt", "content": "one\n2\nthree\n"}, [" one", "-two", "+2", " three"]),
+        ("edit_file", {"path": "a.txt", "old": "two", "new": "2"}, [" one", "-two", "+2", " three"]),
+        ("write_file", {"path": "new.txt", "content": "x"}, ["+x"]),
+        ("read_file", {"path": "a.txt"}, []),
+        ("apply_patch", {"patch": "--- a\n+++ b"}, ["--- a", "+++ b"]),
+    ],
+)
+def test_the_diff_of_a_change_is_shown(tmp_path: Path, tool: str, arguments: dict[str, Any], diff: list[str]) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
-    written = preview_diff("write_file", {"path": "a.txt", "content": "one\n2\nthree\n"}, tmp_path)
-    edited = preview_diff("edit_file", {"path": "a.txt", "old": "two", "new": "2"}, tmp_path)
-    for lines in (written, edited):
-        assert "-two" in lines and "+2" in lines and " one" in lines
-    assert preview_diff("write_file", {"path": "new.txt", "content": "x"}, tmp_path)[-1] == "+x"
-    assert preview_diff("read_file", {"path": "a.txt"}, tmp_path) == []
-    assert preview_diff("apply_patch", {"patch": "--- a\n+++ b"}, tmp_path) == ["--- a", "+++ b"]
+    lines = preview_diff(tool, arguments, tmp_path)
+    assert lines[len(lines) - len(diff) :] == diff and bool(lines) == bool(diff)
 
 
 def test_an_option_is_chosen_by_number_or_in_words() -> None:
     question = Question("Which?", ("red", "blue"))
     assert (parse_reply("2", question), parse_reply(" green ", question)) == ("blue", "green")
-    with pytest.raises(BadInput):
-        parse_reply("", question)
-    with pytest.raises(BadInput):
-        parse_reply("green", Question("Which?", ("red", "blue"), strict=True))
+    for line, asked in (("", question), ("green", Question("Which?", ("red", "blue"), strict=True))):
+        with pytest.raises(BadInput):
+            parse_reply(line, asked)
 
 
 def test_a_mention_of_a_file_adds_it_and_anything_else_stays_text(tmp_path: Path) -> None:
@@ -213,52 +216,58 @@ def test_a_file_that_is_too_large_is_refused_before_anything_is_sent(tmp_path: P
         build_message("look", tmp_path, [str(tmp_path / "big.txt")])
 
 
-def test_the_end_of_a_commands_output_is_shown_and_its_diff_where_it_has_one() -> None:
-    output = "\n".join(f"line {number}" for number in range(20))
-    lines = render_call(
-        CallFinished(call_id="c", tool="shell", status="error", output=output, duration=1.25),
-        {"command": "make\x1b[2J"},
-        80,
-        colour=False,
-    )
-    assert lines[0] == "✗ shell make\\x1b[2J · error · 1.2 s"
-    assert lines[1] == "  … 14 lines above" and lines[-1] == "  line 19"
-    diff = CallFinished(
-        call_id="c", tool="edit_file", status="ok", output="Changed.\n--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y"
-    )
-    assert render_call(diff, {"path": "a"}, 80, colour=False)[1:] == [
-        "  --- a",
-        "  +++ b",
-        "  @@ -1 +1 @@",
-        "  -x",
-        "  +y",
-    ]
+PLAN = [{"text": "look", "status": "done"}, {"text": "mend", "status": "doing"}, {"text": "rest", "status": "pending"}]
+LINES = "\n".join(f"line {number}" for number in range(20))
 
 
-def test_a_run_that_waits_says_for_what() -> None:
-    tally = ReportBuilder()
-    tally.handle_event(asked())
-    report = tally.build_report("s", None)
-    assert (report.status, report.exit_code, report.pending[0]["tool"]) == ("waiting", 4, "shell")
+@pytest.mark.parametrize(
+    ("tool", "status", "arguments", "output", "shown"),
+    [
+        (
+            "shell",
+            "error",
+            {"command": "make\x1b[2J"},
+            LINES,
+            ["✗ shell make\\x1b[2J · error · 1.2 s", "  … 14 lines above", *(f"  line {n}" for n in range(14, 20))],
+        ),
+        (
+            "edit_file",
+            "ok",
+            {"path": "a"},
+            "Changed.\n--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y",
+            ["✓ edit_file a · 1.2 s", "  --- a", "  +++ b", "  @@ -1 +1 @@", "  -x", "  +y"],
+        ),
+        ("todo", "ok", {"items": PLAN}, "noted", ["✓ todo 1 of 3 done · 1.2 s", "  ☑ look", "  ▸ mend", "  ☐ rest"]),
+    ],
+    ids=["the end of a command's output", "the diff of an edit", "a plan"],
+)
+def test_a_call_is_shown_by_what_it_did(
+    tool: str, status: CallStatus, arguments: dict[str, Any], output: str, shown: list[str]
+) -> None:
+    finished = CallFinished(call_id="c", tool=tool, status=status, output=output, duration=1.25)
+    assert render_call(finished, arguments, 80, colour=False) == shown
 
 
-def test_a_run_that_waits_says_what_it_has_used() -> None:
+def test_a_run_that_waits_says_for_what_and_what_it_has_used() -> None:
     tally = ReportBuilder()
     tally.handle_event(ModelReplied(usage=Usage(11, 7)))
     tally.handle_event(CallFinished(call_id="c", tool="delegate", status="ok", usage=Usage(2, 1)))
-    assert tally.build_report("s", None).usage == Usage(13, 8)
+    tally.handle_event(ask())
+    report = tally.build_report("s", None)
+    assert (report.status, report.exit_code, report.pending[0]["tool"]) == ("waiting", 4, "shell")
+    assert report.usage == Usage(13, 8)
 
 
-def test_an_ending_is_not_told_twice() -> None:
-    assert (
-        describe_ending(RunFinished("r", "cancelled", error="cancelled by user: enough")) == "cancelled by user: enough"
-    )
-    assert describe_ending(RunFinished("r", "failed", error="no key")) == "failed: no key"
+@pytest.mark.parametrize(
+    ("reason", "error", "shown"),
+    [("cancelled", "cancelled by user: enough", "cancelled by user: enough"), ("failed", "no key", "failed: no key")],
+)
+def test_an_ending_is_not_told_twice(reason: EndReason, error: str, shown: str) -> None:
+    assert describe_ending(RunFinished("r", reason, error=error)) == shown
 
 
-def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_tail() -> None:
-    stage = Tailed()
-    screen = Screen(stage)
+def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_status(console: StatusConsole) -> None:
+    screen = Screen(console)
     facts = [
         MessageReceived(seq=1, id="a", parts=[TextPart("long ago")]),
         RunStarted(seq=2, run_id="r1", limits=Limits()),
@@ -269,62 +278,58 @@ def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_tail() -> None:
         MessageReceived(seq=7, id="c", parts=[TextPart("with tabs")]),
     ]
     screen.show_history(facts)
-    assert stage.shown == "› tidy up\n› with tabs\n" and "turn 3/7" in stage.tail_text
+    assert console.shown == "› tidy up\n› with tabs\n" and "turn 3/7" in console.status
     screen.show_history([*facts, RunFinished(seq=8, run_id="r2", reason="answered")])
-    assert stage.tail_text == ""
+    assert console.status == ""
 
 
-def test_a_run_that_is_taken_up_is_in_the_tail_and_its_calls_keep_their_arguments() -> None:
+def test_a_run_that_is_taken_up_is_in_the_status_and_its_calls_keep_their_arguments(console: StatusConsole) -> None:
     facts = [
         RunStarted(seq=1, run_id="r1", limits=Limits(turns=7)),
         TurnStarted(seq=2, turn=3),
         ModelReplied(seq=3, text="on it", calls=[Call("c", "shell", '{"command": "make"}')]),
     ]
-    stage = Tailed()
-    screen = Screen(stage)
+    screen = Screen(console)
     screen.restore_run(facts)
     screen.redraw_status()
-    assert stage.shown == "" and "turn 3/7" in stage.tail_text
+    assert console.shown == "" and "turn 3/7" in console.status
     screen.handle_event(CallFinished(seq=4, call_id="c", tool="shell", status="ok", output="built"))
-    assert stage.shown == "✓ shell make\n  built\n"
-    over = Screen(Tailed())
+    assert console.shown == "✓ shell make\n  built\n"
+    over = Screen(StatusConsole())
     over.restore_run([*facts, RunFinished(seq=4, run_id="r1", reason="answered")])
     assert not over.is_running
 
 
-def test_a_file_that_goes_with_a_message_is_named_and_not_poured_out(tmp_path: Path) -> None:
+def test_a_file_that_goes_with_a_message_is_named_and_not_poured_out(console: StatusConsole, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("".join(f"line {number}\n" for number in range(400)))
     (tmp_path / "dot.png").write_bytes(b"\x89PNG")
     parts = build_message("see @long.txt and\n@dot.png", tmp_path)
-    stage = Tailed()
-    Screen(stage).handle_event(MessageReceived(seq=1, id="a", parts=parts))
-    assert stage.shown == "› see @long.txt and\n@dot.png\n  The file long.txt: … 400 lines\n  [image]\n"
+    Screen(console).handle_event(MessageReceived(seq=1, id="a", parts=parts))
+    assert console.shown == "› see @long.txt and\n@dot.png\n  The file long.txt: … 400 lines\n  [image]\n"
 
 
-def test_the_tail_tells_turn_calls_context_tokens_and_cost() -> None:
-    stage = Tailed()
-    screen = Screen(stage, window=4000)
+def test_the_status_tells_turn_calls_context_tokens_and_cost(console: StatusConsole) -> None:
+    screen = Screen(console, window=4000)
     used = Usage(input_tokens=1900, output_tokens=100, cost=0.0125)
     screen.handle_event(RunStarted("r", limits=Limits(turns=7)))
     screen.handle_event(TurnStarted(turn=2, tools=True))
     screen.handle_event(ModelReplied(calls=(Call("c", "shell", '{"command": "make"}'),), usage=used))
     screen.handle_event(CallStarted(call_id="c", tool="shell", arguments={"command": "make"}))
     screen.handle_event(OutputDelta("c", "cc -o a\n"))
-    told = re.sub(r"\d+\.\d s", "N s", stage.tail_text)
-    assert told == "shell make N s · cc -o a · turn 2/7 · 0 calls · context 50% · 2.0k tokens · $0.0125"
+    status = re.sub(r"\d+\.\d s", "N s", console.status)
+    assert status == "shell make N s · cc -o a · turn 2/7 · 0 calls · context 50% · 2.0k tokens · $0.0125"
     screen.handle_event(CallFinished(call_id="c", tool="shell", status="ok", output="cc -o a\n"))
-    assert "· turn 2/7 · 1 call · context" in stage.tail_text
+    assert "· turn 2/7 · 1 call · context" in console.status
 
 
-def test_a_model_that_gets_ready_says_so_in_the_tail_until_it_writes() -> None:
-    stage = Tailed()
-    screen = Screen(stage)
+def test_a_model_that_gets_ready_says_so_in_the_status_until_it_writes(console: StatusConsole) -> None:
+    screen = Screen(console)
     screen.handle_event(RunStarted("r", limits=Limits()))
     screen.handle_event(TurnStarted(turn=1, tools=True))
     screen.handle_event(Progress("learning the tools", done=3, total=12))
-    assert stage.tail_text.startswith("learning the tools 25% ")
+    assert console.status.startswith("learning the tools 25% ")
     screen.handle_event(TurnStarted(turn=2, tools=True))
-    assert stage.tail_text.startswith("thinking ")
+    assert console.status.startswith("thinking ")
 
 
 @pytest.mark.parametrize("form", ["--json", "plain"])
@@ -345,49 +350,23 @@ async def test_a_model_that_gets_ready_says_each_thing_once_without_a_terminal(
     assert (words, told.out) == (["learning the tools …", "loading …"], "")
 
 
-def bare(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-def test_markdown_is_painted_a_line_at_a_time_and_code_is_left_alone() -> None:
-    painter = MarkdownStyler()
+def test_markdown_is_styled_a_line_at_a_time_and_code_is_left_alone() -> None:
+    styler = MarkdownStyler()
     lines = ["## Why", "- it is **red**, see `make`", "```", "- **not** `this`", "```", "2 * 3 * 4 and **", "> said"]
-    painted = [painter.style_line(line) for line in lines]
-    assert [bare(line) for line in painted] == [
-        "Why",
-        "• it is red, see make",
-        "```",
-        "- **not** `this`",
-        "```",
-        "2 * 3 * 4 and **",
-        "> said",
-    ]
-    assert painted[1] == "• it is \x1b[1mred\x1b[0m, see \x1b[36mmake\x1b[0m"
+    styled = [styler.style_line(line) for line in lines]
+    shown = ["Why", "• it is red, see make", "```", "- **not** `this`", "```", "2 * 3 * 4 and **", "> said"]
+    assert [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in styled] == shown
+    assert styled[1] == "• it is \x1b[1mred\x1b[0m, see \x1b[36mmake\x1b[0m"
 
 
 @given(st.lists(st.text(alphabet="ab*`#-~ \n", max_size=12), max_size=12), st.integers(1, 5))
-def test_a_plain_stage_gives_prose_back_as_it_is_however_it_is_cut(lines: list[str], size: int) -> None:
+def test_a_plain_console_gives_prose_back_as_it_is_however_it_is_cut(lines: list[str], size: int) -> None:
     text = "\n".join(lines)
     stream = io.StringIO()
-    stage, painter = TerminalConsole(stream), MarkdownStyler()
+    console, styler = TerminalConsole(stream), MarkdownStyler()
     for start in range(0, len(text), size):
-        stage.write(text[start : start + size], painter.style_line)
+        console.write(text[start : start + size], styler.style_line)
     assert stream.getvalue() == text
-
-
-def test_a_plan_is_shown_as_one() -> None:
-    plan = [
-        {"text": "look", "status": "done"},
-        {"text": "mend", "status": "doing"},
-        {"text": "rest", "status": "pending"},
-    ]
-    done = CallFinished(call_id="c", tool="todo", status="ok", output="noted")
-    assert render_call(done, {"items": plan}, 80, colour=False) == [
-        "✓ todo 1 of 3 done",
-        "  ☑ look",
-        "  ▸ mend",
-        "  ☐ rest",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
-"""What the sandbox's tests share: a workspace with things outside of it, and ways to run a command in it."""
+"""A workspace with files and a process outside of it, and ways to run a command in it."""
 
 import asyncio
 import os
-import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -37,19 +34,6 @@ EVERYWHERE = [
 ]
 
 SECRET = "the-secret-of-somebody-else"
-
-_NEIGHBOUR = """
-import os, socket, sys
-held = open(sys.argv[1], "w+"); held.write(os.environ["SECRET"]); held.flush(); os.unlink(sys.argv[1])
-tcp = socket.create_server(("127.0.0.1", 0))
-try: six = socket.create_server(("::1", 0), family=socket.AF_INET6)
-except OSError: six = tcp
-udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); udp.bind(("127.0.0.1", 0))
-abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0" + sys.argv[2]); abstract.listen()
-path = socket.socket(socket.AF_UNIX); path.bind(sys.argv[3]); path.listen()
-print(tcp.getsockname()[1], six.getsockname()[1], udp.getsockname()[1], flush=True)
-sys.stdin.read()
-"""
 
 
 class Ran(Struct):
@@ -126,17 +110,17 @@ async def inside(job: Job) -> Ran:
 
 
 async def behind_landlock(job: Job) -> Ran:
-    """Run it behind the reduced walls."""
+    """Run it in the reduced sandbox."""
     return await collect(landlock.run_in_landlock, job)
 
 
 async def on_host(job: Job) -> Ran:
-    """Run it without walls."""
+    """Run it without a sandbox."""
     return await collect(run_on_host, job)
 
 
 async def plainly(job: Job) -> str:
-    """Run it with nothing of ours around it, not even bounds; what it wrote."""
+    """Run it as a plain process without any bounds; what it wrote."""
     process = await asyncio.create_subprocess_exec(
         *job.argv,
         stdin=subprocess.DEVNULL,
@@ -149,36 +133,6 @@ async def plainly(job: Job) -> str:
         return (await process.communicate())[0].decode(errors="replace")
 
 
-@pytest.fixture(scope="module")
-def a_neighbour() -> Iterator[Neighbour]:
-    folder = Path(tempfile.mkdtemp(prefix="neighbour-"))
-    temporary = folder / "temporary"
-    temporary.write_text(SECRET)
-    shared = Path("/dev/shm", folder.name)
-    shared.write_text(SECRET)
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _NEIGHBOUR, folder / "held", folder.name, folder / "socket", SECRET],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={"SECRET": SECRET},
-        cwd=folder,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    tcp, six, udp = map(int, process.stdout.readline().split())
-    yield Neighbour(process.pid, tcp, six, udp, folder.name, str(folder / "socket"), str(temporary), str(shared))
-    process.stdin.close()
-    process.wait(PATIENCE)
-    process.stdout.close()
-    shared.unlink()
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def a_place(tmp_path: Path, a_neighbour: Neighbour) -> Place:
-    return Place(tmp_path, a_neighbour)
-
-
 def family_exists(family: int, kind: int, protocol: int) -> bool:
     try:
         socket.socket(family, kind, protocol).close()
@@ -188,8 +142,8 @@ def family_exists(family: int, kind: int, protocol: int) -> bool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that nobody tells us of, looking again and again."""
+    """Poll until a condition holds."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, "it did not come"
+        assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.01)

@@ -1,1 +1,1 @@
-"""Tests of the sandbox: real commands behind real walls, and the same without them."""
+"""Tests of the sandbox: real commands in a real sandbox, and the same without one."""

@@ -1,4 +1,4 @@
-"""Bombs: each goes off without walls, made small enough to be harmless, and is held by a smaller bound inside."""
+"""Bombs: each explodes without bounds, small enough to be harmless, and a smaller bound stops it."""
 
 import asyncio
 import math
@@ -10,27 +10,12 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from tests.kit.sandbox import (
-    PATIENCE,
-    Place,
-    Run,
-    a_neighbour,
-    a_place,
-    behind_landlock,
-    collect,
-    inside,
-    needs_bubblewrap,
-    needs_landlock,
-    on_host,
-    plainly,
-    until,
-)
+from tests.kit.sandbox import PATIENCE, Place, Run, collect, needs_bubblewrap, needs_landlock, on_host, plainly, until
 from treadle.errors import BadInput
 from treadle.sandbox.backend import run_in_sandbox, run_on_host
 from treadle.sandbox.base import Bounds, EndReason, Job
+from treadle.sandbox.landlock import run_in_landlock
 from treadle.sandbox.resource_usage import DiskWatch
-
-neighbour, place = a_neighbour, a_place
 
 
 class Bomb(Struct, frozen=True):
@@ -146,41 +131,34 @@ PRIVATE = [
 ]
 
 
-def named(bombs: list[Bomb]) -> list[object]:
-    return [pytest.param(bomb, id=bomb.name.replace(" ", "_")) for bomb in bombs]
-
-
-def job_of(place: Place, bomb: Bomb, pause: float = 200) -> Job:
+def build_job(place: Place, bomb: Bomb, pause: float = 200) -> Job:
     """A bomb that is held does not wait for its pause to end, so that may be long."""
     return place.python(f"PAUSE = {pause}\n{bomb.code}", bounds=bomb.bounds)
 
 
-@needs_bubblewrap
-@pytest.mark.parametrize("bomb", named([*BOMBS, *PRIVATE]))
-async def test_a_bomb_is_held_by_the_sandbox(bomb: Bomb, place: Place) -> None:
-    held = await inside(job_of(place, bomb))
+def list_bombs(run: Run, *marks: pytest.MarkDecorator, bombs: list[Bomb]) -> list[object]:
+    return [pytest.param(run, bomb, id=f"{run.__name__}-{bomb.name.replace(' ', '_')}", marks=marks) for bomb in bombs]
+
+
+@pytest.mark.parametrize(
+    ("run", "bomb"),
+    [
+        *list_bombs(run_in_sandbox, needs_bubblewrap, bombs=[*BOMBS, *PRIVATE]),
+        *list_bombs(run_in_landlock, needs_landlock, bombs=[bomb for bomb in BOMBS if "file" not in bomb.name]),
+        *list_bombs(run_on_host, bombs=BOMBS),
+    ],
+)
+async def test_a_bomb_is_held_by_its_bound(run: Run, bomb: Bomb, place: Place) -> None:
+    held = await collect(run, build_job(place, bomb))
     assert "EXPLODED" not in held.output and held.ended.reason == bomb.reason, held
     assert held.ended.output_bytes <= bomb.bounds.output_bytes
 
 
-@needs_landlock
-@pytest.mark.parametrize("bomb", named([bomb for bomb in BOMBS if "file" not in bomb.name]))
-async def test_a_bomb_is_held_by_the_reduced_sandbox(bomb: Bomb, place: Place) -> None:
-    held = await behind_landlock(job_of(place, bomb))
-    assert "EXPLODED" not in held.output and held.ended.reason == bomb.reason, held
-
-
-@pytest.mark.parametrize("bomb", named(BOMBS))
-async def test_a_bomb_is_held_on_the_host_too(bomb: Bomb, place: Place) -> None:
-    held = await on_host(job_of(place, bomb))
-    assert "EXPLODED" not in held.output and held.ended.reason == bomb.reason, held
-
-
-@pytest.mark.parametrize("bomb", named([*BOMBS, *PRIVATE]))
-async def test_a_bomb_goes_off_where_nothing_holds_it(bomb: Bomb, place: Place) -> None:
+@pytest.mark.parametrize("bomb", [*BOMBS, *PRIVATE], ids=lambda bomb: bomb.name.replace(" ", "_"))
+async def test_a_bomb_explodes_where_nothing_holds_it(bomb: Bomb, place: Place) -> None:
     if bomb in PRIVATE[2:] and os.getuid() != 0:
         pytest.skip(f"NOT TESTED, {bomb.name}: only root may write there")
-    assert "EXPLODED" in await plainly(job_of(place, bomb, pause=0.1))
+    assert "EXPLODED" in await plainly(build_job(place, bomb, pause=0.1))
     for folder in ("/tmp", "/dev/shm"):
         Path(folder, NAME).unlink(missing_ok=True)
 

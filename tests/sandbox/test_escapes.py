@@ -12,9 +12,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from tests.kit.sandbox import Place, a_neighbour, a_place, family_exists, inside, needs_bubblewrap, on_host
-
-neighbour, place = a_neighbour, a_place
+from tests.kit.sandbox import Place, family_exists, inside, needs_bubblewrap, on_host
 
 pytestmark = needs_bubblewrap
 
@@ -26,7 +24,7 @@ def nothing(place: Place) -> None:
 
 
 class Attempt(Struct, frozen=True):
-    """A way out. `rights` marks those that not every user of every machine has even without walls."""
+    """A way out. `rights` marks those that not every user of every machine has even without a sandbox."""
 
     name: str
     code: str
@@ -340,9 +338,9 @@ async def test_no_way_out(attempt: Attempt, place: Place) -> None:
     free = await on_host(place.python(START + attempt.code))
     if attempt.rights and "ESCAPED" not in free.output:
         pytest.skip(
-            f"PROVES LITTLE HERE, {attempt.name}: this machine forbids it without walls too ({free.output[-80:]})"
+            f"PROVES LITTLE HERE, {attempt.name}: this machine forbids it without a sandbox too ({free.output[-80:]})"
         )
-    assert "ESCAPED" in free.output, f"{attempt.name} proves nothing, it fails without walls too: {free}"
+    assert "ESCAPED" in free.output, f"{attempt.name} proves nothing, it fails without a sandbox too: {free}"
 
 
 def test_there_are_enough_attempts_and_each_has_a_name() -> None:

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sandbox import Place, a_neighbour, a_place, behind_landlock, needs_landlock
+from tests.kit.sandbox import Place, behind_landlock, needs_landlock
 from tests.sandbox.test_escapes import ATTEMPTS, START, Attempt
 from treadle.sandbox import backend as run
 from treadle.sandbox import bubblewrap, landlock
 from treadle.sandbox.base import SandboxUnavailable
-
-neighbour, place = a_neighbour, a_place
 
 # A rule for /proc holds for all of it, and /etc is the system's own.
 OPEN = {
@@ -71,7 +69,7 @@ def _fresh_probe() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fresh_probe")
-async def test_without_bubblewrap_the_reduced_walls_are_used_and_named(
+async def test_without_bubblewrap_the_reduced_sandbox_is_used_and_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if landlock.read_landlock_version() < landlock.OLDEST_VERSION:
@@ -79,9 +77,9 @@ async def test_without_bubblewrap_the_reduced_walls_are_used_and_named(
     monkeypatch.setattr(bubblewrap, "BWRAP", "/nonexistent/bwrap")
     found = run.probe()
     assert found.level == "landlock" and "not installed" in found.why and "apt-get" in found.hint and not found.network
-    heard: list[bytes] = []
-    ended = await run.run_in_sandbox(place.shell(f"cat {place.key}; grep Seccomp: /proc/self/status"), heard.append)
-    assert ended.code == 0 and b"Permission denied" in b"".join(heard) and b"Seccomp:\t2" in b"".join(heard)
+    output: list[bytes] = []
+    ended = await run.run_in_sandbox(place.shell(f"cat {place.key}; grep Seccomp: /proc/self/status"), output.append)
+    assert ended.code == 0 and b"Permission denied" in b"".join(output) and b"Seccomp:\t2" in b"".join(output)
 
 
 @pytest.mark.usefixtures("_fresh_probe")

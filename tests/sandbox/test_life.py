@@ -17,8 +17,6 @@ from tests.kit.sandbox import (
     PYTHON,
     Place,
     Run,
-    a_neighbour,
-    a_place,
     collect,
     inside,
     needs_bubblewrap,
@@ -34,8 +32,6 @@ from treadle.sandbox.guarded_paths import build_lock_name
 from treadle.sandbox.process import wait_until_readable
 from treadle.sandbox.resource_usage import find_descendants
 from treadle.sandbox.runtime_folder import make_runtime_folder
-
-neighbour, place = a_neighbour, a_place
 
 LONG = f"600.{os.getpid()}"
 """Seconds that nobody else sleeps: other tests run beside these."""
@@ -160,7 +156,7 @@ wait
 
 
 @needs_bubblewrap
-async def test_cancelling_while_the_walls_are_put_up_ends_what_bubblewrap_has_started(
+async def test_cancelling_while_the_sandbox_is_set_up_ends_what_bubblewrap_has_started(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its child is not bound to it from the first moment on, and waits for it for ever when it is killed before."""
@@ -291,7 +287,7 @@ async def test_a_command_that_was_not_let_go_yet_never_runs(number: signal.Signa
 
 
 @needs_bubblewrap
-async def test_a_sandbox_that_cannot_be_set_up_is_said_and_nothing_runs(
+async def test_a_sandbox_that_cannot_be_set_up_is_an_error_and_nothing_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = bubblewrap.build_arguments

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.sandbox import PATIENCE, PYTHON, Place, Ran, a_neighbour, a_place, collect, inside, needs_bubblewrap
+from tests.kit.sandbox import PATIENCE, PYTHON, Place, Ran, collect, inside, needs_bubblewrap
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock, network
 from treadle.sandbox.base import Job, SandboxUnavailable
@@ -22,8 +22,6 @@ from treadle.sandbox.proxy import (
     read_request,
     serve_proxy,
 )
-
-neighbour, place = a_neighbour, a_place
 
 FETCH = """
 import sys, urllib.request
@@ -159,7 +157,7 @@ async def to_loopback(host: str, port: int) -> list[str]:
     return ["127.0.0.1"]
 
 
-async def fetched(place: Place, url: str, *hosts: str, public: bool = True) -> Ran:
+async def fetch(place: Place, url: str, *hosts: str, public: bool = True) -> Ran:
     way = partial(network.open_network, resolve=to_loopback, public=lambda address: public)
     job = Job((PYTHON, "-I", "-c", FETCH, url), place.workspace, network=True, allow_hosts=hosts)
     return await collect(lambda job, on_output: bubblewrap.run_in_bubblewrap(job, on_output, way), job)
@@ -168,7 +166,7 @@ async def fetched(place: Place, url: str, *hosts: str, public: bool = True) -> R
 @needs_bubblewrap
 async def test_an_allowed_host_is_reached_through_the_proxy(place: Place) -> None:
     async with a_site() as port:
-        ran = await fetched(place, f"http://site.test:{port}/page", f"site.test:{port}")
+        ran = await fetch(place, f"http://site.test:{port}/page", f"site.test:{port}")
     assert ran.output == "welcome to /page\n", ran
 
 
@@ -185,7 +183,7 @@ async def test_another_host_or_address_is_refused_with_a_reason(
     host: str, public: bool, why: str, place: Place
 ) -> None:
     async with a_site() as port:
-        ran = await fetched(place, f"http://{host}:{port}/", f"site.test:{port}", f"nowhere.test:{port}", public=public)
+        ran = await fetch(place, f"http://{host}:{port}/", f"site.test:{port}", f"nowhere.test:{port}", public=public)
     assert "REFUSED" in ran.output and why in ran.output, ran
 
 

@@ -1,4 +1,4 @@
-"""The suite may run as root; these check that an ordinary user has the same walls."""
+"""The suite may run as root; these check that an ordinary user has the same sandbox."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def their_folder() -> Iterator[Path]:
 
 
 @needs_bubblewrap
-def test_an_ordinary_user_has_the_same_walls(their_folder: Path) -> None:
+def test_an_ordinary_user_has_the_same_sandbox(their_folder: Path) -> None:
     same = subprocess.run([PYTHON, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True)
     if same.stdout.split() != [str(part) for part in sys.version_info[:2]]:
         pytest.skip(f"NOT TESTED, {PYTHON} cannot use the libraries of {sys.executable}")

@@ -41,7 +41,7 @@ def verdict(code: bytes, arch: int, call: int, *arguments: int) -> int:
                 raise AssertionError(f"an instruction that is not used here: {kind:#x}")
 
 
-def asked(machine: Machine, call: int, *arguments: int, sockets: bool = True) -> int:
+def ask(machine: Machine, call: int, *arguments: int, sockets: bool = True) -> int:
     return verdict(build_program(machine, sockets=sockets), AUDIT[machine], call, *arguments)
 
 
@@ -62,7 +62,7 @@ def test_a_call_of_another_architecture_is_fatal(machine: Machine) -> None:
 
 
 def test_the_second_set_of_numbers_of_an_intel_machine_is_fatal() -> None:
-    assert asked("x86_64", 0x40000000 + 101) == KILL
+    assert ask("x86_64", 0x40000000 + 101) == KILL
 
 
 @pytest.mark.parametrize(
@@ -84,61 +84,61 @@ def test_the_second_set_of_numbers_of_an_intel_machine_is_fatal() -> None:
     ],
 )
 def test_what_only_an_escape_needs_is_refused(name: str, x86: int, arm: int) -> None:
-    assert (asked("x86_64", x86), asked("aarch64", arm)) == (EPERM, EPERM), name
+    assert (ask("x86_64", x86), ask("aarch64", arm)) == (EPERM, EPERM), name
 
 
 @pytest.mark.parametrize("call", [425, 426, 427, 435, 437, 447, 471, 5000])
 def test_what_hides_its_flags_or_is_newer_than_this_list_is_answered_as_unknown(call: int) -> None:
-    assert asked("x86_64", call) == asked("aarch64", call) == ENOSYS
+    assert ask("x86_64", call) == ask("aarch64", call) == ENOSYS
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_ordinary_calls_are_allowed(machine: Machine) -> None:
     ordinary = {"x86_64": (0, 1, 3, 9, 57, 59, 60, 61, 202, 231, 262, 302), "aarch64": (57, 63, 64, 221, 222, 260)}
-    assert {asked(machine, call) for call in ordinary[machine]} == {ALLOW}
+    assert {ask(machine, call) for call in ordinary[machine]} == {ALLOW}
 
 
 @pytest.mark.parametrize(("machine", "call"), [("x86_64", 56), ("aarch64", 220)])
 @given(flags=st.integers(0, (1 << 64) - 1))
 def test_a_clone_is_refused_exactly_when_it_asks_for_a_namespace(machine: Machine, call: int, flags: int) -> None:
     names = 0x20000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-    assert asked(machine, call, flags) == (EPERM if flags & names else ALLOW)
+    assert ask(machine, call, flags) == (EPERM if flags & names else ALLOW)
 
 
 @pytest.mark.parametrize(("machine", "call"), [("x86_64", 16), ("aarch64", 29)])
 @given(upper=st.integers(0, (1 << 32) - 1))
 def test_typing_into_a_terminal_is_refused_whatever_the_upper_bits(machine: Machine, call: int, upper: int) -> None:
-    assert asked(machine, call, 0, upper << 32 | 0x5412) == EPERM
-    assert asked(machine, call, 0, upper << 32 | 0x541C) == EPERM
-    assert asked(machine, call, 0, upper << 32 | 0x5413) == ALLOW
+    assert ask(machine, call, 0, upper << 32 | 0x5412) == EPERM
+    assert ask(machine, call, 0, upper << 32 | 0x541C) == EPERM
+    assert ask(machine, call, 0, upper << 32 | 0x5413) == ALLOW
 
 
 @pytest.mark.parametrize(("machine", "call", "pair"), [("x86_64", 41, 53), ("aarch64", 198, 199)])
 @given(family=st.integers(0, 60), protocol=st.integers(0, 30))
 def test_sockets_are_of_few_families(machine: Machine, call: int, pair: int, family: int, protocol: int) -> None:
     fine = family in (1, 2, 10) or (family == 16 and protocol == 0)
-    assert asked(machine, call, family, 1, protocol) == (ALLOW if fine else EAFNOSUPPORT)
-    assert asked(machine, call, family, 1, protocol, sockets=False) == EAFNOSUPPORT
-    assert asked(machine, pair, family, 1, protocol, sockets=False) == (ALLOW if family == 1 else EAFNOSUPPORT)
+    assert ask(machine, call, family, 1, protocol) == (ALLOW if fine else EAFNOSUPPORT)
+    assert ask(machine, call, family, 1, protocol, sockets=False) == EAFNOSUPPORT
+    assert ask(machine, pair, family, 1, protocol, sockets=False) == (ALLOW if family == 1 else EAFNOSUPPORT)
 
 
 @given(mode=st.integers(0, 0o7777), flags=st.integers(0, (1 << 32) - 1))
 def test_a_mode_with_a_set_id_bit_is_refused_wherever_one_is_given(mode: int, flags: int) -> None:
     wrong = bool(mode & 0o6000)
     for call in (90, 91, 85, 133):
-        assert asked("x86_64", call, 7, mode) == (EPERM if wrong else ALLOW)
+        assert ask("x86_64", call, 7, mode) == (EPERM if wrong else ALLOW)
     for machine, call in (("x86_64", 268), ("aarch64", 53), ("x86_64", 259), ("aarch64", 33), ("x86_64", 452)):
-        assert asked(machine, call, 7, 7, mode) == (EPERM if wrong else ALLOW)
+        assert ask(machine, call, 7, 7, mode) == (EPERM if wrong else ALLOW)
     made = wrong and bool(flags & (0o100 | 0o20000000))
-    assert asked("x86_64", 2, 7, flags, mode) == (EPERM if made else ALLOW)
-    assert asked("x86_64", 257, 7, 7, flags, mode) == (EPERM if made else ALLOW)
-    assert asked("aarch64", 56, 7, 7, flags, mode) == (EPERM if made else ALLOW)
+    assert ask("x86_64", 2, 7, flags, mode) == (EPERM if made else ALLOW)
+    assert ask("x86_64", 257, 7, 7, flags, mode) == (EPERM if made else ALLOW)
+    assert ask("aarch64", 56, 7, 7, flags, mode) == (EPERM if made else ALLOW)
 
 
 @given(size=st.integers(0, (1 << 64) - 1))
 def test_shared_memory_segments_are_small(size: int) -> None:
     for machine, call in (("x86_64", 29), ("aarch64", 194)):
-        assert asked(machine, call, 0, size) == (ALLOW if size <= 1 << 20 else EPERM)
+        assert ask(machine, call, 0, size) == (ALLOW if size <= 1 << 20 else EPERM)
 
 
 def test_the_numbers_are_those_of_this_machines_own_headers() -> None:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sandbox import PYTHON, Place, a_neighbour, a_place, inside, needs_bubblewrap, plainly
+from tests.kit.sandbox import PYTHON, Place, inside, needs_bubblewrap, plainly
 from treadle.sandbox.base import Job
-
-neighbour, place = a_neighbour, a_place
 
 pytestmark = needs_bubblewrap
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.kit.sandbox import EVERYWHERE, Place, Run, a_neighbour, a_place, collect, inside, needs_bubblewrap, until
+from tests.kit.sandbox import EVERYWHERE, Place, Run, collect, inside, needs_bubblewrap, until
 from treadle.errors import BadInput
 from treadle.log.open_log import open_log
 from treadle.permissions.paths import is_env_file
@@ -23,8 +23,6 @@ from treadle.sandbox.guarded_paths import (
     resolve_sandbox_workspace,
     resolve_working_folder,
 )
-
-neighbour, place = a_neighbour, a_place
 
 
 @pytest.mark.parametrize(

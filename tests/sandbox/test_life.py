@@ -1,6 +1,7 @@
 """From start to end: nothing of a command outlives it, however it ends, and nothing is left behind."""
 
 import asyncio
+import fcntl
 import gc
 import os
 import signal
@@ -54,8 +55,6 @@ while not all(os.path.exists(name + ".ready") for name in sys.argv[1:]): time.sl
 
 def is_alive(lock: Path) -> bool:
     """Whether somebody still holds the lock."""
-    import fcntl
-
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,18 +329,18 @@ async def test_output_is_cut_at_its_bound_and_said(run: Run, size: int, reason: 
     assert ran.output == "x" * 1000 and (ran.ended.reason, ran.ended.output_bytes) == (reason, 1000), ran
 
 
-@pytest.mark.parametrize("run", EVERYWHERE)
-async def test_there_is_nothing_to_read_and_no_terminal(run: Run, place: Place) -> None:
-    code = "import os, sys\nprint(repr(sys.stdin.read()))\n"
-    code += "try: os.open('/dev/tty', os.O_RDWR); print('terminal')\nexcept OSError: print('none')"
-    assert (await collect(run, place.python(code))).output == "''\nnone\n"
+INHERITED = """
+import os, sys
+print(repr(sys.stdin.read()))
+try: os.open('/dev/tty', os.O_RDWR); print('terminal')
+except OSError: print('none')
+print([n for n in map(int, os.listdir('/proc/self/fd')) if n > 2 and os.path.exists(f'/proc/self/fd/{n}')])
+"""
 
 
 @pytest.mark.parametrize("run", EVERYWHERE)
-async def test_no_descriptor_of_ours_is_open_in_the_command(run: Run, place: Place) -> None:
-    code = "import os\nlisted = map(int, os.listdir('/proc/self/fd'))\n"
-    code += "print([n for n in listed if n > 2 and os.path.exists(f'/proc/self/fd/{n}')])"
-    assert (await collect(run, place.python(code))).output == "[]\n"
+async def test_a_command_has_no_input_no_terminal_and_no_descriptor_of_ours(run: Run, place: Place) -> None:
+    assert (await collect(run, place.python(INHERITED))).output == "''\nnone\n[]\n"
 
 
 @pytest.mark.parametrize("run", EVERYWHERE)

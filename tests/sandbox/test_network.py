@@ -30,41 +30,24 @@ except Exception as error: print("REFUSED", error, getattr(error, "read", bytes)
 """
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "93.184.216.34"])
-def test_public_addresses(address: str) -> None:
-    assert is_public_address(address)
+PUBLIC = ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "93.184.216.34"]
+NOT_PUBLIC = [
+    *("127.0.0.1", "127.1.2.3", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
+    *("192.0.2.1", "198.18.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255"),
+    *("::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "2001:db8::1"),
+    *("::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001::1"),
+    *("localhost", "", "127.1", "0x7f000001", "2130706433"),
+]
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        *(
-            "127.0.0.1",
-            "127.1.2.3",
-            "0.0.0.0",
-            "10.1.2.3",
-            "172.16.0.1",
-            "192.168.1.1",
-            "169.254.169.254",
-            "100.64.0.1",
-        ),
-        *("192.0.2.1", "198.18.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255"),
-        *("::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "2001:db8::1"),
-        *("::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001::1"),
-        *("localhost", "", "127.1", "0x7f000001", "2130706433"),
-    ],
-)
-def test_addresses_that_are_not_public(address: str) -> None:
-    assert not is_public_address(address)
+@pytest.mark.parametrize("address", PUBLIC + NOT_PUBLIC)
+def test_only_some_addresses_are_public(address: str) -> None:
+    assert is_public_address(address) is (address in PUBLIC)
 
 
 @given(st.ip_addresses(v=4))
 def test_no_form_that_carries_another_address_is_public(address: object) -> None:
-    assert (
-        not is_public_address(f"::ffff:{address}")
-        and not is_public_address(f"::{address}")
-        and not is_public_address(f"64:ff9b::{address}")
-    )
+    assert not any(is_public_address(f"{prefix}{address}") for prefix in ("::ffff:", "::", "64:ff9b::"))
 
 
 @pytest.mark.parametrize(
@@ -108,21 +91,13 @@ def test_a_plain_request_names_no_other_host_than_the_one_that_was_checked(line:
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET http://a/ HTTP/1.1\r\nX: a\nHost: evil",
-        b"GET http://a/ HTTP/1.1\r\nX: a\rHost: evil",
+        *(b"", b"x y", b"GET / HTTP/1.1", b"GET ftp://a/ HTTP/1.1", b"CONNECT a:b HTTP/1.1", b"GET http://[1 HTTP/1.1"),
+        # lines whose end only some see
+        *(b"GET http://a/ HTTP/1.1\r\nX: a" + end + b"Host: evil" for end in (b"\n", b"\r")),
         b"GET http://a/\nb HTTP/1.1",
     ],
 )
-def test_a_line_that_ends_where_only_some_see_it_is_refused(head: bytes) -> None:
-    with pytest.raises(RequestRefused):
-        read_request(head + b"\r\n\r\n")
-
-
-@pytest.mark.parametrize(
-    "head",
-    [b"", b"GET / HTTP/1.1", b"GET ftp://a/ HTTP/1.1", b"CONNECT a:b HTTP/1.1", b"GET http://[1 HTTP/1.1", b"x y"],
-)
-def test_what_is_no_request_to_a_proxy_is_refused(head: bytes) -> None:
+def test_a_request_that_a_proxy_cannot_read_is_refused(head: bytes) -> None:
     with pytest.raises(RequestRefused):
         read_request(head + b"\r\n\r\n")
 
@@ -157,16 +132,17 @@ async def to_loopback(host: str, port: int) -> list[str]:
     return ["127.0.0.1"]
 
 
-async def fetch(place: Place, url: str, *hosts: str, public: bool = True) -> Ran:
+async def run_with_network(place: Place, code: str, *words: str, hosts: tuple[str, ...], public: bool = True) -> Ran:
+    """Run a program whose names all lead to this machine."""
     way = partial(network.open_network, resolve=to_loopback, public=lambda address: public)
-    job = Job((PYTHON, "-I", "-c", FETCH, url), place.workspace, network=True, allow_hosts=hosts)
+    job = Job((PYTHON, "-I", "-c", code, *words), place.workspace, network=True, allow_hosts=hosts)
     return await collect(lambda job, on_output: bubblewrap.run_in_bubblewrap(job, on_output, way), job)
 
 
 @needs_bubblewrap
 async def test_an_allowed_host_is_reached_through_the_proxy(place: Place) -> None:
     async with a_site() as port:
-        ran = await fetch(place, f"http://site.test:{port}/page", f"site.test:{port}")
+        ran = await run_with_network(place, FETCH, f"http://site.test:{port}/page", hosts=(f"site.test:{port}",))
     assert ran.output == "welcome to /page\n", ran
 
 
@@ -183,7 +159,8 @@ async def test_another_host_or_address_is_refused_with_a_reason(
     host: str, public: bool, why: str, place: Place
 ) -> None:
     async with a_site() as port:
-        ran = await fetch(place, f"http://{host}:{port}/", f"site.test:{port}", f"nowhere.test:{port}", public=public)
+        hosts = (f"site.test:{port}", f"nowhere.test:{port}")
+        ran = await run_with_network(place, FETCH, f"http://{host}:{port}/", hosts=hosts, public=public)
     assert "REFUSED" in ran.output and why in ran.output, ran
 
 
@@ -242,32 +219,34 @@ got = 0
 while got < len(sent): got += len(s.recv(65536))
 print(got)
 """
-        way = partial(network.open_network, resolve=to_loopback, public=lambda address: True)
-        job = Job((PYTHON, "-I", "-c", code), place.workspace, network=True, allow_hosts=(f"site.test:{port}",))
-        ran = await collect(lambda job, on_output: bubblewrap.run_in_bubblewrap(job, on_output, way), job)
+        ran = await run_with_network(place, code, hosts=(f"site.test:{port}",))
         assert ran.output == f"{1 << 20}\n", ran
         async with asyncio.timeout(PATIENCE):
             await closed.wait()
 
 
-async def test_a_head_that_never_ends_is_refused() -> None:
+@asynccontextmanager
+async def connect_to_proxy(rules: ProxyRules) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with serve_proxy(listener, ProxyRules()):
+        async with serve_proxy(listener, rules), asyncio.timeout(PATIENCE):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
-            writer.write(b"GET http://a/ HTTP/1.1\r\n" + b"X: y\r\n" * 10_000)
-            assert (await reader.readline()).startswith(b"HTTP/1.1 403")
-            writer.close()
+            yield reader, writer
+    writer.close()
 
 
-@pytest.mark.parametrize("host", ["a..b", "a" * 70])
-async def test_what_can_be_no_name_is_refused_like_one_that_is_not_found(host: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with serve_proxy(listener, ProxyRules()):
-            reader, writer = await asyncio.open_connection(*listener.getsockname())
-            writer.write(f"CONNECT {host}:443 HTTP/1.1\r\n\r\n".encode())
-            async with asyncio.timeout(PATIENCE):
-                assert b"has no address" in await reader.read()
-            writer.close()
+@pytest.mark.parametrize(
+    ("head", "answer"),
+    [
+        (b"GET http://a/ HTTP/1.1\r\n" + b"X: y\r\n" * 10_000, b"HTTP/1.1 403"),
+        (b"CONNECT a..b:443 HTTP/1.1\r\n\r\n", b"has no address"),
+        (b"CONNECT " + b"a" * 70 + b":443 HTTP/1.1\r\n\r\n", b"has no address"),
+    ],
+    ids=["a head that never ends", "a name that cannot be one", "a name that is too long"],
+)
+async def test_a_request_is_refused_with_a_reason(head: bytes, answer: bytes) -> None:
+    async with connect_to_proxy(ProxyRules()) as (reader, writer):
+        writer.write(head)
+        assert answer in await reader.read(1000)
 
 
 async def test_leaving_closes_both_ends_of_a_tunnel_that_is_still_open() -> None:
@@ -283,14 +262,11 @@ async def test_leaving_closes_both_ends_of_a_tunnel_that_is_still_open() -> None
     port = server.sockets[0].getsockname()[1]
     gate = ProxyRules((f"site.test:{port}",), to_loopback, lambda address: True)
     async with server, asyncio.timeout(PATIENCE):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            async with serve_proxy(listener, gate):
-                reader, writer = await asyncio.open_connection(*listener.getsockname())
-                writer.write(f"CONNECT site.test:{port} HTTP/1.1\r\n\r\n".encode())
-                near = await reader.readuntil(b"\r\n\r\n")
-            with suppress(OSError):
-                assert await reader.read() == b""
-        writer.close()
+        async with connect_to_proxy(gate) as (reader, writer):
+            writer.write(f"CONNECT site.test:{port} HTTP/1.1\r\n\r\n".encode())
+            near = await reader.readuntil(b"\r\n\r\n")
+        with suppress(OSError):
+            assert await reader.read() == b""
         await ended.wait()
     assert b"200" in near
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from treadle.errors import BadInput
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.server.guard import COOKIE_NAME, Guard, Tokens, is_too_deep
-from treadle.server.serve import ServeOptions, is_loopback, serve, serve_app
+from treadle.server.serve import DrainingServer, ServeOptions, is_loopback, serve, serve_app
 from treadle.server.tokens import Token, load_tokens
 from treadle.testing import call
 
@@ -366,6 +367,17 @@ async def test_an_address_that_others_can_reach_needs_a_token(tmp_path: Path) ->
         await serve_app(create_app(Runtime(":memory:", [agent])), "0.0.0.0", 0)
     assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
     assert not is_loopback("0.0.0.0") and not is_loopback("192.0.2.1") and not is_loopback("example.org")
+
+
+async def test_responses_leave_at_once_because_the_socket_names_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocols: list[int] = []
+
+    async def record_protocols(server: DrainingServer, sockets: list[socket.socket]) -> None:
+        protocols.extend(listening.proto for listening in sockets)
+
+    monkeypatch.setattr(DrainingServer, "serve", record_protocols)
+    await serve_app(create_app(Runtime(":memory:", [build_agent()[0]])), port=0)
+    assert protocols == [socket.IPPROTO_TCP]
 
 
 async def test_serving_as_root_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids, select_facts
+from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids, select_facts, translate
 from treadle.dialects import jsonrpc
-from treadle.dialects.base import encode_frame
 from treadle.dialects.chat_rpc import ChatRpcDialect
 from treadle.dialects.jsonrpc import RpcFailure, RpcRequest, RpcResult
 from treadle.events import Event
@@ -17,15 +16,14 @@ from treadle.events import Event
 KINDS = {"token", "tool_call", "tool_result", "approval_pending", "done", "error"}
 
 
-def translate(events: list[Event]) -> list[dict[str, Any]]:
-    dialect = ChatRpcDialect("s1")
-    return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
+def write(events: list[Event]) -> list[dict[str, Any]]:
+    return translate(ChatRpcDialect("s1"), events)
 
 
 @every_scenario
 async def test_every_run_is_sent_in_the_six_kinds_and_ends_with_done(scenario: Scenario) -> None:
     events = await scenario()
-    sent = translate(events)
+    sent = write(events)
     assert all(one["jsonrpc"] == "2.0" and one["method"] == "agents.chat.event" for one in sent)
     params = [one["params"] for one in sent]
     assert {one["kind"] for one in params} <= KINDS and {one["session_id"] for one in params} == {"s1"}
@@ -36,7 +34,7 @@ async def test_every_run_is_sent_in_the_six_kinds_and_ends_with_done(scenario: S
 @every_scenario
 async def test_a_late_watcher_gets_the_same_text_before_the_next_event(scenario: Scenario) -> None:
     events = await scenario()
-    live, later = ([one["params"] for one in translate(seen)] for seen in (events, select_facts(events)))
+    live, later = ([one["params"] for one in write(seen)] for seen in (events, select_facts(events)))
     assert text(live) == text(later)
     untold = [one for one in live if one["kind"] != "token"]
     assert untold == [one for one in later if one["kind"] != "token"]
@@ -59,21 +57,18 @@ def text(params: list[dict[str, Any]]) -> str:
     ],
 )
 async def test_an_ending_has_one_of_four_statuses(name: str, status: str, reason: str) -> None:
-    done = translate(await getattr(recordings, name)())[-1]["params"]
+    done = write(await getattr(recordings, name)())[-1]["params"]
     assert (done["status"], done["reason"]) == (status, reason)
 
 
 async def test_done_says_which_tools_were_called() -> None:
-    done = translate(await recordings.two_turns_with_calls())[-1]["params"]
+    done = write(await recordings.two_turns_with_calls())[-1]["params"]
     assert done["tools_called"] == ["note", "note"] and done["turns"] == 2 and done["summary"] == "noted"
 
 
 async def test_a_pending_approval_has_its_id() -> None:
-    asked = next(
-        one["params"]
-        for one in translate(await recordings.an_approved_call())
-        if one["params"]["kind"] == "approval_pending"
-    )
+    params = [one["params"] for one in write(await recordings.an_approved_call())]
+    asked = next(one for one in params if one["kind"] == "approval_pending")
     assert asked["approval_id"] == f"s1.{asked['call_id']}" and asked["tool"] == "drop"
 
 

@@ -1,13 +1,11 @@
 """The loop dialect: thirteen events, in an order that a state machine accepts, for every kind of run."""
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids, select_facts
-from treadle.dialects.base import encode_frame
+from tests.kit.recorded_runs import Scenario, encode, every_scenario, list_finished_ids, select_facts, translate
 from treadle.dialects.loop_events import EVENT_NAMES, LoopDialect
 from treadle.events import Event, Limits, ModelReplied, RunFinished, RunStarted, TurnStarted
 
@@ -36,11 +34,6 @@ SUMMARY = {
     "can_resume",
     "continuation_token",
 }
-
-
-def translate(events: list[Event]) -> list[dict[str, Any]]:
-    dialect = LoopDialect()
-    return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
 
 
 def accept(sent: list[dict[str, Any]]) -> None:
@@ -89,19 +82,23 @@ def accept(sent: list[dict[str, Any]]) -> None:
 @every_scenario
 async def test_every_run_is_sent_in_an_order_that_the_state_machine_accepts(scenario: Scenario) -> None:
     events = await scenario()
-    accept(translate(events))
-    accept(translate(select_facts(events)))
+    sent, later = translate(LoopDialect(), events), translate(LoopDialect(), select_facts(events))
+    accept(sent)
+    accept(later)
+    assert [one for one in sent if one["event"] != "token_generated"] == later
 
 
 @every_scenario
-async def test_every_result_is_sent_once_and_only_the_thirteen_names_are_used(scenario: Scenario) -> None:
+async def test_every_result_is_sent_once_and_every_event_has_its_promised_name_and_fields(scenario: Scenario) -> None:
     events = await scenario()
-    sent = translate(events)
-    assert {one["event"] for one in sent} <= set(EVENT_NAMES.values()) and len(EVENT_NAMES) == 13
+    sent = translate(LoopDialect(), events)
+    assert set(EVENT_NAMES.values()) == set(FIELDS) and len(EVENT_NAMES) == 13
     done = [one["data"]["call_id"] for one in sent if one["event"] == "tool_execution_completed"]
     assert done == list_finished_ids(events)
-    live = [one for one in sent if one["event"] != "token_generated"]
-    assert live == translate(select_facts(events))
+    for one in sent:
+        assert set(one) == {"event", "data"} and FIELDS[one["event"]] <= set(one["data"])
+        if one["event"] == "loop_completed":
+            assert set(one["data"]["summary"]) == SUMMARY
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ async def test_every_result_is_sent_once_and_only_the_thirteen_names_are_used(sc
 )
 async def test_the_summary_says_how_the_loop_ended(name: str, kind: str, reason: str) -> None:
     events = await getattr(recordings, name)()
-    summary = translate(events)[-1]["data"]["summary"]
+    summary = translate(LoopDialect(), events)[-1]["data"]["summary"]
     assert (summary["termination"]["kind"], summary["termination"]["reason"]) == (kind, reason)
     answered = reason == "answer_provided"
     assert summary["can_resume"] is not answered
@@ -129,17 +126,17 @@ async def test_the_summary_says_how_the_loop_ended(name: str, kind: str, reason:
 
 
 async def test_the_answer_and_its_confidence_are_in_the_summary() -> None:
-    summary = translate(await recordings.an_answer_with_confidence())[-1]["data"]["summary"]
+    summary = translate(LoopDialect(), await recordings.an_answer_with_confidence())[-1]["data"]["summary"]
     assert summary["termination"]["answer"] == "42"
     assert summary["termination"]["confidence"] == 0.9
     assert summary["iterations_completed"] == 1 and summary["tool_calls_made"] == 0
 
 
 async def test_an_answer_without_confidence_says_so_and_what_is_no_answer_has_neither() -> None:
-    termination = translate(await recordings.a_plain_answer())[-1]["data"]["summary"]["termination"]
+    termination = translate(LoopDialect(), await recordings.a_plain_answer())[-1]["data"]["summary"]["termination"]
     assert termination["answer"] and termination["confidence"] is None
     for scenario in (recordings.yielding, recordings.being_stuck, recordings.a_turn_limit, recordings.a_failure):
-        termination = translate(await scenario())[-1]["data"]["summary"]["termination"]
+        termination = translate(LoopDialect(), await scenario())[-1]["data"]["summary"]["termination"]
         assert not {"answer", "confidence"} & set(termination)
 
 
@@ -150,18 +147,10 @@ def test_a_run_that_ends_without_an_answer_is_task_complete() -> None:
         ModelReplied(seq=3, at=11.5),
         RunFinished(run_id="run_1", reason="answered", turns=1, seq=4, at=12.5),
     ]
-    sent = translate(events)
+    sent = translate(LoopDialect(), events)
     accept(sent)
     assert sent[-1]["data"]["summary"]["termination"]["reason"] == "task_complete"
     assert sent[-1]["data"]["summary"]["wall_time"] == 2.5
-
-
-@every_scenario
-async def test_every_event_has_the_fields_that_clients_were_promised(scenario: Scenario) -> None:
-    for one in translate(await scenario()):
-        assert set(one) == {"event", "data"} and FIELDS[one["event"]] <= set(one["data"])
-        if one["event"] == "loop_completed":
-            assert set(one["data"]["summary"]) == SUMMARY
 
 
 @every_scenario
@@ -170,10 +159,10 @@ async def test_a_stream_that_a_shutdown_cuts_short_still_has_an_end(scenario: Sc
     first = next(place for place, event in enumerate(events) if isinstance(event, RunStarted))
     for cut in range(first + 1, len(events)):
         dialect = LoopDialect()
-        sent = [json.loads(encode_frame(frame)) for event in events[:cut] for frame in dialect.feed(event)]
+        sent = translate(dialect, events[:cut])
         if sent[-1]["event"] == "loop_completed":
             continue
-        sent += [json.loads(encode_frame(frame)) for frame in dialect.end_for_shutdown()]
+        sent += encode(dialect.end_for_shutdown())
         accept(sent)
         summary = sent[-1]["data"]["summary"]
         assert set(summary) == SUMMARY and summary["can_resume"]
@@ -181,21 +170,21 @@ async def test_a_stream_that_a_shutdown_cuts_short_still_has_an_end(scenario: Sc
 
 
 async def test_the_first_event_has_the_session_and_its_limits() -> None:
-    started = translate(await recordings.a_turn_limit())[0]
+    started = translate(LoopDialect(), await recordings.a_turn_limit())[0]
     assert started["event"] == "loop_started"
     assert len(started["data"]["session_id"]) == 32
     assert started["data"]["config"]["max_iterations"] == 1
 
 
 async def test_a_question_has_what_would_run_and_when_it_expires() -> None:
-    sent = translate(await recordings.an_approved_call())
+    sent = translate(LoopDialect(), await recordings.an_approved_call())
     asked = next(one["data"] for one in sent if one["event"] == "tool_approval_required")
     assert asked["tool"] == "drop" and asked["arguments"] == {"table": "users"}
     assert asked["expires_at"] > 0 and asked["safety"] == "destructive"
 
 
 async def test_a_denial_is_sent_as_a_result() -> None:
-    sent = translate(await recordings.a_denied_call())
+    sent = translate(LoopDialect(), await recordings.a_denied_call())
     result = next(one["data"]["result"] for one in sent if one["event"] == "tool_execution_completed")
     assert result["status"] == "denied" and "not today" in result["data"]
     assert sent[-1]["data"]["summary"]["termination"]["reason"] == "answer_provided"

@@ -1,19 +1,16 @@
 """The message frames of a chat page, applied as a page would: what it shows at the end is what the log says."""
 
-import json
 from typing import Any
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids, select_facts
-from treadle.dialects.base import encode_frame
+from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids, select_facts, translate
 from treadle.dialects.message_frames import ChatStatusDialect, MessageFramesDialect
 from treadle.events import Event, MessageReceived, ModelReplied, Rewound, RunFinished, SessionRenamed
 from treadle.messages import render_parts
 
 
-def translate(events: list[Event]) -> list[dict[str, Any]]:
-    dialect = MessageFramesDialect("s1", window=8192)
-    return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
+def write(events: list[Event]) -> list[dict[str, Any]]:
+    return translate(MessageFramesDialect("s1", window=8192), events)
 
 
 class Page:
@@ -52,16 +49,16 @@ class Page:
 @every_scenario
 async def test_no_message_is_left_open_and_every_result_is_shown_once(scenario: Scenario) -> None:
     events = await scenario()
-    page = Page(translate(events))
+    page = Page(write(events))
     assert not any(message["open"] for message in page.messages.values())
     assert page.results == list_finished_ids(events)
-    assert page.messages == Page(translate(select_facts(events))).messages
+    assert page.messages == Page(write(select_facts(events))).messages
 
 
 @every_scenario
 async def test_a_page_shows_the_messages_of_the_log(scenario: Scenario) -> None:
     events = await scenario()
-    page = Page(translate(events))
+    page = Page(write(events))
     shown = [message["text"] for message in page.messages.values() if message["role"] == "user"]
     assert shown == [render_parts(event.parts) for event in events if isinstance(event, MessageReceived)]
     replies = [event.text for event in events if isinstance(event, ModelReplied)]
@@ -70,33 +67,29 @@ async def test_a_page_shows_the_messages_of_the_log(scenario: Scenario) -> None:
 
 
 async def test_a_regeneration_deletes_the_first_answer() -> None:
-    frames = translate(await recordings.a_regenerated_answer())
+    frames = write(await recordings.a_regenerated_answer())
     (deleted,) = [frame for frame in frames if frame["type"] == "messages_deleted"]
     assert len(deleted["message_ids"]) == 1
 
 
 async def test_the_text_of_a_failed_attempt_is_deleted_before_the_next() -> None:
-    frames = translate(await recordings.a_failure_and_a_retry())
+    frames = write(await recordings.a_failure_and_a_retry())
     kinds = [frame["type"] for frame in frames if frame["type"] in ("messages_deleted", "error", "message_started")]
     assert kinds == ["message_started", "message_started", "messages_deleted", "error", "message_started"]
     assert [message["text"] for message in Page(frames).messages.values()] == ["hi", "Hello"]
 
 
 async def test_a_limit_leaves_a_sentinel_that_offers_to_go_on() -> None:
-    frames = translate(await recordings.a_turn_limit())
+    frames = write(await recordings.a_turn_limit())
     last = [frame for frame in frames if frame["type"] == "message_complete"][-1]
     assert last["role"] == "system" and last["metadata"] == {"sentinel": "turn_limit", "can_continue": True}
 
 
-async def test_usage_has_the_tokens_and_the_window() -> None:
-    (usage,) = [frame for frame in translate(await recordings.a_plain_answer()) if frame["type"] == "usage"]
-    assert (usage["tokens_used"], usage["ctx_used"], usage["ctx_max"]) == (3, 10, 8192)
-
-
 async def test_a_complete_reply_has_its_times_its_model_and_what_it_used() -> None:
-    frames = translate(await recordings.a_plain_answer())
-    (reply,) = [frame for frame in frames if frame["type"] == "message_complete" and frame["role"] == "assistant"]
-    assert (reply["tokens_used"], reply["ctx_used"], reply["ctx_max"]) == (3, 10, 8192)
+    frames = write(await recordings.a_plain_answer())
+    (*_, reply, usage) = [frame for frame in frames if frame["type"] in ("message_complete", "usage")]
+    for frame in (reply, usage):
+        assert (frame["tokens_used"], frame["ctx_used"], frame["ctx_max"]) == (3, 10, 8192)
     assert 0 < reply["started_at"] <= reply["finished_at"]
     assert reply["model"] == "scripted" and reply["reason"] == "stop"
 
@@ -104,35 +97,27 @@ async def test_a_complete_reply_has_its_times_its_model_and_what_it_used() -> No
 async def test_a_rewind_deletes_what_came_after() -> None:
     events = await recordings.a_plain_answer()
     message = next(event for event in events if isinstance(event, MessageReceived))
-    frames = translate([*events, Rewound(seq=99, to=message.seq)])
+    frames = write([*events, Rewound(seq=99, to=message.seq)])
     assert [frame["type"] for frame in frames[-2:]] == ["messages_deleted", "session_rewound"]
     assert [m["role"] for m in Page(frames).messages.values()] == ["user"]
 
 
 def test_a_new_name_is_sent_for_the_session_and_for_the_chat() -> None:
-    frames = translate([SessionRenamed(name="Plans")])
-    assert [(frame["type"], frame["name"]) for frame in frames] == [
-        ("session_renamed", "Plans"),
-        ("chat_renamed", "Plans"),
-    ]
+    frames = write([SessionRenamed(name="Plans")])
+    assert [frame["type"] for frame in frames] == ["session_renamed", "chat_renamed"]
+    assert {frame["name"] for frame in frames} == {"Plans"}
 
 
 async def test_the_channel_of_all_chats_says_who_needs_you() -> None:
     dialect = ChatStatusDialect("s1")
     events = select_facts(await recordings.an_approved_call())
-    assert [frame.status for event in events for frame in dialect.feed(event)] == [
-        "streaming",
-        "needs_you",
-        "streaming",
-        "idle",
-    ]
+    statuses = [frame.status for event in events for frame in dialect.feed(event)]
+    assert statuses == ["streaming", "needs_you", "streaming", "idle"]
 
 
 async def test_a_message_without_a_reply_is_completed_when_the_run_ends() -> None:
     events = select_facts(await recordings.a_plain_answer())
     cut = [event for event in events if not isinstance(event, ModelReplied | RunFinished)]
-    frames = translate(
-        [*cut, RunFinished(seq=99, at=events[-1].at, run_id="run_1", reason="cancelled", can_continue=True)]
-    )
+    frames = write([*cut, RunFinished(seq=99, at=events[-1].at, run_id="run_1", reason="cancelled", can_continue=True)])
     (reply,) = [message for message in Page(frames).messages.values() if message["role"] == "assistant"]
     assert not reply["open"] and reply["reason"] == "cancelled"

@@ -1,13 +1,12 @@
 """OpenAI's formats: requests read into ours, replies and runs written as theirs."""
 
-import json
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from treadle.dialects.base import encode_frame
+from tests.kit.recorded_runs import encode, translate
 from treadle.dialects.openai_chat import ChatChunkDialect, TextChunkDialect
 from treadle.dialects.openai_requests import (
     ChatBody,
@@ -45,10 +44,6 @@ def chat(**fields: Any) -> Any:
 
 def responses(**fields: Any) -> Any:
     return build_responses_request(msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesBody))
-
-
-def written(frames: Any) -> list[dict[str, Any]]:
-    return [json.loads(encode_frame(frame)) for frame in frames]
 
 
 def test_a_conversation_with_a_call_is_read() -> None:
@@ -190,8 +185,8 @@ def test_an_agent_gets_the_earlier_messages() -> None:
 
 def test_a_reply_is_streamed_with_a_role_first_and_usage_last() -> None:
     chunks = ChatChunkDialect("id", "m", 1, usage=True)
-    frames = written([*chunks.feed(TextDelta(text="Hel")), *chunks.feed(TextDelta(text="lo"))])
-    frames += written(chunks.feed(Reply("Hello", usage=Usage(5, 2))))
+    frames = encode([*chunks.feed(TextDelta(text="Hel")), *chunks.feed(TextDelta(text="lo"))])
+    frames += encode(chunks.feed(Reply("Hello", usage=Usage(5, 2))))
     assert frames[0]["choices"][0]["delta"] == {"role": "assistant", "content": "Hel"}
     assert frames[1]["choices"][0]["delta"] == {"content": "lo"}
     assert [frame["choices"][0]["finish_reason"] for frame in frames[:3]] == [None, None, "stop"]
@@ -200,20 +195,20 @@ def test_a_reply_is_streamed_with_a_role_first_and_usage_last() -> None:
 
 
 def test_calls_are_handed_to_the_client_whole() -> None:
-    frames = written(ChatChunkDialect("id", "m", 1).feed(CALLS))
+    frames = encode(ChatChunkDialect("id", "m", 1).feed(CALLS))
     (call,) = frames[0]["choices"][0]["delta"]["tool_calls"]
     assert call == {"id": "c1", "type": "function", "index": 0, "function": {"name": "add", "arguments": '{"a":1}'}}
     assert frames[-1]["choices"][0]["finish_reason"] == "tool_calls" and "usage" not in frames[-1]
-    (whole,) = written([ChatChunkDialect("id", "m", 1).complete_reply(CALLS)])
+    (whole,) = encode([ChatChunkDialect("id", "m", 1).complete_reply(CALLS)])
     assert whole["choices"][0]["message"]["content"] is None
     assert whole["choices"][0]["message"]["tool_calls"][0]["id"] == "c1"
 
 
 def test_a_reply_that_was_cut_says_length() -> None:
     cut = Reply("half", finish="length")
-    assert written([ChatChunkDialect("id", "m", 1).complete_reply(cut)])[0]["choices"][0]["finish_reason"] == "length"
-    assert written([TextChunkDialect("id", "m", 1).complete_reply(cut)])[0]["choices"][0]["finish_reason"] == "length"
-    (response,) = written([ResponsesDialect("r", "m", 1.0).complete_reply(cut)])
+    assert encode([ChatChunkDialect("id", "m", 1).complete_reply(cut)])[0]["choices"][0]["finish_reason"] == "length"
+    assert encode([TextChunkDialect("id", "m", 1).complete_reply(cut)])[0]["choices"][0]["finish_reason"] == "length"
+    (response,) = encode([ResponsesDialect("r", "m", 1.0).complete_reply(cut)])
     assert response["status"] == "incomplete" and response["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
@@ -225,7 +220,7 @@ def test_bare_prompts_are_read_and_answered_in_chunks() -> None:
         with pytest.raises(BadInput):
             build_completion_request(CompletionBody(**{"model": "m", "prompt": "a", **fields}))
     chunks = TextChunkDialect("id", "m", 1)
-    frames = written([*chunks.feed(TextDelta(text="x")), *chunks.feed(Reply("x"))])
+    frames = encode([*chunks.feed(TextDelta(text="x")), *chunks.feed(Reply("x"))])
     assert [frame["choices"][0]["text"] for frame in frames] == ["x", ""]
 
 
@@ -235,9 +230,9 @@ async def test_a_late_watcher_of_an_agent_gets_the_same_text(name: str) -> None:
     texts: set[str] = set()
     for seen in (events, recordings.select_facts(events)):
         chunks, response = ChatChunkDialect("id", "agent:a", 1), ResponsesDialect("r", "agent:a", 1.0)
-        frames = written(frame for event in seen for frame in chunks.feed(event))
+        frames = translate(chunks, seen)
         texts.add("".join(frame["choices"][0]["delta"].get("content", "") for frame in frames).replace("\n\n", ""))
-        told = written(frame for event in seen for frame in response.feed(event))
+        told = translate(response, seen)
         texts.add("".join(frame["delta"] for frame in told if frame["type"] == "response.output_text.delta"))
         assert told[-1]["response"]["output"][0]["content"][0]["text"] in texts
     assert len(texts) == 1
@@ -246,29 +241,29 @@ async def test_a_late_watcher_of_an_agent_gets_the_same_text(name: str) -> None:
 async def test_an_agents_run_streams_its_text_with_the_tools_in_the_extension_field() -> None:
     events = await recordings.two_turns_with_calls()
     chunks = ChatChunkDialect("id", "agent:a", 1)
-    frames = written(frame for event in events for frame in chunks.feed(event))
+    frames = translate(chunks, events)
     text = "".join(frame["choices"][0]["delta"].get("content", "") for frame in frames)
     assert text == "let me see\n\nnoted"
     activity = [frame["treadle"]["type"] for frame in frames if "treadle" in frame]
     assert activity == ["call_started", "call_finished", "call_started", "call_finished", "run_finished"]
     assert not any("tool_calls" in frame["choices"][0]["delta"] for frame in frames)
     ending = next(event for event in events if isinstance(event, RunFinished))
-    (whole,) = written([ChatChunkDialect("id", "agent:a", 1).complete_run(ending, [])])
+    (whole,) = encode([ChatChunkDialect("id", "agent:a", 1).complete_run(ending, [])])
     assert whole["choices"][0]["message"]["content"] == "noted"
 
 
 async def test_an_agent_that_hits_a_limit_does_not_say_stop() -> None:
     ending = next(event for event in await recordings.a_turn_limit() if isinstance(event, RunFinished))
-    (whole,) = written([ChatChunkDialect("id", "agent:a", 1).complete_run(ending, [])])
+    (whole,) = encode([ChatChunkDialect("id", "agent:a", 1).complete_run(ending, [])])
     assert whole["choices"][0]["finish_reason"] == "length"
-    (response,) = written([ResponsesDialect("r", "m", 1.0).complete_run(ending, [])])
+    (response,) = encode([ResponsesDialect("r", "m", 1.0).complete_run(ending, [])])
     assert response["status"] == "incomplete"
 
 
 def test_the_events_of_responses_are_numbered_and_end_in_the_whole() -> None:
     events = ResponsesDialect("r", "m", 1.0)
     reply = Reply("Hello", calls=CALLS.calls, finish="calls", usage=Usage(5, 2))
-    frames = written([*events.begin(), *events.feed(TextDelta(text="Hello")), *events.feed(reply)])
+    frames = encode([*events.begin(), *events.feed(TextDelta(text="Hello")), *events.feed(reply)])
     assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
     assert [frame["type"] for frame in frames] == [
         "response.created",
@@ -290,7 +285,5 @@ def test_the_events_of_responses_are_numbered_and_end_in_the_whole() -> None:
 
 async def test_a_failed_run_is_a_failed_response() -> None:
     events = ResponsesDialect("r", "agent:a", 1.0)
-    frames = [*written(events.begin())]
-    for event in await recordings.a_failure():
-        frames += written(events.feed(event))
+    frames = [*encode(events.begin()), *translate(events, await recordings.a_failure())]
     assert frames[-1]["type"] == "response.failed" and "no such key" in frames[-1]["response"]["error"]["message"]

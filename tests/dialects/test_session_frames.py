@@ -1,26 +1,22 @@
 """The frames of REST clients, for every kind of run."""
 
-import json
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import Scenario, every_scenario, select_facts
-from treadle.dialects.base import encode_frame, parse_approval_id, shorten_output
+from tests.kit.recorded_runs import Scenario, every_scenario, select_facts, translate
+from treadle.dialects.base import parse_approval_id, shorten_output
 from treadle.dialects.session_frames import SessionFramesDialect
-from treadle.events import Event, RunFinished, SessionCreated, TextDelta
+from treadle.events import Event, RunFinished, TextDelta
 
 TYPES = {"delta", "tool_start", "tool_end", "tool_rejected", "iteration", "done", "error", "approval_request"}
 ADDED = {"retry", "input_request"}
 
 
-def translate(events: list[Event], classes: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    first = events[0]
-    assert isinstance(first, SessionCreated)
-    dialect = SessionFramesDialect(first.session_id, classes)
-    return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
+def write(events: list[Event], classes: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    return translate(SessionFramesDialect("s1", classes), events)
 
 
 def of(frames: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -30,7 +26,7 @@ def of(frames: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 @every_scenario
 async def test_every_run_ends_in_one_done_and_every_start_has_its_end(scenario: Scenario) -> None:
     events = await scenario()
-    frames = translate(events)
+    frames = write(events)
     assert {frame["type"] for frame in frames} <= TYPES | ADDED
     endings = [event for event in events if isinstance(event, RunFinished)]
     assert [(done["reply"], done["turns"]) for done in of(frames, "done")] == [(e.answer, e.turns) for e in endings]
@@ -42,12 +38,12 @@ async def test_every_run_ends_in_one_done_and_every_start_has_its_end(scenario: 
 @every_scenario
 async def test_a_late_watcher_gets_the_same_frames(scenario: Scenario) -> None:
     events = await scenario()
-    assert joined(translate(events)) == translate(select_facts(events))
+    assert joined(write(events)) == write(select_facts(events))
     first_only: list[Event] = []
     for event in events:
         if not isinstance(event, TextDelta) or not isinstance(first_only[-1], TextDelta):
             first_only.append(event)
-    assert joined(translate(first_only)) == translate(select_facts(events))
+    assert joined(write(first_only)) == write(select_facts(events))
 
 
 def joined(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -63,49 +59,46 @@ def joined(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @every_scenario
 async def test_iterations_count_from_one(scenario: Scenario) -> None:
-    numbers = [frame["n"] for frame in of(translate(await scenario()), "iteration")]
+    numbers = [frame["n"] for frame in of(write(await scenario()), "iteration")]
     assert numbers[0] == 1
     assert all(after - before in (0, 1) or after == 1 for before, after in pairwise(numbers))
 
 
 async def test_a_call_is_sent_with_its_arguments_and_class() -> None:
-    frames = translate(await recordings.two_turns_with_calls())
+    frames = write(await recordings.two_turns_with_calls())
     start, end = of(frames, "tool_start")[0], of(frames, "tool_end")[0]
     assert (start["name"], start["args"], start["class"]) == ("note", {"text": "é"}, "caution")
     assert (end["name"], end["ok"], end["summary"]) == ("note", True, "noted é")
 
 
 async def test_an_approval_has_an_id_that_names_its_session_and_call() -> None:
-    events = await recordings.an_approved_call()
-    (asked,) = of(translate(events), "approval_request")
-    first = events[0]
-    assert isinstance(first, SessionCreated)
+    (asked,) = of(write(await recordings.an_approved_call()), "approval_request")
     session_id, call_id = parse_approval_id(asked["id"])
-    assert session_id == first.session_id and call_id
+    assert session_id == "s1" and call_id
     assert (asked["name"], asked["args"], asked["class"]) == ("drop", {"table": "users"}, "destructive")
 
 
 @pytest.mark.parametrize("name", ["a_denied_call", "a_call_denied_by_policy"])
 async def test_a_call_that_may_not_run_is_rejected_with_its_class(name: str) -> None:
-    frames = translate(await getattr(recordings, name)(), {"drop": "destructive"})
+    frames = write(await getattr(recordings, name)(), {"drop": "destructive"})
     (rejected,) = of(frames, "tool_rejected")
     assert (rejected["name"], rejected["class"]) == ("drop", "destructive")
     assert not of(frames, "tool_start") and "denied" in rejected["reason"].lower()
 
 
 async def test_a_failed_run_has_an_error_before_its_done() -> None:
-    frames = translate(await recordings.a_failure())
+    frames = write(await recordings.a_failure())
     assert [frame["type"] for frame in frames[-2:]] == ["error", "done"]
     assert "no such key" in frames[-2]["message"] and frames[-1]["reason"] == "failed"
 
 
 async def test_a_limit_is_not_sent_as_an_answer() -> None:
-    done = translate(await recordings.a_turn_limit())[-1]
+    done = write(await recordings.a_turn_limit())[-1]
     assert done["reason"] == "turn_limit" and done["can_continue"] and done["reply"] == "so far so good"
 
 
 async def test_void_text_is_followed_by_a_retry() -> None:
-    kinds = [frame["type"] for frame in translate(await recordings.a_failure_and_a_retry())]
+    kinds = [frame["type"] for frame in write(await recordings.a_failure_and_a_retry())]
     assert kinds == ["iteration", "retry", "delta", "done"]
 
 

@@ -1,13 +1,16 @@
 """Sessions of every kind, run on a scripted model and recorded as the events of a watcher, to test dialects on."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, finish_run, note, run_message, wait_for
 from treadle import Agent, Answer, AskUser, Limits, Runtime, Session, later
+from treadle.dialects.base import Dialect, encode_frame
 from treadle.errors import ModelError
 from treadle.events import ApprovalRequested, CallFinished, CallStarted, Delta, Event, InputRequested, RunFinished
 from treadle.log.in_memory import InMemoryLog
@@ -17,6 +20,16 @@ from treadle.testing import call, say
 Action = Callable[[Session], Awaitable[Any]]
 Scenario = Callable[[], Awaitable[list[Event]]]
 SCENARIOS: list[Scenario] = []
+
+
+def encode(frames: Iterable[Struct]) -> list[Any]:
+    """Return frames as a client decodes them."""
+    return [json.loads(encode_frame(frame)) for frame in frames]
+
+
+def translate(dialect: Dialect, events: Iterable[Event]) -> list[Any]:
+    """Return what a client decodes when these events are sent in a dialect."""
+    return encode(frame for event in events for frame in dialect.feed(event))
 
 
 async def record(agent: Agent, act: Action) -> list[Event]:

@@ -35,12 +35,12 @@ async def test_every_run_is_sent_in_the_six_kinds_and_ends_with_done(scenario: S
 async def test_a_late_watcher_gets_the_same_text_before_the_next_event(scenario: Scenario) -> None:
     events = await scenario()
     live, later = ([one["params"] for one in write(seen)] for seen in (events, select_facts(events)))
-    assert text(live) == text(later)
+    assert join_text(live) == join_text(later)
     untold = [one for one in live if one["kind"] != "token"]
     assert untold == [one for one in later if one["kind"] != "token"]
 
 
-def text(params: list[dict[str, Any]]) -> str:
+def join_text(params: list[dict[str, Any]]) -> str:
     return "".join(one.get("text", "|") for one in params)
 
 

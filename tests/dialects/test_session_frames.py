@@ -19,7 +19,7 @@ def write(events: list[Event], classes: dict[str, str] | None = None) -> list[di
     return translate(SessionFramesDialect("s1", classes), events)
 
 
-def of(frames: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def select_frames(frames: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [frame for frame in frames if frame["type"] == kind]
 
 
@@ -29,24 +29,26 @@ async def test_every_run_ends_in_one_done_and_every_start_has_its_end(scenario: 
     frames = write(events)
     assert {frame["type"] for frame in frames} <= TYPES | ADDED
     endings = [event for event in events if isinstance(event, RunFinished)]
-    assert [(done["reply"], done["turns"]) for done in of(frames, "done")] == [(e.answer, e.turns) for e in endings]
+    assert [(done["reply"], done["turns"]) for done in select_frames(frames, "done")] == [
+        (e.answer, e.turns) for e in endings
+    ]
     assert frames[-1]["type"] == "done"
-    starts = [start["id"] for start in of(frames, "tool_start")]
-    assert starts == [end["id"] for end in of(frames, "tool_end")] and len(set(starts)) == len(starts)
+    starts = [start["id"] for start in select_frames(frames, "tool_start")]
+    assert starts == [end["id"] for end in select_frames(frames, "tool_end")] and len(set(starts)) == len(starts)
 
 
 @every_scenario
 async def test_a_late_watcher_gets_the_same_frames(scenario: Scenario) -> None:
     events = await scenario()
-    assert joined(write(events)) == write(select_facts(events))
+    assert join_fragments(write(events)) == write(select_facts(events))
     first_only: list[Event] = []
     for event in events:
         if not isinstance(event, TextDelta) or not isinstance(first_only[-1], TextDelta):
             first_only.append(event)
-    assert joined(write(first_only)) == write(select_facts(events))
+    assert join_fragments(write(first_only)) == write(select_facts(events))
 
 
-def joined(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def join_fragments(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Fragments that follow each other as one."""
     whole: list[dict[str, Any]] = []
     for frame in frames:
@@ -59,20 +61,20 @@ def joined(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @every_scenario
 async def test_iterations_count_from_one(scenario: Scenario) -> None:
-    numbers = [frame["n"] for frame in of(write(await scenario()), "iteration")]
+    numbers = [frame["n"] for frame in select_frames(write(await scenario()), "iteration")]
     assert numbers[0] == 1
     assert all(after - before in (0, 1) or after == 1 for before, after in pairwise(numbers))
 
 
 async def test_a_call_is_sent_with_its_arguments_and_class() -> None:
     frames = write(await recordings.two_turns_with_calls())
-    start, end = of(frames, "tool_start")[0], of(frames, "tool_end")[0]
+    start, end = select_frames(frames, "tool_start")[0], select_frames(frames, "tool_end")[0]
     assert (start["name"], start["args"], start["class"]) == ("note", {"text": "é"}, "caution")
     assert (end["name"], end["ok"], end["summary"]) == ("note", True, "noted é")
 
 
 async def test_an_approval_has_an_id_that_names_its_session_and_call() -> None:
-    (asked,) = of(write(await recordings.an_approved_call()), "approval_request")
+    (asked,) = select_frames(write(await recordings.an_approved_call()), "approval_request")
     session_id, call_id = parse_approval_id(asked["id"])
     assert session_id == "s1" and call_id
     assert (asked["name"], asked["args"], asked["class"]) == ("drop", {"table": "users"}, "destructive")
@@ -81,9 +83,9 @@ async def test_an_approval_has_an_id_that_names_its_session_and_call() -> None:
 @pytest.mark.parametrize("name", ["a_denied_call", "a_call_denied_by_policy"])
 async def test_a_call_that_may_not_run_is_rejected_with_its_class(name: str) -> None:
     frames = write(await getattr(recordings, name)(), {"drop": "destructive"})
-    (rejected,) = of(frames, "tool_rejected")
+    (rejected,) = select_frames(frames, "tool_rejected")
     assert (rejected["name"], rejected["class"]) == ("drop", "destructive")
-    assert not of(frames, "tool_start") and "denied" in rejected["reason"].lower()
+    assert not select_frames(frames, "tool_start") and "denied" in rejected["reason"].lower()
 
 
 async def test_a_failed_run_has_an_error_before_its_done() -> None:

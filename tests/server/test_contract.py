@@ -30,13 +30,15 @@ async def test_the_head_of_a_stream_ends_and_nobody_watches_afterwards() -> None
             async with client.request("HEAD", path) as head:
                 assert head.status == 200 and head.headers["content-type"].startswith("text/event-stream")
         async with asyncio.timeout(PATIENCE):
-            while "\ntreadle_watchers 0.0\n" not in await metrics(client):  # the head is there before it is broken off
+            while "\ntreadle_watchers 0.0\n" not in await fetch_metrics(
+                client
+            ):  # the stream ends after its head was sent
                 pass
         async with client.request("HEAD", "/v1/sessions/nope/events") as head:
             assert head.status == 404
 
 
-async def metrics(client: Client) -> str:
+async def fetch_metrics(client: Client) -> str:
     async with client.request("GET", "/metrics") as answer:
         return await answer.text()
 
@@ -85,7 +87,7 @@ async def test_an_invalid_cursor_is_refused(tmp_path: Path, path: str, cursor: s
         assert "not a cursor" in (await client.problem("GET", f"{path}?cursor={cursor}"))["message"]
 
 
-async def refused(client: Client, path: str) -> tuple[int, dict[str, Any]]:
+async def read_refusal(client: Client, path: str) -> tuple[int, dict[str, Any]]:
     with pytest.raises(InvalidStatus) as raised:
         await client.socket(path)
     answer = raised.value.response
@@ -94,9 +96,9 @@ async def refused(client: Client, path: str) -> tuple[int, dict[str, Any]]:
 
 async def test_a_socket_with_an_unknown_address_or_an_invalid_field_is_refused() -> None:
     async with serve_script() as client:
-        status, error = await refused(client, "/v1/nowhere")
+        status, error = await read_refusal(client, "/v1/nowhere")
         assert (status, error["type"]) == (404, "not_found")
-        status, error = await refused(client, f"/v1/sessions/{await client.session()}/stream?after=soon")
+        status, error = await read_refusal(client, f"/v1/sessions/{await client.session()}/stream?after=soon")
         assert (status, error["type"]) == (422, "invalid_field") and error["message"].startswith("after: ")
 
 
@@ -154,7 +156,7 @@ async def test_suggested_answers_are_sent_in_every_format() -> None:
             await read_until(frames, type="done")
 
 
-class Counting(InMemoryLog):
+class CountingLog(InMemoryLog):
     """A log that knows how many facts were read of it."""
 
     facts_read = 0
@@ -167,7 +169,7 @@ class Counting(InMemoryLog):
 
 async def test_the_registry_reads_again_only_what_is_new() -> None:
     agent, _ = build_agent(*["hello"] * 5, call("note", text="a"), "noted", tools=[note])
-    log = Counting()
+    log = CountingLog()
     async with serve_agents(agent, store=log) as client:
         sessions = [await client.session() for _ in range(5)]
         for session_id in sessions:

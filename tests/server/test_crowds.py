@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.server import Client, serve_script
-from tests.server.worker import fake_model, nursery
+from tests.server.worker import fake_model, start_forker
 
 SESSIONS = 200
 STEPS = 5
 MESSAGES = 100
 
 
-async def watched(client: Client, number: int) -> None:
+async def check_watched_session(client: Client, number: int) -> None:
     """One session with its own watcher: the watcher's view is the log's, and the text is the reply's."""
     session_id = await client.session(name=f"session {number}")
     seen: list[dict[str, Any]] = []
@@ -36,11 +36,11 @@ async def watched(client: Client, number: int) -> None:
 
 
 async def test_each_of_many_watchers_sees_the_whole_log(tmp_path: Path) -> None:
-    with fake_model() as port, nursery() as made:
+    with fake_model() as port, start_forker() as made:
         spec = {"port": port, "model": f"steps-{STEPS}-tok-20-delay-1ms", "store": str(tmp_path / "store.db")}
         base = made.start(**spec, side=str(tmp_path / "side.txt"))
         async with Client(base) as client, asyncio.timeout(500):
-            await asyncio.gather(*(watched(client, number) for number in range(SESSIONS)))
+            await asyncio.gather(*(check_watched_session(client, number) for number in range(SESSIONS)))
 
 
 async def test_messages_that_many_send_to_one_session_at_once_are_all_in_one_order(tmp_path: Path) -> None:

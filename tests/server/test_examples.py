@@ -26,7 +26,7 @@ SEEN = {
 """What the examples do by the clock is done here by what is seen: a busy machine may need longer for it."""
 
 
-def obliging(request: Request) -> object:
+def follow_example(request: Request) -> object:
     """A model that does what it is told, in the words of the examples."""
     last = request.messages[-1]
     if isinstance(last, ResultMessage):
@@ -46,7 +46,7 @@ async def test_the_examples_in_the_documentation_work_as_written() -> None:
     for timed, seen in SEEN.items():
         assert script.count(timed) == 1, timed
         script = script.replace(timed, seen)
-    agent = Agent(ScriptedModel(*[obliging] * 100), tools=Tables().tools, name="default")  # type: ignore[list-item]
+    agent = Agent(ScriptedModel(*[follow_example] * 100), tools=Tables().tools, name="default")  # type: ignore[list-item]
     async with serve_agents(agent, keep_alive=0.2) as client:
         env = {**os.environ, "BASE": client.base, "TOKEN": OWNER.value, "NO_PROXY": "127.0.0.1"}
         process = await asyncio.create_subprocess_exec(

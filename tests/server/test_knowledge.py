@@ -12,7 +12,7 @@ from tests.kit.fakes.server import Odd
 from tests.kit.server import Client, read_until, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE
 from tests.kit.terminal import Place, create_place
-from tests.server.test_processes import Real
+from tests.server.test_processes import ServerProcess
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.messages import Call, Reply
 from treadle.testing import ScriptedModel
@@ -68,7 +68,7 @@ class Provider(StrictChat):
         return Odd(raw=json.dumps({"object": "list", "data": data[::-1]}).encode(), content_type="application/json")
 
 
-def replying(body: dict[str, Any]) -> Reply:
+def reply_to(body: dict[str, Any]) -> Reply:
     first, last = body["messages"][0], body["messages"][-1]
     if str(first["content"]).startswith("You write down how"):
         return Reply(DRAFT)
@@ -78,15 +78,15 @@ def replying(body: dict[str, Any]) -> Reply:
 
 
 @asynccontextmanager
-async def serving(folder: Path, settings: str) -> AsyncGenerator[tuple[Client, Place]]:
+async def serve_provider(folder: Path, settings: str) -> AsyncGenerator[tuple[Client, Place]]:
     """`treadle serve` as a process, with this in the user's config.toml, and the command line of the same user."""
     place = create_place(folder)
     config = folder / "config" / "treadle" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text(f"auto_name = false\n{settings}\n")
     place.env["XDG_CONFIG_HOME"] = str(folder / "config")
-    async with Provider(replying) as fake:
-        real = Real(folder, str(fake.port), "fake")
+    async with Provider(reply_to) as fake:
+        real = ServerProcess(folder, str(fake.port), "fake")
         try:
             async with Client(real.base, TOKEN) as client:
                 yield client, place
@@ -95,7 +95,7 @@ async def serving(folder: Path, settings: str) -> AsyncGenerator[tuple[Client, P
 
 
 async def test_a_server_drafts_a_skill_and_uses_it_after_a_person_accepts_it(tmp_path: Path) -> None:
-    async with serving(tmp_path, "skill_autogen = true") as (client, place):
+    async with serve_provider(tmp_path, "skill_autogen = true") as (client, place):
         assert (await client.json("GET", "/v1/config"))["skill_autogen"]
         for folder in ("garden", "cellar", "attic"):
             session_id = await client.session()
@@ -110,7 +110,7 @@ async def test_a_server_drafts_a_skill_and_uses_it_after_a_person_accepts_it(tmp
 
 
 async def test_a_server_with_an_embedding_model_finds_memories_by_meaning(tmp_path: Path) -> None:
-    async with serving(tmp_path, 'embed_model = "vectors"') as (client, _):
+    async with serve_provider(tmp_path, 'embed_model = "vectors"') as (client, _):
         await client.json("POST", "/v1/memory", {"content": "Bread needs salt."}, 201)
         red = await client.json("POST", "/v1/memory", {"content": "A crimson gate."}, 201)
         async with asyncio.timeout(PATIENCE):  # on a slow machine the first search may do without

@@ -264,7 +264,7 @@ async def test_an_agent_that_failed_is_an_error_and_never_an_empty_answer() -> N
         assert response.status == "failed" and response.error is not None
 
 
-class Slow(ScriptedModel):
+class SlowModel(ScriptedModel):
     """A model that says nothing until it is let go, and then says it or fails."""
 
     def __init__(self, *script: Any) -> None:
@@ -282,7 +282,7 @@ class Slow(ScriptedModel):
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "completions"])
 async def test_comments_keep_a_silent_models_stream_alive_and_a_late_failure_is_sent_in_it(path: str) -> None:
-    model = Slow("hello", ModelError("gone", kind="network"))
+    model = SlowModel("hello", ModelError("gone", kind="network"))
     body = {"model": "default", "stream": True, "messages": ASKED, "input": "hi", "prompt": "hi"}
     async with serve_agents(Agent(model), keep_alive=0.05) as client:
         async with client.stream(f"/v1/{path}", body) as events:
@@ -297,7 +297,7 @@ async def test_comments_keep_a_silent_models_stream_alive_and_a_late_failure_is_
 
 
 async def test_a_client_that_leaves_ends_a_bare_models_reply() -> None:
-    model = Slow("never")
+    model = SlowModel("never")
     body = {"model": "default", "stream": True, "messages": ASKED}
     async with serve_agents(Agent(model), keep_alive=0.05) as client:
         async with client.stream("/v1/chat/completions", body) as events:

@@ -18,22 +18,22 @@ from websockets.exceptions import InvalidStatus
 
 from tests.kit.server import Client, read_until
 from tests.kit.sessions import PATIENCE
-from tests.server.worker import ROOT, Nursery, fake_model, nursery
+from tests.server.worker import ROOT, ServerForker, fake_model, start_forker
 
 KILLS = 30
 STEPS = 8
 MODEL = f"steps-{STEPS}-tok-5-delay-1ms"
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The line broke in the middle of something."""
 
 
-class Witness:
+class ReturningClient:
     """A client that comes back after every kill and writes down what it is told, once."""
 
-    def __init__(self, nursery: Nursery, spec: dict[str, str], dice: random.Random) -> None:
-        self._nursery, self._spec, self._dice = nursery, spec, dice
+    def __init__(self, forker: ServerForker, spec: dict[str, str], dice: random.Random) -> None:
+        self._forker, self._spec, self._dice = forker, spec, dice
         self.kills = 0
 
     async def round(self, number: int, most_kills: int) -> None:
@@ -41,26 +41,26 @@ class Witness:
         session_id, key, left = "", f"message-{number}", most_kills
         seen: list[dict[str, Any]] = []
         while True:
-            base = self._nursery.start(**self._spec)
-            murder = asyncio.create_task(self._kill_later()) if left else None
+            base = self._forker.start(**self._spec)
+            killing = asyncio.create_task(self._kill_later()) if left else None
             try:
                 async with Client(base) as client:
                     session_id = session_id or await client.session(name=f"round {number}")
                     await self._work(client, session_id, key, seen)
-                    if murder is not None:
-                        murder.cancel()
+                    if killing is not None:
+                        killing.cancel()
                     return await self._check(client, session_id, seen)
-            except (aiohttp.ClientError, Broken):
-                if murder is None or not murder.done():
+            except (aiohttp.ClientError, ConnectionBroken):
+                if killing is None or not killing.done():
                     raise
                 self.kills += 1
                 left -= 1
             finally:
-                self._nursery.kill()
+                self._forker.kill()
 
     async def _kill_later(self) -> None:
         await asyncio.sleep(self._dice.uniform(0.0, 0.25))
-        self._nursery.kill()
+        self._forker.kill()
 
     async def _work(self, client: Client, session_id: str, key: str, seen: list[dict[str, Any]]) -> None:
         """Send the message once, answer what is asked, watch to the end."""
@@ -80,7 +80,7 @@ class Witness:
                     await self._answer(client, f"{session_id}.{one.data['call_id']}")
                 if one.data["type"] == "run_finished":
                     return
-        raise Broken("the stream ended without an ending")
+        raise ConnectionBroken("the stream ended without an ending")
 
     async def _answer(self, client: Client, approval: str) -> None:
         async with client.request("POST", f"/v1/approvals/{approval}", json={"approved": True}) as answer:
@@ -101,9 +101,9 @@ class Witness:
 async def test_a_server_killed_at_random_instants_loses_nothing_and_does_nothing_twice(tmp_path: Path) -> None:
     side = tmp_path / "side.txt"
     side.touch()
-    with fake_model() as port, nursery() as made:
+    with fake_model() as port, start_forker() as made:
         spec = {"port": port, "model": MODEL, "store": str(tmp_path / "store.db"), "side": str(side)}
-        witness = Witness(made, spec, random.Random(6))
+        witness = ReturningClient(made, spec, random.Random(6))
         rounds = 0
         while witness.kills < KILLS:  # how many rounds that takes is the machine's affair
             rounds += 1
@@ -113,7 +113,7 @@ async def test_a_server_killed_at_random_instants_loses_nothing_and_does_nothing
     assert all(count <= rounds for count in marks.values()), f"a call ran twice: {marks} in {rounds} rounds"
 
 
-class Real:
+class ServerProcess:
     """`python -m treadle.server` as an operator starts it; it would give what runs more time than any test has."""
 
     def __init__(self, folder: Path, port: str, model: str) -> None:
@@ -150,7 +150,7 @@ class Real:
 
 async def test_a_signal_drains_the_server_and_the_next_server_continues(tmp_path: Path) -> None:
     with fake_model() as port:
-        real = Real(tmp_path, port, "steps-0-tok-100000-delay-10ms")
+        real = ServerProcess(tmp_path, port, "steps-0-tok-100000-delay-10ms")
         try:
             assert "a-token-for-the-tests" not in real.said and "/login?ticket=" in real.said
             async with Client(real.base, "a-token-for-the-tests") as client:
@@ -165,7 +165,7 @@ async def test_a_signal_drains_the_server_and_the_next_server_continues(tmp_path
             assert real.wait() == 128 + signal.SIGTERM and "Traceback" not in real.said
         finally:
             real.end()
-        again = Real(tmp_path, port, "steps-0-tok-3-delay-1ms")
+        again = ServerProcess(tmp_path, port, "steps-0-tok-3-delay-1ms")
         try:
             async with (
                 Client(again.base, "a-token-for-the-tests") as client,

@@ -27,21 +27,21 @@ ASKING: Any = {"headers": {"authorization": f"Bearer {OWNER.value}"}, "timeout":
 STREAMS = ("stream", "/events", "/api/agent/run", "/continue")
 
 
-class Talkative(ScriptedModel):
+class TalkativeModel(ScriptedModel):
     """A model that always has an answer."""
 
     def __init__(self) -> None:
         super().__init__(*["hello"] * 100_000, keep=False)
 
 
-def application() -> ServerApp:
+def build_app() -> ServerApp:
     agent, _ = build_agent(tools=[note])
-    agent.model = Talkative()
+    agent.model = TalkativeModel()
     agent._model = None
     return create_app(Runtime(":memory:", [agent]), ServerConfig(tokens=(OWNER,), rate=1e6))
 
 
-def checked(base: str, schema: Any, operation: Any) -> None:
+def check_operation(base: str, schema: Any, operation: Any) -> None:
     """A few requests that the schema allows, on a session and a model that exist, each answered as the schema says."""
     query = {"wait": 0.05} if operation.path.endswith("/messages") else None
     making = schema["/v1/sessions"]["POST"].Case(body={}, media_type="application/json")
@@ -67,7 +67,7 @@ def checked(base: str, schema: Any, operation: Any) -> None:
 
 
 async def test_whatever_the_schema_allows_gets_a_documented_answer_and_never_a_5xx() -> None:
-    app = application()
+    app = build_app()
     schema = schemathesis.openapi.from_dict(app.openapi(), config=SchemathesisConfig())
     operations = [result.ok() for result in schema.get_all_operations()]
     finite = [one for one in operations if not any(part in one.path for part in STREAMS)]
@@ -75,11 +75,11 @@ async def test_whatever_the_schema_allows_gets_a_documented_answer_and_never_a_5
     # Given the application itself, schemathesis would let it run in a thread of its own until the process ends.
     async with listen(app) as base:
         for operation in finite:
-            await asyncio.to_thread(checked, base, schema, operation)
+            await asyncio.to_thread(check_operation, base, schema, operation)
 
 
 def test_the_schema_names_every_error_and_the_token() -> None:
-    schema = application().openapi()
+    schema = build_app().openapi()
     assert schema["components"]["securitySchemes"]["token"] == {"type": "http", "scheme": "bearer"}
     for path, methods in schema["paths"].items():
         for method, about in methods.items():
@@ -89,4 +89,4 @@ def test_the_schema_names_every_error_and_the_token() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/sessions", "/v1/chat/completions", "/api/agent/run"])
 def test_the_routes_that_others_rely_on_are_described(path: str) -> None:
-    assert application().openapi()["paths"][path]["post"]["requestBody"]
+    assert build_app().openapi()["paths"][path]["post"]["requestBody"]

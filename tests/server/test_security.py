@@ -23,13 +23,13 @@ from treadle.server.tokens import Token, load_tokens
 from treadle.testing import call
 
 
-async def status(client: Client, method: str = "GET", path: str = "/v1/sessions", **options: Any) -> int:
+async def fetch_status(client: Client, method: str = "GET", path: str = "/v1/sessions", **options: Any) -> int:
     async with client.request(method, path, allow_redirects=False, **options) as answer:
         await answer.read()
         return answer.status
 
 
-async def raw(client: Client, *lines: str, body: bytes = b"") -> int:
+async def send_raw(client: Client, *lines: str, body: bytes = b"") -> int:
     """The status of a request that no decent client would send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(client.base.rpartition(":")[2]))
     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
@@ -40,29 +40,29 @@ async def raw(client: Client, *lines: str, body: bytes = b"") -> int:
 
 async def test_requests_without_the_token_are_refused() -> None:
     async with serve_script() as client:
-        assert await status(client) == 200
+        assert await fetch_status(client) == 200
         async with Client(client.base, "") as anyone:
             for path in ("/v1/sessions", "/metrics", "/openapi.json", "/docs", "/ready", "/v1/config", "/v1/health"):
                 async with anyone.request("GET", path) as answer:
                     assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), path
-            assert [await status(anyone, path=path) for path in ("/health", "/")] == [200, 200]
+            assert [await fetch_status(anyone, path=path) for path in ("/health", "/")] == [200, 200]
             for header in ("Bearer wrong", f"Basic {OWNER.value}", OWNER.value, "Bearer", f"Bearer {OWNER.value}x"):
-                assert await status(anyone, headers={"authorization": header}) == 401
-            assert await status(anyone, path=f"/v1/sessions?token={OWNER.value}") == 401
+                assert await fetch_status(anyone, headers={"authorization": header}) == 401
+            assert await fetch_status(anyone, path=f"/v1/sessions?token={OWNER.value}") == 401
 
 
 async def test_a_foreign_host_name_is_refused_even_with_the_token() -> None:
     async with serve_script(hosts=("box.example:8420",)) as client:
         port = client.base.rpartition(":")[2]
         for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil:{port}", ""):
-            assert await status(client, headers={"host": host}) == 403, host
+            assert await fetch_status(client, headers={"host": host}) == 403, host
         own = [f"{name}:{port}" for name in ("localhost", "127.0.0.1", "[::1]", "LOCALHOST")]
         for host in (*own, "box.example:8420"):
-            assert await status(client, headers={"host": host}) == 200, host
+            assert await fetch_status(client, headers={"host": host}) == 200, host
         bearer = f"Authorization: Bearer {OWNER.value}"
-        assert await raw(client, "GET /v1/sessions HTTP/1.0", bearer) in (400, 403)
+        assert await send_raw(client, "GET /v1/sessions HTTP/1.0", bearer) in (400, 403)
         twice = ("GET /v1/sessions HTTP/1.1", f"Host: 127.0.0.1:{port}", "Host: evil.example", bearer)
-        assert await raw(client, *twice) in (400, 403)
+        assert await send_raw(client, *twice) in (400, 403)
 
 
 async def test_pages_of_other_origins_are_refused() -> None:
@@ -80,8 +80,8 @@ async def test_pages_of_other_origins_are_refused() -> None:
             {"origin": client.base, "sec-fetch-site": "cross-site"},
         ]
         for headers in hostile:
-            assert await status(client, headers=headers) == 403, headers
-            assert await status(client, "POST", json={}, headers=headers) == 403
+            assert await fetch_status(client, headers=headers) == 403, headers
+            assert await fetch_status(client, "POST", json={}, headers=headers) == 403
             with pytest.raises(InvalidStatus):
                 await client.socket("/v1/ws", headers=headers)
         fine: list[dict[str, str]] = [
@@ -90,7 +90,7 @@ async def test_pages_of_other_origins_are_refused() -> None:
             {"sec-fetch-site": "none"},
         ]
         for headers in fine:
-            assert await status(client, headers=headers) == 200
+            assert await fetch_status(client, headers=headers) == 200
         assert (await client.json("GET", "/v1/sessions"))["sessions"] == []
 
 
@@ -104,31 +104,31 @@ async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
             assert answer.status == 204 and answer.headers["access-control-allow-origin"] == page
         async with client.request("GET", "/v1/sessions", headers={"origin": page}) as answer:
             assert answer.status == 200 and answer.headers["access-control-allow-origin"] == page
-        assert await status(client, headers={"origin": "https://other.example"}) == 403
+        assert await fetch_status(client, headers={"origin": "https://other.example"}) == 403
 
 
 async def test_a_body_must_be_json_of_an_allowed_size_and_depth() -> None:
     async with serve_script(body_bytes=10_000) as client:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-            assert await status(client, "POST", data=b'{"name":"x"}', headers={"content-type": kind}) == 415
+            assert await fetch_status(client, "POST", data=b'{"name":"x"}', headers={"content-type": kind}) == 415
         plain = {"content-type": "application/json"}
-        assert await status(client, "POST", data=b" " * 10_001, headers=plain) == 413
+        assert await fetch_status(client, "POST", data=b" " * 10_001, headers=plain) == 413
 
         async def pieces() -> Any:
             for _ in range(20):
                 yield b" " * 1000
 
-        assert await status(client, "POST", data=pieces(), headers=plain) == 413
+        assert await fetch_status(client, "POST", data=pieces(), headers=plain) == 413
         deep = b'{"name":' + b"[" * 64 + b"]" * 64 + b"}"
-        assert await status(client, "POST", data=deep, headers=plain) == 400
-        assert await status(client, "POST", data=b'{"name":' + b'"' + b"[" * 500 + b'"}', headers=plain) == 422
+        assert await fetch_status(client, "POST", data=deep, headers=plain) == 400
+        assert await fetch_status(client, "POST", data=b'{"name":' + b'"' + b"[" * 500 + b'"}', headers=plain) == 422
         hidden = '{"name":"Ģ","x":' + "[" * 90 + "]" * 90 + ',"y":"Ģ"}'  # one byte of Ģ looks like a quote
-        assert await status(client, "POST", data=hidden.encode("utf-16-le"), headers=plain) == 400
-        assert await status(client, "POST", data='{"name":"x"}'.encode("utf-16"), headers=plain) == 400
-        assert await status(client, path="/v1/sessions?q=" + "x" * 9000) == 414
+        assert await fetch_status(client, "POST", data=hidden.encode("utf-16-le"), headers=plain) == 400
+        assert await fetch_status(client, "POST", data='{"name":"x"}'.encode("utf-16"), headers=plain) == 400
+        assert await fetch_status(client, path="/v1/sessions?q=" + "x" * 9000) == 414
         host, bearer = f"Host: {client.base[7:]}", f"Authorization: Bearer {OWNER.value}"
         size = "Content-Length: 999999999999"
-        assert await raw(client, "POST /v1/sessions HTTP/1.1", host, bearer, size) == 413
+        assert await send_raw(client, "POST /v1/sessions HTTP/1.1", host, bearer, size) == 413
 
 
 def test_depth_counts_brackets_and_not_those_in_strings() -> None:
@@ -150,7 +150,7 @@ def test_a_hostile_body_or_cookie_is_read_in_linear_time() -> None:
     assert tokens.find_by_headers({"cookie": valid}) == OWNER
 
 
-async def _nowhere(scope: Any, receive: Any, send: Any) -> None:
+async def refuse(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError("nothing is let through here")
 
 
@@ -163,7 +163,7 @@ async def test_no_route_is_given_a_cookie_to_read() -> None:
     headers = [(b"host", b"localhost:1"), (b"cookie", b"a=b")]
     scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": headers}
     await Guard(app, ServerConfig(tokens=[OWNER]), Tokens([OWNER]))(
-        {**scope, "server": ("localhost", 1), "scheme": "http"}, _nowhere, _nowhere
+        {**scope, "server": ("localhost", 1), "scheme": "http"}, refuse, refuse
     )
     assert seen == [b"host"]
 
@@ -172,7 +172,7 @@ async def test_the_body_of_a_request_without_a_token_is_not_read() -> None:
     async with serve_script() as client:
         host = f"Host: {client.base[7:]}"
         for path in ("/health", "/login", "/"):
-            assert await raw(client, f"POST {path} HTTP/1.1", host, "Content-Length: 8000000") == 401
+            assert await send_raw(client, f"POST {path} HTTP/1.1", host, "Content-Length: 8000000") == 401
 
 
 async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
@@ -186,10 +186,10 @@ async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
 
 async def test_wrong_tokens_are_slowed_down_and_the_valid_one_is_not() -> None:
     async with serve_script() as client, Client(client.base, "wrong") as stranger:
-        assert [await status(stranger) for _ in range(20)] == [401] * 20
+        assert [await fetch_status(stranger) for _ in range(20)] == [401] * 20
         async with stranger.request("GET", "/v1/sessions") as answer:
             assert answer.status == 429 and 0 < int(answer.headers["retry-after"]) <= 60
-        assert await status(client) == 200
+        assert await fetch_status(client) == 200
 
 
 async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
@@ -205,7 +205,7 @@ async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
         path = f"/v1/sessions/{await client.session()}/events"
         async with client.stream(path) as one, client.stream(path) as other:
             await anext(one), await anext(other)
-            assert await status(client) == 429
+            assert await fetch_status(client) == 429
 
 
 async def test_viewing_sending_and_approving_are_separate_rights() -> None:
@@ -225,7 +225,7 @@ async def test_viewing_sending_and_approving_are_separate_rights() -> None:
         for needed, method, path, body in tries:
             for name, token in rights.items():
                 async with Client(client.base, token.value) as caller:
-                    code = await status(caller, method, path, json=body)
+                    code = await fetch_status(caller, method, path, json=body)
                     assert (code < 300) == (name == needed), (name, method, path, code)
         await sending
 
@@ -339,10 +339,10 @@ async def test_an_internal_error_is_answered_without_a_traceback(
 ) -> None:
     async with serve_script() as client:
 
-        async def broken(*_: object, **__: object) -> None:
+        async def fail(*_: object, **__: object) -> None:
             raise ZeroDivisionError("with a detail that is nobody's business")
 
-        monkeypatch.setattr(client.app.state.service.runtime.log, "list_sessions", broken)
+        monkeypatch.setattr(client.app.state.service.runtime.log, "list_sessions", fail)
         with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
             problem = await client.problem("GET", "/v1/sessions", status=500)
         assert "nobody's business" not in json.dumps(problem)
@@ -390,5 +390,5 @@ async def test_serving_as_root_is_refused_unless_it_is_allowed(monkeypatch: pyte
 
 async def test_without_tokens_everybody_on_this_machine_may_come_in() -> None:
     async with serve_script(tokens=()) as client, Client(client.base, "") as anyone:
-        assert await status(anyone) == 200
-        assert await status(anyone, headers={"host": "evil.example"}) == 403
+        assert await fetch_status(anyone) == 200
+        assert await fetch_status(anyone, headers={"host": "evil.example"}) == 403

@@ -173,12 +173,12 @@ async def test_two_clients_answer_one_approval_and_one_of_them_wins() -> None:
         session_id, sending, asked = await client.start_run("approval_requested")
         path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
 
-        async def answering(by: Client, decision: str) -> int:
+        async def answer_with(by: Client, decision: str) -> int:
             async with by.request("POST", path, json={"decision": decision}) as answer:
                 await answer.read()
                 return answer.status
 
-        statuses = await asyncio.gather(answering(client, "allow"), answering(other, "deny"))
+        statuses = await asyncio.gather(answer_with(client, "allow"), answer_with(other, "deny"))
         assert sorted(statuses) == [200, 409]
         await sending
         answered = [fact for fact in await client.facts(session_id) if fact["type"] == "approval_answered"]
@@ -360,25 +360,25 @@ async def test_a_question_is_answered_once_by_whom_and_wherever(tmp_path: Path) 
     async with serve_agents(agent, store=store) as client, Client(client.base) as other:
         session_id = await client.session()
 
-        async def asked(after: int) -> tuple[asyncio.Task[dict[str, object]], str]:
+        async def ask(after: int) -> tuple[asyncio.Task[dict[str, object]], str]:
             sending = asyncio.create_task(client.send(session_id, "paint"))
             (*_, question) = await client.wait_for(session_id, "input_requested", after=after)
             return sending, question["call_id"]
 
-        async def answering(by: Client, call_id: str, word: str) -> tuple[int, str]:
+        async def answer_with(by: Client, call_id: str, word: str) -> tuple[int, str]:
             path = f"/v1/sessions/{session_id}/answers/{call_id}"
             async with by.request("POST", path, json={"answers": [word]}) as answer:
                 told = await answer.json()
                 return answer.status, told.get("error", {}).get("type", "")
 
-        sending, call_id = await asked(0)
-        told = await asyncio.gather(answering(client, call_id, "red"), answering(other, call_id, "blue"))
+        sending, call_id = await ask(0)
+        told = await asyncio.gather(answer_with(client, call_id, "red"), answer_with(other, call_id, "blue"))
         assert sorted(told) == [(200, ""), (409, "already_answered")]
         assert (await sending)["reply"] == "the first"
-        sending, call_id = await asked(len(await client.facts(session_id)))
+        sending, call_id = await ask(len(await client.facts(session_id)))
         async with agent.session(store, id=session_id) as elsewhere:
             await elsewhere.answer(call_id, "green")
-        assert await answering(client, call_id, "yellow") == (409, "already_answered")
+        assert await answer_with(client, call_id, "yellow") == (409, "already_answered")
         assert (await sending)["reply"] == "the second"
         answers = [fact["answers"] for fact in await client.facts(session_id) if fact["type"] == "input_answered"]
         assert len(answers) == 2 and answers[1] == ["green"]

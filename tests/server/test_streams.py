@@ -16,7 +16,7 @@ from treadle.models.base import ModelEvent
 from treadle.testing import ScriptedModel, call
 
 
-class Slowly(FakeModel):
+class SlowModel(FakeModel):
     """A model that says one word at a time, and stops in the middle until it is let go."""
 
     name, window = "slowly", None
@@ -82,7 +82,7 @@ async def test_a_live_run_is_seen_whole_by_a_client_that_reconnects_after_every_
 
 @pytest.mark.parametrize("words", [50, 5000])
 async def test_a_watcher_who_joins_during_a_reply_gets_the_text_so_far_and_then_the_rest(words: int) -> None:
-    model = Slowly(words, words - 20)
+    model = SlowModel(words, words - 20)
     async with serve_agents(Agent(model)) as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "go"))
@@ -124,7 +124,7 @@ async def test_a_run_continues_when_its_blocking_client_leaves() -> None:
 
 
 async def test_a_client_that_does_not_read_slows_nobody_and_catches_up() -> None:
-    model = Slowly(20_000, 1)
+    model = SlowModel(20_000, 1)
     async with serve_agents(Agent(model)) as client:
         session_id = await client.session()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(client.base.rpartition(":")[2]), limit=2**16)
@@ -181,7 +181,7 @@ async def test_a_waiting_request_is_answered_at_shutdown() -> None:
         assert (await sending)["outcome"]["reason"] == "shutting_down"
 
 
-class Choosing(ScriptedModel):
+class ChoosingModel(ScriptedModel):
     """A model that takes its time to say whether it is there."""
 
     def __init__(self, *script: Any) -> None:
@@ -194,7 +194,7 @@ class Choosing(ScriptedModel):
 
 
 async def test_a_request_that_starts_during_shutdown_does_not_wait_forever() -> None:
-    held, model = HeldTool(), Choosing(call("wait"))
+    held, model = HeldTool(), ChoosingModel(call("wait"))
     async with serve_agents(Agent(model, tools=[held.tool])) as client:
         sending = asyncio.create_task(client.send(await client.session(), "go"))
         async with asyncio.timeout(PATIENCE):
@@ -234,7 +234,7 @@ async def test_the_same_session_can_be_watched_in_every_dialect_from_any_positio
         path = f"/v1/sessions/{session_id}/events?dialect={dialect}"
         last = {"loop": "loop_completed", "frames": '"done"', "wire": '"usage"', "rpc": '"done"'}[dialect]
 
-        async def watched(after: int) -> list[tuple[str, str]]:
+        async def watch_from(after: int) -> list[tuple[str, str]]:
             seen: list[tuple[str, str]] = []
             async with client.stream(f"{path}&after={after}") as events:
                 async for one in events:
@@ -243,7 +243,7 @@ async def test_the_same_session_can_be_watched_in_every_dialect_from_any_positio
                         return seen
             raise AssertionError("ended")
 
-        whole = await watched(0)
+        whole = await watch_from(0)
         array = await client.json("GET", f"{path}&follow=false")
         assert [json.loads(text) for _, text in whole] == array[: len(whole)]
         assert await client.json("GET", f"{path}&follow=false&after=1000") == []
@@ -251,7 +251,7 @@ async def test_the_same_session_can_be_watched_in_every_dialect_from_any_positio
         assert ids == sorted(ids)
         for seq in ids[:-1]:
             place = next(place for place, (one, _) in enumerate(whole) if one == str(seq))
-            assert await watched(seq) == whole[place + 1 :]
+            assert await watch_from(seq) == whole[place + 1 :]
 
 
 async def test_many_watchers_of_one_session_share_one_encoding() -> None:
@@ -259,7 +259,7 @@ async def test_many_watchers_of_one_session_share_one_encoding() -> None:
         session_id = await client.session()
         shared = client.app.state.service.streams.encoder
 
-        async def watching(joined: asyncio.Semaphore) -> list[str]:
+        async def watch_all(joined: asyncio.Semaphore) -> list[str]:
             async with Client(client.base) as other, other.stream(f"/v1/sessions/{session_id}/events") as events:
                 seen: list[str] = []
                 async for one in events:
@@ -270,7 +270,7 @@ async def test_many_watchers_of_one_session_share_one_encoding() -> None:
             raise AssertionError("ended")
 
         joined = asyncio.Semaphore(0)
-        watchers = [asyncio.create_task(watching(joined)) for _ in range(20)]
+        watchers = [asyncio.create_task(watch_all(joined)) for _ in range(20)]
         for _ in watchers:
             await joined.acquire()
         await client.send(session_id, "hi")

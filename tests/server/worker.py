@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 ASKED = 3
 
 
-def agent_on(port: str, model: str, side: str) -> Agent:
+def build_worker_agent(port: str, model: str, side: str) -> Agent:
     """An agent on the fake model whose one tool leaves a mark, and is asked for once a run."""
 
     @tool
@@ -41,13 +41,13 @@ def agent_on(port: str, model: str, side: str) -> Agent:
 
 
 async def serve(spec: dict[str, Any]) -> None:
-    agent = agent_on(spec["port"], spec["model"], spec["side"])
+    agent = build_worker_agent(spec["port"], spec["model"], spec["side"])
     app = create_app(Runtime(spec["store"], [agent]), ServerConfig(tokens=(OWNER,)))
 
-    def started(address: str) -> None:
+    def report_address(address: str) -> None:
         os.write(1, json.dumps({"pid": os.getpid(), "address": address}).encode() + b"\n")
 
-    await serve_app(app, "127.0.0.1", 0, started)
+    await serve_app(app, "127.0.0.1", 0, report_address)
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
             os._exit(0)
 
 
-class Nursery:
+class ServerForker:
     """Starts servers, and knows who is running."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
@@ -84,13 +84,13 @@ class Nursery:
 
 
 @contextmanager
-def nursery() -> Iterator[Nursery]:
+def start_forker() -> Iterator[ServerForker]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.server.worker"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env
     ) as process:
-        made = Nursery(process)
+        made = ServerForker(process)
         try:
             yield made
         finally:

@@ -7,7 +7,7 @@ from typing import Any
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.sessions import PATIENCE
 from tests.kit.terminal import Case, Fact, Place, call_tool, model_options, needs_sandbox, play
-from tests.server.test_knowledge import Provider, replying
+from tests.server.test_knowledge import Provider, reply_to
 from treadle.events import AgentConfig, Parent, RunFinished, SessionCreated, SessionRenamed
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, Reply
@@ -17,7 +17,7 @@ async def test_a_chat_drafts_a_skill_and_says_where_to_look_at_it(place: Place) 
     folders = ("garden", "cellar", "attic")
     steps = [(f"please look around in the {name}\r", Fact(RunFinished, at)) for at, name in enumerate(folders, 1)]
     steps.append(("", "drafted from this work: look-around"))
-    await play(place, Case("", replying, steps, env={"TREADLE_SKILL_AUTOGEN": "true"}))
+    await play(place, Case("", reply_to, steps, env={"TREADLE_SKILL_AUTOGEN": "true"}))
     assert "look-around" not in (await place.quick("skills")).out, "nothing is active before a person says so"
     assert "+1. List the files." in (await place.quick("skills", "proposals")).out
     assert (await place.quick("skills", "accept", "look-around")).code == 0
@@ -26,7 +26,7 @@ async def test_a_chat_drafts_a_skill_and_says_where_to_look_at_it(place: Place) 
 
 async def test_without_being_switched_on_no_skill_is_drafted(place: Place) -> None:
     steps = [("please look around in the garden\r", Fact(RunFinished, number)) for number in range(1, 5)]
-    played = await play(place, Case("", replying, steps))
+    played = await play(place, Case("", reply_to, steps))
     prompts = [str(seen.body["messages"][0]["content"]) for seen in played.fake.seen if seen.raw]
     assert len(prompts) >= 4 and not any(text.startswith("You write down how") for text in prompts)
     assert "no skill is proposed" in (await place.quick("skills", "proposals")).err

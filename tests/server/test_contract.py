@@ -30,10 +30,8 @@ async def test_the_head_of_a_stream_ends_and_nobody_watches_afterwards() -> None
             async with client.request("HEAD", path) as head:
                 assert head.status == 200 and head.headers["content-type"].startswith("text/event-stream")
         async with asyncio.timeout(PATIENCE):
-            while "\ntreadle_watchers 0.0\n" not in await fetch_metrics(
-                client
-            ):  # the stream ends after its head was sent
-                pass
+            while "\ntreadle_watchers 0.0\n" not in await fetch_metrics(client):
+                pass  # a stream ends after its head was sent
         async with client.request("HEAD", "/v1/sessions/nope/events") as head:
             assert head.status == 404
 
@@ -114,16 +112,12 @@ async def test_a_memory_is_deleted_by_path_by_query_or_by_body() -> None:
 
 async def test_a_question_during_another_call_is_listed_and_can_be_answered() -> None:
     async with serve_script([call("wait"), call("drop", table="users")], "done") as client:
-        session_id = await client.session()
-        sending = {"content": "go"}
-        async with client.stream(f"/v1/sessions/{session_id}/messages/stream", sending) as frames:
-            await read_until(frames, type="approval_request")
-            (asked,) = await client.json("GET", "/v1/approvals")
-            assert (asked["session_id"], asked["tool"]) == (session_id, "drop") and not client.held.free.is_set()
-            await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
-            assert await client.json("GET", "/v1/approvals") == []
-            client.held.free.set()
-            await read_until(frames, type="done")
+        session_id, sending, _ = await client.start_run("approval_requested")
+        asked = await client.answer_approval()
+        assert (asked["session_id"], asked["tool"]) == (session_id, "drop")
+        assert await client.json("GET", "/v1/approvals") == []
+        client.held.free.set()
+        await sending
         assert client.tables.done == ["users"]
 
 

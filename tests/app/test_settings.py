@@ -7,7 +7,7 @@ import pytest
 
 from treadle.app.compose import choose_model, has_unknown_price
 from treadle.app.settings import Settings, config_file, load_settings, save_setting
-from treadle.app.workspace_agents import build_agents, build_grant
+from treadle.app.workspace_knowledge import build_agents, build_grant
 from treadle.errors import BadInput
 from treadle.models.remote import RemoteModel
 from treadle.permissions.policy import Assessment, decide_call

@@ -13,7 +13,7 @@ from treadle.errors import BadInput
 from treadle.secrets.keyring import Keyring, forbid_memory_inspection
 
 if TYPE_CHECKING:
-    from treadle.app.workspace_agents import BuiltAgents
+    from treadle.app.workspace_knowledge import BuiltAgents
     from treadle.log.base import Log, SessionInfo
     from treadle.memory.base import Embed
     from treadle.models.base import Model
@@ -57,7 +57,7 @@ async def open_runtime(
     Entering its `runtime` starts it. `stack` closes the model and the MCP servers. With `follow_up` the runtime names
     sessions and drafts skills after an answer, if the settings enable it.
     """
-    from treadle.app.workspace_agents import build_agents
+    from treadle.app.workspace_knowledge import build_agents
     from treadle.runtime import Runtime, name_session
 
     keyring.take(filter(None, [settings.api_key_env]))
@@ -77,7 +77,7 @@ async def open_runtime(
     if follow_up and settings.skill_autogen:
         from treadle.app.skill_drafter import SkillDrafter
 
-        runtime.after_answer.append(SkillDrafter(built.library))
+        runtime.after_answer.append(SkillDrafter(built.knowledge))
     notes = [f"the MCP server {one.server} does not run, so its tools are missing: {one.error}" for one in down]
     return OpenRuntime(runtime, model, reason, built, (*notes, *built.problems))
 

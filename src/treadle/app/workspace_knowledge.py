@@ -1,4 +1,4 @@
-"""The agents and skills of a workspace and its user, ready to use.
+"""The agents and skills of a workspace and its user, built from their files and the settings.
 
 `WorkspaceKnowledge(workspace, user_folder).build_agent("coder", AgentOptions(model, tools))` is a normal `Agent`.
 """
@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.agent import Agent
+from treadle.app.settings import Settings, config_folder, data_folder
 from treadle.engine.setup import Gate
 from treadle.errors import BadInput, NotFound
 from treadle.events import Grant, Limits
@@ -24,6 +26,7 @@ from treadle.messages import Sampling
 from treadle.models.base import Model
 from treadle.permissions.patterns import covers_call
 from treadle.permissions.policy import apply_posture
+from treadle.permissions.saved_rules import apply_rules, load_rules
 from treadle.secrets.keyring import Keyring
 from treadle.tools.base import Tool
 from treadle.tools.function import tool as build_tool
@@ -141,3 +144,71 @@ def narrow_grant(file: AgentFile, given: Grant, tools: Sequence[str]) -> Grant:
     if file.posture == "trusting" and file.origin != "user":
         return given
     return apply_posture(given, file.posture)
+
+
+class BuiltAgents(Struct, frozen=True):
+    """The agents of a workspace and its user, built with these settings, and the problems in their files."""
+
+    agents: dict[str, Agent]
+    knowledge: WorkspaceKnowledge
+    problems: tuple[str, ...] = ()
+    without_model: dict[str, Agent] = {}
+
+
+def build_agents(
+    settings: Settings, model: str | Model, more: Sequence[Tool] = (), keyring: Keyring | None = None
+) -> BuiltAgents:
+    """Build every agent with the model from `choose_model`. `more` are tools besides the ready-made ones."""
+    from treadle.tools.builtin import build_default_tools
+    from treadle.tools.shell import Shell
+
+    instructions = settings.system_prompt
+    if instructions.startswith("@"):
+        file = Path(instructions[1:]).expanduser()
+        try:
+            instructions = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BadInput(f"system_prompt: {file} cannot be read: {why}") from None
+    knowledge = WorkspaceKnowledge(settings.folder, config_folder())
+    web = settings.web and (settings.web_proxy or True)
+    tools = build_default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
+    for tool in tools:
+        if isinstance(tool, Shell):
+            tool.readable_folders = (config_folder() / "skills",)  # skills come with scripts
+    options = AgentOptions(
+        model=model,
+        tools=[*tools, *more],
+        grant=build_grant(settings),
+        limits=settings.build_limits(),
+        instructions=instructions,
+        secrets=keyring if keyring is not None else (),
+    )
+    agents: dict[str, Agent] = {}
+    without_model: dict[str, Agent] = {}
+    problems = [str(problem) for problem in knowledge.problems]
+    for agent in knowledge.build_all_agents(options):
+        wanted = knowledge.agents[agent.name].tools
+        if wanted and not agent.toolbox:
+            problems.append(f"agent {agent.name} has no tools: no tool here is named {', '.join(map(repr, wanted))}")
+        try:
+            agent.resolve_model()
+        except BadInput as error:  # an agent whose model has no key must not stop the others
+            problems.append(f"agent {agent.name} is not available: {error}")
+            without_model[agent.name] = agent
+        else:
+            agents[agent.name] = agent
+    return BuiltAgents(agents, knowledge, tuple(problems), without_model)
+
+
+def build_grant(settings: Settings) -> Grant:
+    """Build the grant from these settings and the rules that the user saved."""
+    grant = Grant(
+        tier=settings.access,
+        approve=settings.approve,
+        always=settings.always,
+        ask=settings.ask,
+        forbid=settings.forbid,
+        yes=settings.yes,
+    )
+    return apply_rules(grant, load_rules(data_folder(), settings.folder))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, Session, Tool
+from treadle import Agent, Answer, ApprovalRequested, Runtime, Session, Tool
 from treadle.app.compose import find_default_tools
 from treadle.app.settings import data_folder
 from treadle.cli.console import (
@@ -24,6 +24,7 @@ from treadle.cli.find_session import open_command_store
 from treadle.cli.open_session import open_stored_session
 from treadle.cli.options import Parser, add_actions, add_session_argument, add_store_options, create_parser
 from treadle.cli.question_text import render_approval
+from treadle.cli.questions import AgentQuestion
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
 from treadle.permissions.saved_rules import forget_rule, load_all_rules
@@ -100,7 +101,7 @@ async def _list_questions(args: argparse.Namespace) -> None:
         print_note("there are no open questions")
 
 
-def _print_question(info: SessionInfo, question: ApprovalRequested | InputRequested, tools: Mapping[str, Tool]) -> None:
+def _print_question(info: SessionInfo, question: AgentQuestion, tools: Mapping[str, Tool]) -> None:
     colour, width = wants_colour(sys.stdout), terminal_width() if is_terminal(sys.stdout) else 120
     print_line(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
     if isinstance(question, ApprovalRequested):

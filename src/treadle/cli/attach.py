@@ -8,25 +8,16 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from treadle import events
 from treadle.app.compose import find_default_tools
 from treadle.cli.console import TerminalConsole, is_dumb_terminal, is_terminal
 from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
 from treadle.cli.open_session import open_stored_session
 from treadle.cli.options import Parser, add_session_argument, add_store_options, add_token_option, create_parser
-from treadle.cli.questions import QuestionQueue
+from treadle.cli.questions import AgentQuestion, QuestionQueue
 from treadle.cli.screen import Screen
 from treadle.cli.session_link import HttpSession, ServerUnreachable, SessionLink, open_http_session
 from treadle.errors import TreadleError
-from treadle.events import (
-    AnyFact,
-    ApprovalAnswered,
-    ApprovalRequested,
-    CallFinished,
-    InputAnswered,
-    InputRequested,
-    RunFinished,
-    SessionCreated,
-)
 
 EXAMPLES = """\
   treadle attach 3f2a91                                   over the store
@@ -62,7 +53,7 @@ async def main(args: argparse.Namespace) -> int:
         if screen.is_running:
             async for event in session.watch(facts[-1].seq):
                 screen.handle_event(event)
-                if isinstance(event, RunFinished):
+                if isinstance(event, events.RunFinished):
                     break
     return 0
 
@@ -70,9 +61,9 @@ async def main(args: argparse.Namespace) -> int:
 class AttachedTerminal(InteractiveTerminal):
     """A terminal attached to a session that runs in another process."""
 
-    def __init__(self, session: SessionLink, facts: Sequence[AnyFact]) -> None:
+    def __init__(self, session: SessionLink, facts: Sequence[events.AnyFact]) -> None:
         first = facts[0]
-        folder = Path(first.workspace or ".") if isinstance(first, SessionCreated) else Path(".")
+        folder = Path(first.workspace or ".") if isinstance(first, events.SessionCreated) else Path(".")
         self._ask = QuestionQueue()
         super().__init__(self._ask, COMMANDS, find_default_tools(), folder)
         self._session, self._facts = session, facts
@@ -81,14 +72,14 @@ class AttachedTerminal(InteractiveTerminal):
 
     async def show_start(self) -> None:
         self.screen.show_history(self._facts)
-        questions: dict[str, ApprovalRequested | InputRequested] = {}
+        questions: dict[str, AgentQuestion] = {}
         for fact in self._facts:
             match fact:
-                case ApprovalRequested() | InputRequested():
+                case events.ApprovalRequested() | events.InputRequested():
                     questions[fact.call_id] = fact
-                case ApprovalAnswered() | InputAnswered() | CallFinished():
+                case events.ApprovalAnswered() | events.InputAnswered() | events.CallFinished():
                     questions.pop(fact.call_id, None)
-                case RunFinished():
+                case events.RunFinished():
                     questions.clear()
                 case _:
                     pass
@@ -99,17 +90,17 @@ class AttachedTerminal(InteractiveTerminal):
         try:
             async for event in self._session.watch(self._facts[-1].seq):
                 self.show_event(event)
-                if isinstance(event, ApprovalRequested | InputRequested):
+                if isinstance(event, AgentQuestion):
                     self.start_task(self._ask_user(event))
         except TreadleError as error:
             self.write_note(str(error), "red")
         self.leave()
 
-    async def _ask_user(self, question: ApprovalRequested | InputRequested) -> None:
+    async def _ask_user(self, question: AgentQuestion) -> None:
         """Send the user's answer. Ask again if the server did not get it."""
         while (answer := await self._ask(question)) is not None:
             try:
-                if isinstance(question, ApprovalRequested):
+                if isinstance(question, events.ApprovalRequested):
                     await self._session.approve(question.call_id, answer, digest=question.digest)
                 else:
                     await self._session.answer(question.call_id, *answer.answers)

@@ -8,7 +8,7 @@ import sys
 from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 
-from treadle import Run
+from treadle import Run, events
 from treadle.app.compose import open_keyring, open_store, set_progress_listener
 from treadle.app.settings import Settings
 from treadle.cli.console import Notifier, is_dumb_terminal, is_terminal, print_note
@@ -21,17 +21,6 @@ from treadle.cli.questions import QuestionQueue
 from treadle.cli.slash_commands import COMMANDS, run_slash_command
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
-from treadle.events import (
-    ApprovalAnswered,
-    Event,
-    Fact,
-    InputAnswered,
-    MessageReceived,
-    Progress,
-    RunFinished,
-    RunRequested,
-    RunStarted,
-)
 from treadle.log.base import SessionQuery, Watch
 
 EXAMPLES = """\
@@ -47,7 +36,7 @@ POLL_SECONDS = 0.1
 """Seconds between two checks whether an ended run has been released."""
 
 RECAP_MESSAGES = 2
-POSTED_FACTS = (MessageReceived, RunRequested, ApprovalAnswered, InputAnswered)
+POSTED_FACTS = (events.MessageReceived, events.RunRequested, events.ApprovalAnswered, events.InputAnswered)
 
 
 def parser() -> Parser:
@@ -110,7 +99,7 @@ class ChatTerminal(InteractiveTerminal):
         self._has_ended = False
         self._shown_seq = 0
         self._idle_watch: Watch | None = None
-        self._stopping: asyncio.Task[RunFinished | None] | None = None
+        self._stopping: asyncio.Task[events.RunFinished | None] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -158,7 +147,7 @@ class ChatTerminal(InteractiveTerminal):
             self.write_note(text)
         self.write_note(f"treadle · {self.opened.model.name} · {settings.access} access · {settings.folder}")
         facts = await self.session.facts()
-        count = sum(isinstance(fact, MessageReceived) for fact in facts)
+        count = sum(isinstance(fact, events.MessageReceived) for fact in facts)
         if count > RECAP_MESSAGES:
             more = f"… {count - RECAP_MESSAGES} earlier messages"
             self.write_note(f"{more}; show them with: treadle sessions show {self.session.id[:12]}")
@@ -170,7 +159,7 @@ class ChatTerminal(InteractiveTerminal):
         loop = asyncio.get_running_loop()
 
         def show_progress(message: str, done: float, total: float) -> None:
-            loop.call_soon_threadsafe(self.screen.handle_event, Progress(message, done=done, total=total))
+            loop.call_soon_threadsafe(self.screen.handle_event, events.Progress(message, done=done, total=total))
 
         set_progress_listener(self.opened.model, show_progress)
         if _has_work(await self.session.state()):
@@ -224,13 +213,13 @@ class ChatTerminal(InteractiveTerminal):
             self.write_note(str(error), "red")
         return None
 
-    def show_event(self, event: Event) -> None:
+    def show_event(self, event: events.Event) -> None:
         super().show_event(event)
-        if isinstance(event, Fact):
+        if isinstance(event, events.Fact):
             self._shown_seq = event.seq
-        if isinstance(event, RunStarted | RunFinished):
-            self._has_ended = isinstance(event, RunFinished)
-        if isinstance(event, RunFinished):
+        if isinstance(event, events.RunStarted | events.RunFinished):
+            self._has_ended = isinstance(event, events.RunFinished)
+        if isinstance(event, events.RunFinished):
             self.notifier.notify(f"treadle: {event.reason}")
 
     def handle_escape(self) -> None:

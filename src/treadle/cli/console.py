@@ -54,20 +54,6 @@ class Console(Protocol):
     def width(self) -> int: ...
 
 
-class NullConsole:
-    """A console that discards all output."""
-
-    has_colour, width = False, 80
-
-    def write(self, text: str, style_line: LineStyler | None = None, *, dim: bool = False) -> None: ...
-
-    def write_line(self, text: str) -> None: ...
-
-    def write_aside(self, text: str) -> None: ...
-
-    def set_status(self, text: str) -> None: ...
-
-
 class TerminalConsole:
     """Writes to a terminal or to a plain stream. A plain stream gets no status line and no escape codes.
 

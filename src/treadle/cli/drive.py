@@ -14,7 +14,8 @@ from typing import Literal, Protocol, TextIO
 import msgspec
 from msgspec import Struct, field
 
-from treadle import Answer, Run, Session, later
+from treadle import Answer, Run, Session, events, later
+from treadle.agent import Gate
 from treadle.app.compose import open_keyring, set_progress_listener
 from treadle.app.settings import LoadedSettings
 from treadle.cli.console import (
@@ -27,24 +28,10 @@ from treadle.cli.console import (
     silence_stream,
     style_text,
 )
-from treadle.cli.open_session import Gate, OpenSession, open_session
-from treadle.cli.questions import QuestionQueue, TerminalReader
+from treadle.cli.open_session import OpenSession, open_session
+from treadle.cli.questions import AgentQuestion, QuestionQueue, TerminalReader
 from treadle.cli.screen import Screen
 from treadle.errors import BadInput, TreadleError
-from treadle.events import (
-    ApprovalAnswered,
-    ApprovalRequested,
-    CallFinished,
-    Event,
-    InputAnswered,
-    InputRequested,
-    MessageReceived,
-    ModelReplied,
-    Progress,
-    RunFinished,
-    TurnStarted,
-    serialize_event,
-)
 from treadle.messages import Json, Usage, render_parts
 
 ANSWERED, FAILED, USAGE, STOPPED, UNANSWERED, CANCELLED = 0, 1, 2, 3, 4, 130
@@ -96,29 +83,27 @@ class ReportBuilder(Struct):
 
     calls: list[CallReport] = field(default_factory=list[CallReport])
     denied: dict[str, dict[str, Json]] = field(default_factory=dict[str, dict[str, Json]])
-    asked: dict[str, ApprovalRequested | InputRequested] = field(
-        default_factory=dict[str, ApprovalRequested | InputRequested]
-    )
-    refused: list[ApprovalRequested | InputRequested] = field(default_factory=list[ApprovalRequested | InputRequested])
+    asked: dict[str, AgentQuestion] = field(default_factory=dict[str, AgentQuestion])
+    refused: list[AgentQuestion] = field(default_factory=list[AgentQuestion])
     turns: int = 0
     usage: Usage = Usage()
 
-    def handle_event(self, event: Event) -> None:
+    def handle_event(self, event: events.Event) -> None:
         match event:
-            case TurnStarted():
+            case events.TurnStarted():
                 self.turns += 1
-            case ModelReplied():
+            case events.ModelReplied():
                 self.usage += event.usage
-            case ApprovalRequested() | InputRequested():
+            case events.ApprovalRequested() | events.InputRequested():
                 self.asked[event.call_id] = event
-            case ApprovalAnswered() | InputAnswered():
+            case events.ApprovalAnswered() | events.InputAnswered():
                 question = self.asked.pop(event.call_id, None)
                 if question is not None and event.by == NOBODY_ASKED:
                     self.refused.append(question)
                     self.denied[event.call_id] = _describe_question(question)
                 elif question is not None:  # a user answered first
                     self.refused = [one for one in self.refused if one != question]
-            case CallFinished():
+            case events.CallFinished():
                 self.asked.pop(event.call_id, None)
                 self.calls.append(CallReport(event.tool, event.status))
                 self.usage += event.usage
@@ -128,7 +113,7 @@ class ReportBuilder(Struct):
             case _:
                 pass
 
-    def build_report(self, session_id: str, outcome: RunFinished | None) -> Report:
+    def build_report(self, session_id: str, outcome: events.RunFinished | None) -> Report:
         """Build the report. Without an outcome the run waits for an answer."""
         denied = [*self.denied.values()]
         denied += [entry for entry in map(_describe_question, self.refused) if entry not in denied]  # of helpers
@@ -157,8 +142,8 @@ def build_failure_report(reason: Literal["usage", "failed", "cancelled"], error:
     return Report(session_id, status, reason, "", 0, (), (), (), Usage(), 0.0, error)
 
 
-def _describe_question(question: ApprovalRequested | InputRequested) -> dict[str, Json]:
-    if isinstance(question, ApprovalRequested):
+def _describe_question(question: AgentQuestion) -> dict[str, Json]:
+    if isinstance(question, events.ApprovalRequested):
         entry = {"tool": question.tool, "call_id": question.call_id, "arguments": question.arguments}
         return {**entry, "why": question.why, "rule": question.rule}
     return {"tool": "ask_user", "call_id": question.call_id, "questions": [one.text for one in question.questions]}
@@ -167,7 +152,7 @@ def _describe_question(question: ApprovalRequested | InputRequested) -> dict[str
 class EventSink(Protocol):
     """Receives the events of a run."""
 
-    def handle_event(self, event: Event) -> None: ...
+    def handle_event(self, event: events.Event) -> None: ...
 
 
 class JsonLinesSink:
@@ -179,9 +164,9 @@ class JsonLinesSink:
     def __init__(self, stream: TextIO, *, ignore_errors: bool = False) -> None:
         self._stream, self._ignore_errors = stream, ignore_errors
 
-    def handle_event(self, event: Event) -> None:
+    def handle_event(self, event: events.Event) -> None:
         try:
-            self._stream.buffer.write(serialize_event(event) + b"\n")
+            self._stream.buffer.write(events.serialize_event(event) + b"\n")
             self._stream.buffer.flush()
         except OSError:  # the reader has closed the stream, or the disk is full
             if not self._ignore_errors:
@@ -196,7 +181,7 @@ async def stop_on_signals(session: Session) -> AsyncGenerator[None]:
     A second Ctrl-C or SIGTERM exits immediately.
     """
     task = asyncio.current_task()
-    requests: list[asyncio.Task[RunFinished | None]] = []
+    requests: list[asyncio.Task[events.RunFinished | None]] = []
 
     def stop() -> None:
         if requests and task is not None:
@@ -250,10 +235,10 @@ class RunOutput:
         for text in opened.notes:
             self.write_note(text)
 
-    async def _refuse(self, question: ApprovalRequested | InputRequested) -> Answer:
+    async def _refuse(self, question: AgentQuestion) -> Answer:
         """Deny at once, because no user can be asked. The comment tells the model what the user can change."""
         self.report_builder.refused.append(question)  # the events of the run omit the questions of its helpers
-        if isinstance(question, InputRequested):
+        if isinstance(question, events.InputRequested):
             comment = "Nobody can be asked here. Decide yourself, and say what you assumed."
         else:
             option = f"--approve {question.rule!r}" if question.rule else "--yes"
@@ -278,7 +263,7 @@ class RunOutput:
 
         def show(message: str, done: float, total: float) -> None:
             if self.mode == "screen" and self.console.is_live:
-                self.screen.handle_event(Progress(message, done=done, total=total))
+                self.screen.handle_event(events.Progress(message, done=done, total=total))
             elif message not in shown:
                 shown.add(message)
                 self.write_note(f"{message} …")
@@ -364,7 +349,7 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
         raise BadInput("this session has no unfinished work; give a task, or use `treadle sessions continue`")
     state = await session.state()
     if opened.settings.auto_name and not state.name:  # a one-shot command does not wait for a model to name it
-        message = next(fact for fact in await session.facts() if isinstance(fact, MessageReceived))
+        message = next(fact for fact in await session.facts() if isinstance(fact, events.MessageReceived))
         name = " ".join(render_parts(message.parts[:1]).split())  # attached files are separate parts
         await session.rename(name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…", by="auto")
     for question in run.pending if run.outcome is None else ():

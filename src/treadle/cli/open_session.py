@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, Session
-from treadle.agent import SessionOptions
+from treadle import Agent, Runtime, Session
+from treadle.agent import Gate, SessionOptions
 from treadle.app.compose import OpenRuntime, has_unknown_price, open_runtime, open_store
 from treadle.app.settings import LoadedSettings, Settings
 from treadle.cli.find_session import find_session, open_command_store
@@ -34,9 +34,6 @@ class OpenSession:
     model: Model
     notes: tuple[str, ...]
     is_new: bool
-
-
-Gate = Callable[[ApprovalRequested | InputRequested], Awaitable[Answer | None]]
 
 
 async def open_session(

@@ -25,6 +25,9 @@ from treadle.cli.question_text import (
 from treadle.errors import BadInput
 from treadle.events import ApprovalAnswered, CancelRequested, Event, InputAnswered
 
+AgentQuestion = ApprovalRequested | InputRequested
+"""What an agent can ask: the approval of a call, or input."""
+
 INERT_SECONDS = 0.5
 """Seconds in which keys are ignored: a key typed for something else must not approve a call."""
 
@@ -33,7 +36,7 @@ INERT_SECONDS = 0.5
 class OpenQuestion:
     """A question without an answer yet. `settled` gets the answer, or None if the user answers later."""
 
-    request: ApprovalRequested | InputRequested
+    request: AgentQuestion
     settled: asyncio.Future[Answer | None]
     answers: list[str] = field(default_factory=list[str])
     is_shown: bool = False
@@ -75,7 +78,7 @@ class QuestionQueue:
     def first(self) -> OpenQuestion | None:
         return next((one for one in self._open if not one.settled.done()), None)
 
-    async def __call__(self, question: ApprovalRequested | InputRequested) -> Answer | None:
+    async def __call__(self, question: AgentQuestion) -> Answer | None:
         if isinstance(question, InputRequested) and not question.questions:
             raise BadInput("a question without text cannot be asked")
         one = OpenQuestion(question, asyncio.get_running_loop().create_future())

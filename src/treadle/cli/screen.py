@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from treadle import events
 from treadle.cli.console import (
     Console,
-    NullConsole,
+    TerminalConsole,
     escape_controls,
     format_count,
     format_duration,
     style_text,
     truncate_line,
-)
-from treadle.events import (
-    AnyFact,
-    ApprovalAnswered,
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    ContextCompacted,
-    Custom,
-    Event,
-    Fact,
-    InputAnswered,
-    InputRequested,
-    MessageReceived,
-    ModelFailed,
-    ModelReplied,
-    OutputDelta,
-    Progress,
-    ReasoningDelta,
-    Rewound,
-    RunFinished,
-    RunStarted,
-    SignalDetected,
-    TextDelta,
-    TurnStarted,
 )
 from treadle.messages import Json, Usage, render_parts
 
@@ -117,53 +94,53 @@ class Screen:
         self._turn, self._max_turns, self._calls = 0, 0, 0
         self._turn_start = time.monotonic()
 
-    def handle_event(self, event: Event) -> None:
+    def handle_event(self, event: events.Event) -> None:
         match event:
-            case TextDelta(text=text):
+            case events.TextDelta(text=text):
                 if not self._hide_answer:
                     self._write_text(text, "text")
-            case ReasoningDelta(text=text):
+            case events.ReasoningDelta(text=text):
                 if not self._hide_answer:
                     self._write_text(text, "reasoning")
-            case Progress(call_id=""):
+            case events.Progress(call_id=""):
                 share = f" {event.done / event.total:.0%}" if event.done is not None and event.total else ""
                 self._model_progress = f"{event.message}{share}"
-            case OutputDelta(text=text) | Progress(message=text):
+            case events.OutputDelta(text=text) | events.Progress(message=text):
                 lines = [line for line in text.splitlines() if line.strip()]
                 self._call_output = lines[-1] if lines else self._call_output
-            case CallStarted():
+            case events.CallStarted():
                 self._arguments[event.call_id] = event.arguments
                 self._running_calls[event.call_id] = (event.tool, _convert_time(event))
-            case ModelReplied():
+            case events.ModelReplied():
                 self._handle_reply(event)
-            case CallFinished():
+            case events.CallFinished():
                 self._handle_call(event)
-            case RunStarted():
+            case events.RunStarted():
                 self.is_running, self._turn_start = True, _convert_time(event)
                 self._turn, self._calls, self._max_turns = 0, 0, event.limits.turns
-            case TurnStarted():
+            case events.TurnStarted():
                 self._handle_turn(event)
-            case RunFinished():
+            case events.RunFinished():
                 self._handle_end(event)
             case _:
                 self._write_event_note(event)
         self.redraw_status()
 
-    def show_history(self, facts: Sequence[AnyFact], messages: int = 1) -> None:
+    def show_history(self, facts: Sequence[events.AnyFact], messages: int = 1) -> None:
         """Show the history from the last `messages` messages on, and the whole active run if there is one."""
-        began = max((fact.seq for fact in facts if isinstance(fact, RunStarted)), default=0)
-        sent = [fact.seq for fact in facts if isinstance(fact, MessageReceived)]
+        began = max((fact.seq for fact in facts if isinstance(fact, events.RunStarted)), default=0)
+        sent = [fact.seq for fact in facts if isinstance(fact, events.MessageReceived)]
         start = min((sent[-messages:] or [0])[0], max((seq for seq in sent if seq < began), default=began))
         for fact in facts:
             if fact.seq >= start:
                 self.handle_event(fact)
 
-    def restore_run(self, facts: Sequence[AnyFact]) -> None:
+    def restore_run(self, facts: Sequence[events.AnyFact]) -> None:
         """Restore the status line and the open calls of an active run, without showing its events again."""
-        began = max((at for at, fact in enumerate(facts) if isinstance(fact, RunStarted)), default=len(facts))
-        if any(isinstance(fact, RunFinished) for fact in facts[began:]):
+        began = max((at for at, fact in enumerate(facts) if isinstance(fact, events.RunStarted)), default=len(facts))
+        if any(isinstance(fact, events.RunFinished) for fact in facts[began:]):
             return
-        console, self.console = self.console, NullConsole()
+        console, self.console = self.console, TerminalConsole(io.StringIO())
         for fact in facts[began:]:
             self.handle_event(fact)
         self.console = console
@@ -220,7 +197,7 @@ class Screen:
             self.console.write_line("")
         self._text_kind = ""
 
-    def _handle_reply(self, fact: ModelReplied) -> None:
+    def _handle_reply(self, fact: events.ModelReplied) -> None:
         if not self._streamed_text.strip() and fact.text.strip() and (fact.calls or not self._hide_answer):
             self._write_text(fact.text, "text")  # no live text: it ran in another process, or earlier
         self._end_text()
@@ -234,7 +211,7 @@ class Screen:
                 arguments = None
             self._arguments[call.id] = cast("dict[str, Json]", arguments) if isinstance(arguments, dict) else {}
 
-    def _handle_call(self, fact: CallFinished) -> None:
+    def _handle_call(self, fact: events.CallFinished) -> None:
         self._running_calls.pop(fact.call_id, None)
         self._open_questions.discard(fact.call_id)
         self._call_output = ""
@@ -243,14 +220,14 @@ class Screen:
         for line in render_call(fact, arguments, self.console.width - 1, colour=self.console.has_colour):
             self.console.write_line(line)
 
-    def _handle_turn(self, fact: TurnStarted) -> None:
+    def _handle_turn(self, fact: events.TurnStarted) -> None:
         self._end_text()
         self._streamed_text = self._model_progress = ""
         self._turn, self._turn_start = fact.turn, _convert_time(fact)
         if fact.wrap_up:
             self._write_dim(f"a limit is reached ({fact.wrap_up.replace('_', ' ')}): one last turn to summarize")
 
-    def _handle_end(self, fact: RunFinished) -> None:
+    def _handle_end(self, fact: events.RunFinished) -> None:
         self._end_text()
         self.is_running = False
         self._running_calls.clear()
@@ -259,42 +236,42 @@ class Screen:
             style = "red" if fact.reason == "failed" else "yellow"
             self.console.write_line(style_text(describe_ending(fact), style, self.console.has_colour))
 
-    def _write_event_note(self, event: Event) -> None:
+    def _write_event_note(self, event: events.Event) -> None:
         match event:
-            case ModelFailed() if event.wait is not None:
+            case events.ModelFailed() if event.wait is not None:
                 self._end_text()
                 retry = f"retrying in {format_duration(event.wait)}, attempt {event.attempt + 1}"
                 self._write_dim(f"model error ({event.kind}): {event.message}; {retry}")
-            case SignalDetected() if event.kind in _SIGNALS:
+            case events.SignalDetected() if event.kind in _SIGNALS:
                 self._write_dim(_SIGNALS[event.kind])
-            case ContextCompacted(kind="undo"):
+            case events.ContextCompacted(kind="undo"):
                 self._write_dim("the last compaction is undone: the model sees the older messages again")
-            case ContextCompacted():
+            case events.ContextCompacted():
                 before, after = format_count(event.tokens_before), format_count(event.tokens_after)
                 self._write_dim(f"context compacted: {before} to {after} tokens")
-            case Custom(name="treadle.skill_proposed", data={"name": str(name)}):
+            case events.Custom(name="treadle.skill_proposed", data={"name": str(name)}):
                 self._write_dim(f"a skill was drafted from this work: {name}; see treadle skills proposals")
-            case ApprovalRequested() | InputRequested():
+            case events.ApprovalRequested() | events.InputRequested():
                 self._open_questions.add(event.call_id)
                 if self.asks_here:
                     pass
-                elif isinstance(event, ApprovalRequested):
+                elif isinstance(event, events.ApprovalRequested):
                     self._write_dim(f"{event.tool} needs approval: {event.why}")
                 else:
                     self._write_dim(f"the agent asks: {event.questions[0].text if event.questions else ''}")
-            case ApprovalAnswered() | InputAnswered():
+            case events.ApprovalAnswered() | events.InputAnswered():
                 self._open_questions.discard(event.call_id)
-                if isinstance(event, ApprovalAnswered) and event.scope != "call":
+                if isinstance(event, events.ApprovalAnswered) and event.scope != "call":
                     verb = "allowed" if event.decision == "allow" else "denied"
                     self._write_dim(f"{verb} for this {event.scope} by {event.by or 'somebody'}")
-            case MessageReceived() if event.id != self.own_message:
+            case events.MessageReceived() if event.id != self.own_message:
                 lines = [f"› {render_parts(event.parts[:1])}"]
                 for part in event.parts[1:]:  # of an attachment, show only the first line and the number of lines
                     first, _, rest = render_parts((part,)).strip().partition("\n")
                     lines.append(f"  {first}" + (f" … {len(rest.strip().splitlines())} lines" if rest else ""))
                 text = escape_controls("\n".join(lines))
                 self.console.write_aside(style_text(text, "blue", self.console.has_colour))
-            case Rewound():
+            case events.Rewound():
                 self._write_dim(f"back to position {event.to} ({event.what})")
             case _:
                 pass
@@ -304,7 +281,7 @@ class Screen:
         self.console.write_line(style_text(line, "dim", self.console.has_colour))
 
 
-def _convert_time(fact: Fact) -> float:
+def _convert_time(fact: events.Fact) -> float:
     """Convert the time of a fact to the monotonic clock. The fact may be older than this screen."""
     return time.monotonic() - max(0.0, time.time() - fact.at) if fact.at else time.monotonic()
 
@@ -341,7 +318,7 @@ def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
     return escape_controls(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def render_call(fact: CallFinished, arguments: Mapping[str, Json], width: int, *, colour: bool) -> list[str]:
+def render_call(fact: events.CallFinished, arguments: Mapping[str, Json], width: int, *, colour: bool) -> list[str]:
     """Render the result of a call: one line, then its plan, its diff or the end of its output."""
     mark, style = STATUS_MARKS.get(fact.status, ("✗", "red"))
     status = "" if fact.status == "ok" else f" · {fact.status.replace('_', ' ')}"
@@ -390,7 +367,7 @@ def render_diff(lines: list[str], width: int, *, colour: bool) -> list[str]:
     return shown
 
 
-def describe_ending(outcome: RunFinished) -> str:
+def describe_ending(outcome: events.RunFinished) -> str:
     """Describe how a run ended if it ended without an answer."""
     text = ENDING_TEXTS.get(outcome.reason, outcome.reason)
     if outcome.error.startswith(text):

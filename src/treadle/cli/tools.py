@@ -7,7 +7,7 @@ import asyncio
 import json
 
 from treadle.app.compose import check_mcp_servers
-from treadle.app.workspace_agents import build_agents
+from treadle.app.workspace_knowledge import build_agents
 from treadle.cli.console import print_line, print_note, print_table
 from treadle.cli.open_session import DEFAULT_AGENT
 from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings

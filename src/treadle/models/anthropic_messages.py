@@ -331,19 +331,16 @@ _message = msgspec.json.Decoder(_Message)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 
 
-class _Block:
+class _Block(Struct):
     """One content block as it grows."""
 
-    __slots__ = ("call", "citations", "json", "raw", "signature", "text", "type")
-
-    def __init__(self, kind: str, raw: bytes, call: PendingCall | None) -> None:
-        self.type = kind
-        self.raw = raw
-        self.call = call
-        self.text: list[str] = []
-        self.json: list[str] = []
-        self.signature: list[str] = []
-        self.citations: list[Raw] = []
+    type: str
+    raw: bytes
+    call: PendingCall | None = None
+    text: list[str] = []
+    json: list[str] = []
+    signature: list[str] = []
+    citations: list[Raw] = []
 
     def join(self) -> bytes | None:
         """The block as it must go back. None for a block that is empty or was cut off before it was signed."""

@@ -84,7 +84,6 @@ def _build_remote(
         key=key,
         key_variable=variable,
         key_header="x-api-key" if is_anthropic else "authorization",
-        key_prefix="" if is_anthropic else "Bearer ",
         headers=row.headers,
         timeouts=LOCAL_TIMEOUTS if is_local else Timeouts(),
     )

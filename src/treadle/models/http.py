@@ -55,12 +55,6 @@ class Secret:
     def __repr__(self) -> str:
         return "Secret(…)"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and other._value == self._value
-
-    def __hash__(self) -> int:
-        return hash(self._value)
-
 
 class Endpoint(Struct, frozen=True, kw_only=True):
     """How to reach a provider: base URL, key, headers, time limits."""
@@ -70,7 +64,6 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     key: Secret | None = None
     key_variable: str = ""
     key_header: str = "authorization"
-    key_prefix: str = "Bearer "
     headers: tuple[tuple[str, str], ...] = ()
     timeouts: Timeouts = Timeouts()
 
@@ -92,7 +85,8 @@ class Endpoint(Struct, frozen=True, kw_only=True):
         headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "treadle"}
         headers |= dict(self.headers)
         if self.key is not None:
-            headers[self.key_header] = self.key_prefix + self.key.reveal()
+            prefix = "Bearer " if self.key_header == "authorization" else ""
+            headers[self.key_header] = prefix + self.key.reveal()
         return headers
 
     def find_proxy(self) -> str | None:

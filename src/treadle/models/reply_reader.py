@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
@@ -240,21 +240,20 @@ def split_unopened_block(text: str) -> tuple[str, str]:
     return (reasoning.strip(), rest.lstrip()) if tag and _OPENING_TAG not in reasoning else ("", text)
 
 
-class PendingCall:
+class PendingCall(Struct):
     """One call as its pieces arrive.
 
     `sent` counts the argument pieces that were passed on. `initial_arguments` came with the call's beginning and
     count only where no pieces follow. `extra` is the provider's own data about the call.
     """
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.id = ""
-        self.name = ""
-        self.arguments: list[str] = []
-        self.initial_arguments = ""
-        self.extra: Raw | None = None
-        self.sent = -1
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = []
+    initial_arguments: str = ""
+    extra: Raw | None = None
+    sent: int = -1
 
     def take_delta(self) -> CallDelta:
         """A delta of the pieces that were not passed on yet. The first one carries the tool's name."""

@@ -186,8 +186,6 @@ class MessageBuffer:
     message it keeps the state that the wire format needs to write the next one.
     """
 
-    __slots__ = ("_messages", "_states", "data", "ends", "head", "head_key")
-
     def __init__(self) -> None:
         self.data = bytearray()
         self.ends: list[int] = []

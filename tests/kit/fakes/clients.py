@@ -44,7 +44,7 @@ def build_model(fake: Strict | str, wire: WireFormat, probe: WindowProbe | None 
     base_url = fake if isinstance(fake, str) else fake.base_url
     options: dict[str, Any] = {"provider": "fake", "key": Secret("sk-test"), "timeouts": PLENTY} | changes
     if isinstance(wire, AnthropicMessages):
-        options |= {"key_header": "x-api-key", "key_prefix": "", "headers": (("anthropic-version", "2023-06-01"),)}
+        options |= {"key_header": "x-api-key", "headers": (("anthropic-version", "2023-06-01"),)}
     return RemoteModel(wire, Endpoint(base_url=base_url, **options), probe=probe)
 
 

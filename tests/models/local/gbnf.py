@@ -2,21 +2,15 @@
 
 import random
 import re
-from dataclasses import dataclass
+from typing import Any
 
 TOKEN = re.compile(r'\s*(?:("(?:\\.|[^"\\])*")|(\[(?:\\.|[^\]\\])*\])|([a-z][a-z0-9-]*)|(\{\d+,\d*\})|([()|*?]))')
+KINDS = ("literal", "class", "name", "count", "sign")
 DEEP = 14
 MORE = 3
 ALPHABET = [*map(chr, range(0x20, 0x7F)), "é", "漢", "\n", "\t", "\x00", "🙂"]
-
-
-@dataclass
-class Node:
-    kind: str
-    text: str = ""
-    parts: "tuple[Node, ...]" = ()
-    least: int = 0
-    most: int = 0
+Tokens = list[tuple[str, str]]
+Node = tuple[Any, ...]
 
 
 def generate_sentence(grammar: str, rng: random.Random) -> str:
@@ -24,88 +18,64 @@ def generate_sentence(grammar: str, rng: random.Random) -> str:
     rules: dict[str, Node] = {}
     for line in grammar.strip("\n").split("\n"):
         name, body = line.split(" ::= ", 1)
-        rules[name] = Reader(body).read_alternatives()
-    return Writer(rules, rng).write(rules["root"], 0)
+        assert not TOKEN.sub("", body).strip(), f"not GBNF: {body}"
+        tokens = [(KINDS[found.lastindex - 1], found[found.lastindex]) for found in TOKEN.finditer(body)]
+        rules[name] = read_alternatives(tokens)
+    return write(rules["root"], rules, rng, 0)
 
 
-class Reader:
-    """Reads the body of one rule."""
-
-    def __init__(self, body: str) -> None:
-        self.tokens: list[tuple[str, str]] = []
-        at = 0
-        body = body.rstrip()
-        while at < len(body):
-            match = TOKEN.match(body, at)
-            assert match, f"not GBNF: {body[at:]}"
-            kinds = ("literal", "class", "name", "count", "sign")
-            self.tokens += [(kind, text) for kind, text in zip(kinds, match.groups(), strict=True) if text]
-            at = match.end()
-
-    def read_alternatives(self) -> Node:
-        options = [self.read_sequence()]
-        while self.tokens and self.tokens[0][1] == "|":
-            self.tokens.pop(0)
-            options.append(self.read_sequence())
-        return Node("either", parts=tuple(options))
-
-    def read_sequence(self) -> Node:
-        parts: list[Node] = []
-        while self.tokens and self.tokens[0][1] not in ("|", ")"):
-            kind, text = self.tokens.pop(0)
-            node = Node(kind, text)
-            if text == "(":
-                node = self.read_alternatives()
-                assert self.tokens.pop(0)[1] == ")"
-            parts.append(self.read_repetition(node))
-        return Node("all", parts=tuple(parts))
-
-    def read_repetition(self, node: Node) -> Node:
-        if not self.tokens or (self.tokens[0][0] != "count" and self.tokens[0][1] not in ("*", "?")):
-            return node
-        sign = self.tokens.pop(0)[1]
-        least, most = {"*": ("0", ""), "?": ("0", "1")}.get(sign) or sign[1:-1].split(",")
-        return Node("many", parts=(node,), least=int(least), most=int(most) if most else int(least) + MORE)
+def read_alternatives(tokens: Tokens) -> Node:
+    options = [read_sequence(tokens)]
+    while tokens and tokens[0][1] == "|":
+        tokens.pop(0)
+        options.append(read_sequence(tokens))
+    return "either", options
 
 
-class Writer:
-    def __init__(self, rules: dict[str, Node], rng: random.Random) -> None:
-        self.rules = rules
-        self.rng = rng
+def read_sequence(tokens: Tokens) -> Node:
+    parts: list[Node] = []
+    while tokens and tokens[0][1] not in ("|", ")"):
+        node: Node = tokens.pop(0)
+        if node[1] == "(":
+            node = read_alternatives(tokens)
+            assert tokens.pop(0)[1] == ")"
+        if tokens and (tokens[0][0] == "count" or tokens[0][1] in ("*", "?")):
+            sign = tokens.pop(0)[1]
+            least, most = {"*": ("0", ""), "?": ("0", "1")}.get(sign) or sign[1:-1].split(",")
+            node = ("many", node, int(least), int(most) if most else int(least) + MORE)
+        parts.append(node)
+    return "all", parts
 
-    def write(self, node: Node, depth: int) -> str:
-        match node.kind:
-            case "literal":
-                return unescape(node.text[1:-1])
-            case "class":
-                return self.rng.choice(list_members(node.text[1:-1]))
-            case "name":
-                return self.write(self.rules[node.text], depth + 1)
-            case "either":
-                option = node.parts[0] if depth > DEEP else self.rng.choice(node.parts)
-                return self.write(option, depth)
-            case "many":
-                most = node.least if depth > DEEP else min(node.most, node.least + MORE)
-                times = self.rng.randint(node.least, most)
-                return "".join(self.write(node.parts[0], depth) for _ in range(times))
-            case _:
-                return "".join(self.write(part, depth) for part in node.parts)
+
+def write(node: Node, rules: dict[str, Node], rng: random.Random, depth: int) -> str:
+    match node:
+        case "literal", text:
+            return unescape(text[1:-1])
+        case "class", text:
+            return rng.choice(list_members(text[1:-1]))
+        case "name", name:
+            return write(rules[name], rules, rng, depth + 1)
+        case "either", options:
+            return write(options[0] if depth > DEEP else rng.choice(options), rules, rng, depth)
+        case "many", part, least, most:
+            times = rng.randint(least, least if depth > DEEP else min(most, least + MORE))
+            return "".join(write(part, rules, rng, depth) for _ in range(times))
+        case _, parts:
+            return "".join(write(part, rules, rng, depth) for part in parts)
 
 
 def unescape(text: str) -> str:
-    return re.sub(r"\\(x..|.)", lambda m: {"n": "\n", "r": "\r"}.get(m[1]) or decode_escape(m[1]), text)
+    def decode(match: re.Match[str]) -> str:
+        escape = match[1]
+        return chr(int(escape[1:], 16)) if escape[0] == "x" else {"n": "\n", "r": "\r"}.get(escape, escape)
 
-
-def decode_escape(escape: str) -> str:
-    return chr(int(escape[1:], 16)) if escape.startswith("x") else escape
+    return re.sub(r"\\(x..|.)", decode, text)
 
 
 def list_members(text: str) -> list[str]:
     """The characters of a class such as [^"\\x00-\\x1F]."""
     denied = text.startswith("^")
     found: set[str] = set()
-    for match in re.finditer(r"(\\x..|\\.|.)(?:-(\\x..|\\.|.))?", text[denied:]):
-        first, last = (unescape(each) if each else None for each in match.groups())
-        assert first is not None
-        found |= {chr(code) for code in range(ord(first), ord(last or first) + 1)}
+    for first, last in re.findall(r"(\\x..|\\.|.)(?:-(\\x..|\\.|.))?", text[denied:]):
+        found |= {chr(code) for code in range(ord(unescape(first)), ord(unescape(last or first)) + 1)}
     return [each for each in ALPHABET if each not in found] if denied else sorted(found)

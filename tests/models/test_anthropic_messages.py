@@ -1,4 +1,4 @@
-"""What is sent to Anthropic's Messages API, and what its replies become."""
+"""Requests to Anthropic's Messages API, and its replies."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Names become models; what is missing is said, and no key is ever shown."""
+"""Names are resolved to models. Errors name the missing key or server, and no key is ever shown."""
 
 import sys
 from typing import Any
@@ -298,7 +298,7 @@ async def test_the_window_is_asked_from_the_server(
             await model.fetch_window()
         asked = len(server.seen)
         assert await model.fetch_window() == window
-        assert len(server.seen) == asked, "it is known, or nobody knows"
+        assert len(server.seen) == asked, "the server is not asked again"
 
 
 async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

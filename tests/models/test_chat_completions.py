@@ -1,4 +1,4 @@
-"""What is sent to a Chat Completions server, and what odd replies become."""
+"""Requests to a Chat Completions server, and its replies, also odd ones."""
 
 import json
 from typing import Any

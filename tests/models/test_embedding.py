@@ -1,4 +1,4 @@
-"""Vectors from a server that has `/embeddings`, and a clear word from one that has none."""
+"""Vectors from a server that has `/embeddings`, and a clear error from one that has none."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What holds for every protocol: prefixes that stay, replies in pieces, foreign histories, an end that is missing."""
+"""Rules for every protocol: stable prefixes, replies in pieces, histories of other models, missing ends."""
 
 import json
 from typing import Any

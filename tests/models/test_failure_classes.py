@@ -1,4 +1,4 @@
-"""Refusals are classed by what to do about them, in whatever words they come."""
+"""Refusals are classified by what to do about them, in any wording."""
 
 import json
 from datetime import UTC, datetime, timedelta

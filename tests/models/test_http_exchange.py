@@ -35,7 +35,7 @@ def limit_one(name: str, seconds: float = 0.3) -> Timeouts:
 
 @contextlib.contextmanager
 def reserve_address(host: str = "127.0.0.1") -> Iterator[str]:
-    """An address where nobody listens, nor will: its port is taken."""
+    """An address without a server. The port is bound, so no other program can listen there."""
     with socket.socket() as taken:
         taken.bind((host, 0))
         yield f"http://{host}:{taken.getsockname()[1]}/v1"
@@ -216,7 +216,7 @@ async def test_a_missing_server_is_named() -> None:
 
 async def test_a_connection_that_is_not_accepted_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
-        for _ in range(4):  # what nobody accepts fills the queue, and the next is left waiting
+        for _ in range(4):  # connections that are not accepted fill the queue, and the next one waits
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
@@ -304,7 +304,7 @@ from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.clients import ask, chat_model, collect_reply
 
 async def main():
-    asyncio.get_running_loop().slow_callback_duration = 600  # else a busy machine is told of as well
+    asyncio.get_running_loop().slow_callback_duration = 600  # a busy machine would print warnings
     async with StrictChat() as fake:
         print((await collect_reply(chat_model(fake), ask("hi"))).text)
 

@@ -1,4 +1,4 @@
-"""What a server sends may have any shape: it ends in a reply, or in a failure that says whose it was."""
+"""A response of any shape ends in a reply, or in an error that names the provider."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -89,7 +89,7 @@ def replace_value(items: list[Any], path: tuple[Any, ...], instead: Any) -> list
 
 
 def read(wire: WireFormat, body: bytes) -> Reply | None:
-    """What a reader makes of a body, without a network; None for the failures that a model tells as its own."""
+    """Read a body without a network. None stands for the failures that a model turns into its own errors."""
     reader = wire.open_reader(ask("hi", tools=(ADD,)), 100)
     try:
         list(reader.feed(body))

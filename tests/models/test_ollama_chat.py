@@ -1,4 +1,4 @@
-"""Ollama's own API: the window that is asked for, and what its replies become."""
+"""Ollama's own API: the window, requests and replies."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is sent to OpenAI's Responses API, and what its replies become."""
+"""Requests to OpenAI's Responses API, and its replies."""
 
 import json
 from typing import Any

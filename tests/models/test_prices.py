@@ -1,4 +1,4 @@
-"""What a reply costs, from a table anybody can replace."""
+"""The cost of a reply, from a table that users can replace."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The providers' own SDKs as judges: they read the same bytes as we do, and know the same fields."""
+"""The providers' own SDKs read the same bytes as our models and know the same fields."""
 
 import json
 from collections.abc import Awaitable, Callable

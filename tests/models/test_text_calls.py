@@ -1,4 +1,4 @@
-"""Calls that come as text are found where they fit a tool; what is an answer stays one."""
+"""Calls in text are found where they fit a tool. An answer stays an answer."""
 
 import json
 from typing import Any

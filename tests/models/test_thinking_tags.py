@@ -1,4 +1,4 @@
-"""Thought and answer are told apart, wherever the text is cut."""
+"""Reasoning is separated from the answer wherever the text is cut."""
 
 import itertools
 

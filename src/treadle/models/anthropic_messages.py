@@ -406,7 +406,7 @@ class AnthropicReader(ReplyReader[_Event]):
                     self.is_done = True
                 case "error":
                     raise ReportedFailure(event.error)
-                case _ if event.error:  # a proxy's own form, whatever the protocol
+                case _ if event.error:  # the form of a proxy's own errors
                     raise ReportedFailure(event.error)
                 case _:
                     pass

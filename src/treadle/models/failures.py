@@ -15,7 +15,7 @@ from msgspec import Struct
 from treadle.errors import ModelError, ModelErrorKind
 
 LONGEST_WAIT = 3600.0
-"""A provider that asks for a longer wait than this has run out of quota, not of breath."""
+"""A provider that asks for a longer wait than this is out of quota. It is not just busy."""
 
 # These are compiled when the first failure comes, not at import: compiling them takes time.
 _TOO_LONG = (
@@ -190,7 +190,7 @@ def _explain(kind: ModelErrorKind, status: int, wait: float | None, source: Erro
 
 
 def extract_message(body: bytes) -> str:
-    """The provider's own words in an error body, whatever its shape."""
+    """The provider's own words in an error body of any shape."""
     text = body[:20_000].decode("utf-8", "replace").strip()
     try:
         found = _find_message(msgspec.json.decode(body.decode("utf-8", "replace")))

@@ -214,7 +214,7 @@ class ResponsesReader(ReplyReader[_Event]):
                     self._end(event.response or _Response(status=event.type.removeprefix("response.")))
                 case "error":
                     raise ReportedFailure(event.error or {"code": event.code, "message": event.message})
-                case _ if event.error:  # a proxy's own form, whatever the protocol
+                case _ if event.error:  # the form of a proxy's own errors
                     raise ReportedFailure(event.error)
                 case _:
                     pass

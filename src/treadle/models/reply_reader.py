@@ -26,7 +26,7 @@ _LONGEST_EVENT = 1 << 24
 _MOST_HELD = 1 << 26
 """How many bytes may come without the end of a message. Some messages hold images, but none is endless."""
 _IGNORED_START = b"\xef\xbb\xbf \t\r\n"
-"""What may stand before the first event and means nothing: a byte order mark, and blanks."""
+"""Bytes without a meaning that may come before the first event: a byte order mark, and blanks."""
 
 
 class MalformedStream(ValueError):
@@ -37,7 +37,7 @@ class MessageStream(Generic[T]):
     """The messages in a stream of bytes, wherever the bytes are cut when they arrive.
 
     `is_done` is set after `[DONE]`. `is_framed=False` is for streams of bare JSON lines. Some servers send one JSON
-    document instead of events, whatever content type they name: `join_document` returns it.
+    document instead of events, under any content type: `join_document` returns it.
     """
 
     def __init__(self, decoder: MessageDecoder[T], *, is_framed: bool = True) -> None:
@@ -235,7 +235,7 @@ class ThinkSplitter:
 
 
 def split_unopened_block(text: str) -> tuple[str, str]:
-    """`(reasoning, text)` of a complete reply whose chat template swallowed the opening tag."""
+    """`(reasoning, text)` of a complete reply whose opening tag was dropped by the chat template."""
     reasoning, tag, rest = text.partition(_CLOSING_TAG)
     return (reasoning.strip(), rest.lstrip()) if tag and _OPENING_TAG not in reasoning else ("", text)
 
@@ -389,7 +389,7 @@ class ReplyReader(ABC, Generic[T]):
     """
 
     finish_reasons: ClassVar[FinishReasons]
-    """What the provider's reasons to finish mean. Any other is "other", and no reason is "stop"."""
+    """Our words for the provider's reasons to finish. An unknown reason is "other", and no reason is "stop"."""
     finishes_with_calls: ClassVar[tuple[FinishReason, ...]] = ("stop", "calls")
     """The reasons to finish that become "calls" when the reply has calls."""
 
@@ -490,5 +490,5 @@ class ReplyReader(ABC, Generic[T]):
         return self._wire.add_cost(usage, read.cache_write_tokens or 0)
 
     def _build_opaque(self, reasoning: str) -> str:
-        """What this same model wants back unchanged."""
+        """State that this same model wants back unchanged."""
         return ""

@@ -1,1 +1,1 @@
-"""Strict fake providers over real sockets, for tests of models and of what runs on them."""
+"""Strict fake providers over real sockets, for tests of models and of agents."""

@@ -1,4 +1,4 @@
-"""A strict fake of Anthropic Messages: refuses what the real one refuses, foreign thinking above all."""
+"""A strict fake of Anthropic Messages: it refuses the requests that the real one refuses, above all the thinking of other models."""
 
 from __future__ import annotations
 

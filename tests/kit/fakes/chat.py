@@ -1,4 +1,4 @@
-"""A strict fake of Chat Completions: refuses what OpenAI's server, or a careful imitation, would refuse."""
+"""A strict fake of Chat Completions: it refuses the requests that OpenAI refuses."""
 
 from __future__ import annotations
 

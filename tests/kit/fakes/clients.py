@@ -1,4 +1,4 @@
-"""Our models, pointed at the fakes, and a short way to ask them."""
+"""Builds models that speak to the fakes, and sends them requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from treadle.models.remote import RemoteModel, WindowProbe, probe_ollama
 from treadle.models.wire_format import WireFormat
 
 PLENTY = Timeouts(connect=30.0, first_byte=30.0, idle=30.0, total=120.0)
-"""So that a busy machine is never taken for a server that hangs; a test of a limit names it."""
+"""A busy machine is never taken for a server that hangs. A test of a limit sets that limit."""
 
 ADD = ToolSpec(
     "add",

@@ -1,4 +1,4 @@
-"""A strict fake of Ollama's chat API: lines of JSON, whole calls, and a refusal of what does not fit."""
+"""A strict fake of Ollama's chat API: lines of JSON, whole calls, and a refusal of prompts that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A strict fake of OpenAI Responses without storage: refuses orphans and reasoning that is not its own."""
+"""A strict fake of OpenAI Responses without storage: it refuses orphans and the reasoning of other models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the strict fakes share: a small HTTP server over real sockets that can misbehave on purpose."""
+"""The base of the strict fakes: a small HTTP server over real sockets that can misbehave on purpose."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Odd:
     """A reply that arrives in an odd way, or an answer that is none.
 
     `raw` is the exact body instead of `reply`'s. After `stall_after` bytes of the body nothing comes any more,
-    after `reset_after` the connection is reset, after `end_after` it is closed as if nothing were wrong. What comes
-    after `held_after` waits until `held` is set; at 0 that is all of it.
+    after `reset_after` the connection is reset, after `end_after` it is closed without an error. The bytes
+    after `held_after` wait until `held` is set; at 0 the whole response waits.
     """
 
     reply: Reply = field(default_factory=lambda: Reply(text="done"))
@@ -121,7 +121,7 @@ class Strict:
         return headers.get("authorization") == f"Bearer {self._key}"
 
     def document(self, method: str, path: str) -> Any:
-        """What a GET on another address gives, or None for 404."""
+        """The document at another address, or None for 404."""
         return None
 
     # --- the server
@@ -252,7 +252,7 @@ def unknown(where: str, value: dict[str, Any], allowed: set[str], required: set[
 
 
 def tool_problems(body: dict[str, Any], tools: list[dict[str, Any]] | None) -> list[str]:
-    """What OpenAI would refuse in the tools of a request, which are given in the flat form of Responses."""
+    """The faults that OpenAI would refuse in the tools of a request. `tools` has the flat form of Responses."""
     if tools is None:
         return [f"{name}: only allowed with tools" for name in ("tool_choice", "parallel_tool_calls") if name in body]
     wrong = [] if tools else ["tools: must not be empty"]

@@ -48,6 +48,6 @@ async def test_a_session_longer_than_the_window_keeps_its_first_message() -> Non
         model.unload()
     assert TALES * len(TALE) > 4 * WINDOW, "it all fitted"
     assert select_events(facts, ContextCompacted) and not select_events(facts, ModelFailed)
-    # What so small a model makes of it differs with the wording: see docs/local-model.md.
+    # The answer of so small a model depends on the wording: see docs/local-model.md.
     assert FIRST in "\n".join(list_user_texts(model.asked[-1]))
     assert len(model.asked) == TALES + 2, "it was asked for a summary, which it cannot write"

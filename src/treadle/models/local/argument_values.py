@@ -70,7 +70,7 @@ class ValueSources(Struct, frozen=True):
         return cls(clause, tuple(reversed(results)), tuple(earlier), refers)
 
     def find_nearest(self, find: Callable[[str], list[str]]) -> list[str]:
-        """What `find` finds in the first text in which it finds anything."""
+        """The results of `find` for the first text that has any."""
         for text in (self.clause, *self.results, *self.earlier):
             if found := find(text):
                 return found

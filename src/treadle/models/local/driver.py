@@ -1,4 +1,4 @@
-"""What every driver of the engine shares: sampling options, free text as deltas and a reply, one call as a reply."""
+"""The base of the engine's drivers: sampling options, free text as deltas and a reply, one call as a reply."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, exit_now)
     if sys.platform == "linux":
-        # The end of standard input says the same, but nobody reads it while loading blocks the interpreter.
+        # The end of standard input is noticed too late: loading blocks the interpreter, and standard input is not read.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != settings["parent"]:
         exit_now()

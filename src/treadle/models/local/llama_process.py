@@ -41,7 +41,7 @@ LARGEST_WINDOW = 8192
 
 
 class EngineFacts(Struct, frozen=True):
-    """What a loaded engine reports about its model. `window` is in tokens, for prompt and reply together."""
+    """The facts that a loaded engine reports about its model. `window` is in tokens, for prompt and reply together."""
 
     window: int
     parameters: int

@@ -46,7 +46,7 @@ Vector = list[float]
 
 
 class Calibration(Struct):
-    """What was learnt from the examples of one set of tools. `weights` has one row per label."""
+    """The model that was fitted to the examples of one set of tools. `weights` has one row per label."""
 
     odds_mean: Vector
     odds_scale: float

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ask, collect_failure, collect_reply
+from tests.kit.fakes.clients import ask, collect_reply
 from tests.kit.fakes.ollama import FakeOllama
 from treadle.app import diagnose as doctor
 from treadle.errors import BadInput, NotFound
@@ -299,17 +299,6 @@ async def test_the_window_is_asked_from_the_server(
         asked = len(server.seen)
         assert await model.fetch_window() == window
         assert len(server.seen) == asked, "the server is not asked again"
-
-
-async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StrictChat, "document", lambda self, method, path: {"n_ctx": 1000})
-    monkeypatch.setattr(StrictChat, "is_authorised", lambda self, headers: True)
-    async with StrictChat() as server:
-        model = resolve_remote("llamacpp:m", base_url=server.base_url)
-        assert (await collect_reply(model, ask("hi"))).text == "done"
-        error = await collect_failure(model, ask("x" * 9000))
-    assert (error.kind, error.retryable) == ("too_long", False)
-    assert "1000" in str(error) and "tokens" in str(error)
 
 
 def test_a_new_vendor_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

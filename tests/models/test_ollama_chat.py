@@ -39,7 +39,7 @@ async def test_a_request_that_does_not_fit_is_refused() -> None:
     async with FakeOllama() as fake:
         fake.context = 4000
         error = await collect_failure(ollama_model(fake), ask("x" * 40_000))
-        assert "the window of ollama:m has 4000" in str(error)
+        assert "the window of ollama:m has 4000" in str(error) and not error.retryable
         unprobed = build_model(fake, OllamaChat("ollama", "m"))
         assert error.kind == (await collect_failure(unprobed, ask("x" * 40_000))).kind == "too_long"
 

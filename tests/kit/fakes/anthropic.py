@@ -1,4 +1,4 @@
-"""A strict fake of Anthropic Messages: it refuses the requests that the real one refuses, above all the thinking of other models."""
+"""A strict fake of Anthropic Messages: it refuses the requests that the real one refuses."""
 
 from __future__ import annotations
 

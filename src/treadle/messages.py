@@ -265,6 +265,11 @@ def estimate_messages(messages: Iterable[Message]) -> int:
     return sum(map(estimate_message, messages))
 
 
+def estimate_request(request: Request) -> int:
+    """Estimate the tokens of a request."""
+    return estimate_text(request.system) + estimate_tools(request.tools) + estimate_messages(request.messages)
+
+
 def estimate_tools(tools: Iterable[ToolSpec]) -> int:
     """Estimate the tokens of the descriptions of tools."""
     return sum(

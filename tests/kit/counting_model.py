@@ -6,7 +6,7 @@ import msgspec
 
 from tests.kit.fake_model import FakeModel
 from treadle.errors import ModelError
-from treadle.messages import Reply, Request, Usage, estimate_messages, estimate_text, estimate_tools
+from treadle.messages import Reply, Request, Usage, estimate_request, estimate_text
 from treadle.models.base import ModelEvent
 from treadle.testing import ScriptedModel
 from treadle.testing.scripted_model import Line
@@ -32,7 +32,7 @@ class CountingModel(FakeModel):
         self.refused = 0
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        tokens = estimate_text(request.system) + estimate_tools(request.tools) + estimate_messages(request.messages)
+        tokens = estimate_request(request)
         if tokens > self.hard:
             self.refused += 1
             raise ModelError(f"{tokens} tokens, but the window has {self.hard}", kind="too_long")

@@ -7,18 +7,7 @@ from contextlib import aclosing
 
 from msgspec.structs import force_setattr, replace
 
-from treadle.engine.compaction import (
-    Breakdown,
-    Room,
-    build_compaction_fact,
-    build_summary_request,
-    compose_summary,
-    compute_room,
-    estimate_tokens_after,
-    measure_context,
-    plan_compaction,
-    plan_summary,
-)
+from treadle.engine import compaction
 from treadle.engine.context import Projection
 from treadle.engine.reply import MarkSplitter, split_marks
 from treadle.engine.setup import Setup, check_returned_type, compute_backoff
@@ -26,7 +15,7 @@ from treadle.engine.state import State
 from treadle.errors import ModelError, describe_error
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
-from treadle.messages import Reply, Request, estimate_text, estimate_tools, replace_surrogates
+from treadle.messages import Reply, Request, estimate_request, replace_surrogates
 from treadle.models.base import ModelEvent, Summarizer
 
 WRAP_UP_TOKENS = 1024
@@ -110,17 +99,11 @@ def build_failure_fact(error: ModelError, state: State, attempt: int, said: str)
     )
 
 
-def measure_room(setup: Setup, state: State) -> Room:
-    """Compute how much room the session's context has in the model's window."""
-    fixed = estimate_text(setup.config.instructions) + estimate_tools(setup.specs)
-    return compute_room(setup.model.window, state, fixed, setup.attachments)
-
-
-def build_breakdown(setup: Setup, state: State) -> Breakdown:
+def build_breakdown(setup: Setup, state: State) -> compaction.Breakdown:
     """Measure what fills the window of the session's model."""
     messages = Projection().build_messages(state, setup.attachments)
     request = Request(setup.config.instructions, messages, setup.specs)
-    return measure_context(state, request, setup.model.window)
+    return compaction.measure_context(state, request, setup.model.window)
 
 
 async def compact_context(setup: Setup, state: State, *, asked: bool = False) -> ContextCompacted | None:
@@ -128,22 +111,25 @@ async def compact_context(setup: Setup, state: State, *, asked: bool = False) ->
 
     When somebody `asked` for it, older turns are summarized even if there is room.
     """
-    room = measure_room(setup, state)
+    fixed = estimate_request(Request(setup.config.instructions, (), setup.specs))
+    room = compaction.compute_room(setup.model.window, state, fixed, setup.attachments)
     if asked:
         room = replace(room, window=min(room.window, max(state.tokens, 1)))
-    plan = plan_summary(state, room) if asked else plan_compaction(state, room)
+    plan = compaction.plan_summary(state, room) if asked else compaction.plan_compaction(state, room)
     if plan is None or plan.kind == "prune":
-        return build_compaction_fact(state, room, plan) if plan is not None else None
-    if asked and estimate_tokens_after(state, room, plan, compose_summary(state, room, plan, "")) >= state.tokens:
+        return compaction.build_compaction_fact(state, room, plan) if plan is not None else None
+    shortest = compaction.compose_summary(state, room, plan, "")
+    if asked and compaction.estimate_tokens_after(state, room, plan, shortest) >= state.tokens:
         return None  # no summary could be shorter, whatever the model writes
     reply = Reply()
     if not isinstance(setup.model, Summarizer) or setup.model.can_summarize:
         try:
-            reply = await ask_quietly(setup, build_summary_request(state, room, plan))
+            reply = await ask_quietly(setup, compaction.build_summary_request(state, room, plan))
         except ModelError:
             if asked or state.tokens < room.window:  # there is still room: keep the context whole
                 raise
-    return build_compaction_fact(state, room, plan, compose_summary(state, room, plan, reply.text), reply.usage)
+    summary = compaction.compose_summary(state, room, plan, reply.text)
+    return compaction.build_compaction_fact(state, room, plan, summary, reply.usage)
 
 
 async def compact_or_note_failure(setup: Setup, state: State) -> AnyFact:

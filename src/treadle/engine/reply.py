@@ -15,17 +15,7 @@ from msgspec.structs import replace
 from treadle.engine.state import RunState, State, build_signature
 from treadle.errors import ModelError
 from treadle.events import AnyFact, ModelReplied, SignalDetected, SignalKind
-from treadle.messages import (
-    Call,
-    ModelMessage,
-    Reply,
-    Request,
-    estimate_message,
-    estimate_messages,
-    estimate_text,
-    estimate_tools,
-    replace_surrogates,
-)
+from treadle.messages import Call, ModelMessage, Reply, Request, estimate_message, estimate_request, replace_surrogates
 
 _THINKING = ("thinking", "think", "reasoning")
 _KINDS: dict[str, SignalKind] = {"answer": "answered", "uncertain": "uncertain", "stuck": "stuck", "yield": "yielded"}
@@ -54,9 +44,8 @@ def build_reply_facts(
     calls = _make_ids_unique(state, reply.calls) if tools_offered else ()
     usage = reply.usage
     if not usage.input_tokens:  # the model does not count, but compaction must know how full the window is
-        sent = estimate_text(request.system) + estimate_tools(request.tools) + estimate_messages(request.messages)
         written = usage.output_tokens or estimate_message(ModelMessage(reply.text, reply.calls))
-        usage = replace(usage, input_tokens=sent, output_tokens=written, estimated=True)
+        usage = replace(usage, input_tokens=estimate_request(request), output_tokens=written, estimated=True)
     facts: list[AnyFact] = [
         ModelReplied(
             text=split.text,

@@ -22,9 +22,11 @@ from treadle.tools.mcp.servers import McpServers
 
 
 @pytest.fixture
-def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let servers start again without much waiting."""
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers start again, and end those that do not end by themselves, without much waiting."""
     monkeypatch.setattr(connection, "BACKOFF", 0.01)
+    for name in ("PROCESS_TERMINATION_TIMEOUT", "FORCE_KILL_TIMEOUT"):
+        monkeypatch.setattr(f"mcp.client.stdio.{name}", 0.1)
 
 
 async def read_lines(path: Path, count: int) -> list[str]:
@@ -125,7 +127,7 @@ async def test_a_server_that_cannot_start_is_down_with_its_own_words_and_the_oth
         assert (await mcp.call("fine__ok", n=1)).text == '{"sum":3}'
 
 
-@pytest.mark.usefixtures("short_backoff")
+@pytest.mark.usefixtures("short_waits")
 async def test_a_server_that_always_dies_is_not_started_for_ever() -> None:
     async with connect(odd("fleeting")) as mcp:
         await until(lambda: mcp.health.state == "down")
@@ -134,7 +136,7 @@ async def test_a_server_that_always_dies_is_not_started_for_ever() -> None:
             await mcp.call("odd__ok", n=1)
 
 
-@pytest.mark.usefixtures("short_backoff")
+@pytest.mark.usefixtures("short_waits")
 async def test_a_server_that_was_down_is_tried_again_when_it_is_called(tmp_path: Path) -> None:
     command = tmp_path / "server"
 
@@ -170,7 +172,7 @@ async def test_names_and_texts_of_a_hostile_server_are_made_harmless() -> None:
     assert mcp.tools[0].spec.parameters["properties"]["n"]["description"].isprintable()
 
 
-@pytest.mark.usefixtures("short_backoff")
+@pytest.mark.usefixtures("short_waits")
 async def test_a_tool_of_which_its_server_says_something_else_later_is_asked_for_each_time() -> None:
     async with connect(odd("turncoat")) as mcp:
         parsed = mcp.tools[0].parse('{"n": 1}')
@@ -206,6 +208,7 @@ async def test_an_error_of_the_server_is_told_as_it_is_and_without_its_secrets()
             await mcp.call("safe__ok", n=1)
 
 
+@pytest.mark.usefixtures("short_waits")
 async def test_closing_ends_a_server_that_is_still_starting(tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path}/pid; exec sleep 600"
     async with McpServers([McpServer(name="mute", command="sh", args=("-c", script))]) as servers:
@@ -214,6 +217,7 @@ async def test_closing_ends_a_server_that_is_still_starting(tmp_path: Path) -> N
     assert servers.get_health()[0].state == "closed" and not is_alive(int(pid))
 
 
+@pytest.mark.usefixtures("short_waits")
 async def test_a_server_that_never_answers_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tries, connect_once = list[Connection](), Connection._connect
 
@@ -228,7 +232,7 @@ async def test_a_server_that_never_answers_is_waited_for_once(monkeypatch: pytes
     assert len(tries) == 1
 
 
-@pytest.mark.usefixtures("short_backoff")
+@pytest.mark.usefixtures("short_waits")
 async def test_closing_at_any_moment_leaves_no_process(tmp_path: Path) -> None:
     script = f"echo $$ >> {tmp_path}/pids; trap '' TERM; sleep 0.05; echo garbage; exec sleep 600"
     server = McpServer(name="stubborn", command="sh", args=("-c", script), start_timeout=0.2, protocol="legacy")

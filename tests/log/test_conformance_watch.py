@@ -62,6 +62,34 @@ async def test_a_watch_replays_and_then_follows(log: Log, mine: Claim) -> None:
     assert await following == ["a", "b", 4, 5]
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param("append append append append watch:3", [4, 5], id="the facts after its position"),
+        pytest.param("watch:1 post append post", [2, 3, 4], id="posts and appends"),
+        pytest.param("watch:1 say:a append say:b", ["a", 2, "b"], id="all that came before its first read"),
+        pytest.param("say:old append say:a say:b watch:0 say:c", [1, 2, "a", "b", "c"], id="the unfinished reply"),
+        pytest.param("say:a post say:b watch:0", [1, 2, "a", "b"], id="the unfinished reply, with a post within it"),
+        pytest.param("watch:0 say:a post say:b", [1, 2, "a", "b"], id="an unfinished reply that it saw begin"),
+        pytest.param("watch:1 say:old append watch:0", [1, 2], id="no deltas of a finished reply when it joins late"),
+        pytest.param("watch:0 say:old append say:new", [1, 2, "new"], id="no deltas older than its facts"),
+    ],
+)
+async def test_a_watch_sees(log: Log, mine: Claim, make, steps: str, expected: list[str | int]) -> None:
+    watches: list[Watch] = []  # the last one counts
+    for action, _, value in (step.partition(":") for step in steps.split()):
+        match action:
+            case "watch":
+                watches.append(log.watch("s", int(value)))
+            case "say":
+                say(log, value)
+            case "append":
+                await append(log, mine)
+            case _:
+                await log.post("s", make.notes("posted"))
+    assert await take(watches[-1], len(expected)) == expected and watches[-1].ready() == []
+
+
 async def test_a_delta_alone_reaches_a_watcher_that_waits(log: Log, mine: Claim) -> None:
     watch = log.watch("s", after=1)
     following = await start_waiting(take(watch, 1))
@@ -69,34 +97,11 @@ async def test_a_delta_alone_reaches_a_watcher_that_waits(log: Log, mine: Claim)
     assert await following == ["a"]
 
 
-async def test_a_watch_starts_after_the_position_it_is_given(log: Log, mine: Claim) -> None:
-    await append(log, mine, 4)
-    watch = log.watch("s", after=3)
-    watch.stop_at(5)
-    assert await rest(watch) == [4, 5]
-
-
-async def test_a_watch_sees_posts_and_appends_of_a_session_claimed_here(log: Log, mine: Claim, make) -> None:
-    watch = log.watch("s", after=1)
-    await log.post("s", make.notes("posted"))
-    await log.append(mine, 2, make.notes("appended"))
-    await log.post("s", make.notes("posted"))
-    assert await take(watch, 3) == [2, 3, 4]
-
-
 async def test_a_watch_of_a_session_nobody_runs_sees_posts(log: Log, make) -> None:
     watch = log.watch("s", after=1)
     following = await start_waiting(take(watch, 2))
     await log.post("s", make.notes("a", "b"))
     assert await following == [2, 3]
-
-
-async def test_nothing_published_after_a_watch_was_made_is_lost_to_it_before_it_is_read(log: Log, mine: Claim) -> None:
-    watch = log.watch("s", after=1)
-    say(log, "a")
-    await append(log, mine)
-    say(log, "b")
-    assert await take(watch, 3) == ["a", 2, "b"]
 
 
 async def test_all_watchers_of_a_session_see_the_same(log: Log, mine: Claim) -> None:
@@ -108,44 +113,6 @@ async def test_all_watchers_of_a_session_see_the_same(log: Log, mine: Claim) -> 
         await append(log, mine)
     seen = [await reader for reader in readers]
     assert seen == [[1, "x", "y", 2, "x", "y"]] * 20
-
-
-async def test_a_late_joiner_gets_the_deltas_of_the_reply_that_is_being_written(log: Log, mine: Claim) -> None:
-    say(log, "old")
-    await append(log, mine)
-    say(log, "he", "llo")
-    watch = log.watch("s")
-    assert await take(watch, 4) == [1, 2, "he", "llo"]
-    say(log, "!")
-    assert await take(watch, 1) == ["!"]
-
-
-async def test_a_late_joiner_gets_them_also_when_somebody_posted_meanwhile(log: Log, mine: Claim, make) -> None:
-    early = log.watch("s")
-    say(log, "he")
-    await log.post("s", make.notes("posted"))
-    say(log, "llo")
-    late = log.watch("s")
-    assert await take(early, 4) == [1, 2, "he", "llo"]
-    assert await take(late, 4) == [1, 2, "he", "llo"]
-
-
-async def test_the_deltas_of_a_finished_reply_are_not_shown_to_a_late_joiner(log: Log, mine: Claim) -> None:
-    watch = log.watch("s", after=1)
-    say(log, "old")
-    await append(log, mine)
-    assert await take(watch, 2) == ["old", 2]
-    late = log.watch("s")
-    late.stop_at(2)
-    assert await rest(late) == [1, 2]
-
-
-async def test_what_a_watcher_reads_to_catch_up_is_not_followed_by_older_deltas(log: Log, mine: Claim) -> None:
-    watch = log.watch("s")
-    say(log, "old")
-    await append(log, mine)
-    say(log, "new")
-    assert await take(watch, 3) == [1, 2, "new"]
 
 
 async def test_deltas_of_a_session_that_is_neither_claimed_nor_watched_go_nowhere(log: Log) -> None:

@@ -7,19 +7,11 @@ from dataclasses import dataclass, field
 
 from tests.crash.notes import Notes, compute_digest
 from tests.crash.worker import REPORT, STEER, UNSAFE
+from tests.kit.sessions import check_settled, select_events
 from tests.kit.strict import check_request
 from treadle.engine.context import Projection
 from treadle.engine.state import OUTCOME_UNKNOWN, fold
-from treadle.events import (
-    AnyFact,
-    CallFinished,
-    CallStarted,
-    MessageReceived,
-    ModelReplied,
-    RunFinished,
-    RunStarted,
-    TurnStarted,
-)
+from treadle.events import AnyFact, CallFinished, CallStarted, MessageReceived, ModelReplied, RunFinished, TurnStarted
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Request, ToolSpec, render_parts
@@ -67,33 +59,29 @@ def _check_acknowledged(notes: Notes, facts: dict[str, list[AnyFact]], counts: C
     for session_id, seq, digest in notes.read("acknowledged"):
         stored = facts[session_id]
         assert int(seq) <= len(stored), f"fact {seq} of {session_id} was acknowledged and is lost"
-        assert compute_digest(stored[int(seq) - 1]) == digest, (
-            f"fact {seq} of {session_id} is not what was acknowledged"
-        )
+        assert compute_digest(stored[int(seq) - 1]) == digest, f"fact {seq} of {session_id} is another one"
         counts.acknowledged += 1
 
 
 def _check_session(session_id: str, facts: list[AnyFact], lines: Counter[str], counts: CheckCounts) -> None:
-    assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
+    check_settled(facts)
     state = fold(facts)
     assert state.run is None and not state.queue and not state.pending
     check_request(_build_request(session_id, facts))
-    _check_runs(facts)
-    started = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted))
-    finished = [fact for fact in facts if isinstance(fact, CallFinished)]
-    asked_for = [call for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls]
-    ids = sorted(call.id for call in asked_for)
-    assert sorted(fact.call_id for fact in finished) == ids, "a call without exactly one result"
-    for fact in finished:
+    _check_answers(facts)
+    started = Counter(fact.call_id for fact in select_events(facts, CallStarted))
+    for fact in select_events(facts, CallFinished):
         _check_call(fact, started[fact.call_id], lines[f"{session_id}:{fact.call_id}"])
         counts.statuses[fact.status] += 1
         counts.reruns += max(0, started[fact.call_id] - 1)
     counts.sessions += 1
     counts.facts += len(facts)
-    counts.epochs += len({fact.epoch for fact in facts if isinstance(fact, CallStarted)})
-    counts.steered += any(
-        call.tool == "sweep" for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls
-    )
+    counts.epochs += len({fact.epoch for fact in select_events(facts, CallStarted)})
+    counts.steered += _has_sweep(facts)
+
+
+def _has_sweep(facts: list[AnyFact]) -> bool:
+    return any(call.tool == "sweep" for fact in select_events(facts, ModelReplied) for call in fact.calls)
 
 
 def _check_call(fact: CallFinished, started: int, lines: int) -> None:
@@ -110,25 +98,23 @@ def _check_call(fact: CallFinished, started: int, lines: int) -> None:
         assert fact.tool in UNSAFE or started == 3, f"a safe call that was not tried again: {where}"
 
 
-def _check_runs(facts: list[AnyFact]) -> None:
-    begun = [fact.run_id for fact in facts if isinstance(fact, RunStarted)]
-    ended = [fact for fact in facts if isinstance(fact, RunFinished)]
-    assert [fact.run_id for fact in ended] == begun, "a run without exactly one end"
-    assert {fact.reason for fact in ended} == {"answered"}
-    results = [fact for fact in facts if isinstance(fact, CallFinished)]
+def _check_answers(facts: list[AnyFact]) -> None:
+    """Check that every run answered with all results, and that the model saw each message once."""
+    endings, results = select_events(facts, RunFinished), select_events(facts, CallFinished)
+    assert {fact.reason for fact in endings} == {"answered"}
     unknown = sum(fact.status == "interrupted" for fact in results)
-    assert ended[-1].answer.split() == ["results", str(len(results)), "unknown", str(unknown)]
-    received = [fact for fact in facts if isinstance(fact, MessageReceived)]
-    assert len({render_parts(fact.parts) for fact in received}) == len(received), "a message stored twice"
-    promoted = [one for fact in facts if isinstance(fact, TurnStarted) for one in fact.messages]
+    assert endings[-1].answer.split() == ["results", str(len(results)), "unknown", str(unknown)]
+    received = select_events(facts, MessageReceived)
+    texts = {render_parts(fact.parts) for fact in received}
+    assert len(texts) == len(received), "a message stored twice"
+    promoted = [one for fact in select_events(facts, TurnStarted) for one in fact.messages]
     assert promoted == [fact.id for fact in received], "a message not shown to the model exactly once"
-    swept = any(call.tool == "sweep" for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls)
-    assert swept == any(render_parts(fact.parts) == STEER for fact in received)
+    assert _has_sweep(facts) == (STEER in texts)
 
 
 async def _check_artifacts(log: SqliteLog, session_id: str, facts: list[AnyFact]) -> None:
-    for fact in facts:
-        if isinstance(fact, CallFinished) and fact.tool == "report" and fact.status == "ok":
+    for fact in select_events(facts, CallFinished):
+        if fact.tool == "report" and fact.status == "ok":
             assert fact.truncation is not None
             artifact = await log.get_artifact(session_id, fact.truncation.artifact)
             assert artifact.data.decode() == REPORT

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.kit import sessions as kit
-from tests.kit.fake_model import FakeModel
+from tests.kit.fake_model import FunctionModel
 from tests.kit.simulation import split_runs
 from tests.kit.strict import StrictModel
 from treadle import (
@@ -46,7 +46,7 @@ from treadle.testing.crash_points import cut
 LIMITS = Limits(turns=4, calls=9)
 
 
-class World:
+class EffectTools:
     """The tools of one process, and their effects by the key of the call."""
 
     def __init__(self, *, held: bool = False) -> None:
@@ -80,51 +80,39 @@ class World:
                 await asyncio.Event().wait()
             return "held"
 
-        self.tools = [look, write, pay, broken, hold, AskUser()]
+        self.all = [look, write, pay, broken, hold, AskUser()]
 
 
-class Modest(FakeModel):
-    """Makes calls once after each user message, then answers."""
-
-    name, window = "modest", None
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def stream(self, request: Request) -> AsyncIterator[Any]:
-        self.asked += 1
-        if isinstance(request.messages[-1], ResultMessage) or request.tool_choice == "none" or not request.tools:
-            yield Reply(text="done now")
-        else:
-            yield Reply(calls=(call("write", text=f"after the crash {self.asked}"), call("look", page=self.asked)))
+def reply_once(request: Request, number: int) -> Reply:
+    """Make calls once after each user message, then answer."""
+    if isinstance(request.messages[-1], ResultMessage) or request.tool_choice == "none" or not request.tools:
+        return Reply(text="done now")
+    return Reply(calls=(call("write", text=f"after the crash {number}"), call("look", page=number)))
 
 
-class Greedy(Modest):
-    """Makes calls as long as it is allowed to."""
+def reply_with_calls(request: Request, number: int) -> Reply:
+    """Make calls as long as they are allowed."""
+    if request.tool_choice == "none" or not request.tools:
+        return Reply(text="stopped")
+    lines = (call("pay", amount=number), call("write", text=str(number)), call("look", page=number))
+    return Reply(text="more", calls=lines)
 
-    name = "greedy"
 
-    async def stream(self, request: Request) -> AsyncIterator[Any]:
-        self.asked += 1
-        if request.tool_choice == "none" or not request.tools:
-            yield Reply(text="stopped")
-        else:
-            lines = (call("pay", amount=self.asked), call("write", text=str(self.asked)), call("look", page=self.asked))
-            yield Reply(text="more", calls=lines)
+either_reply = pytest.mark.parametrize("reply", [reply_once, reply_with_calls])
 
 
 @asynccontextmanager
 async def open_session(
-    log: Log, model: Any, world: World, session_id: str = ""
+    log: Log, model: Any, tools: EffectTools, session_id: str = ""
 ) -> AsyncIterator[tuple[Session, StrictModel]]:
     strict = StrictModel(model)
-    agent = Agent(strict, tools=world.tools, limits=LIMITS, gate=later, clock=SteppingClock())
+    agent = Agent(strict, tools=tools.all, limits=LIMITS, gate=later, clock=SteppingClock())
     options: Any = {"id": session_id} if session_id else {}
     async with Runtime(log, [agent], recover=False) as runtime, runtime.session(**options) as session:
         yield session, strict
 
 
-async def record_full_session(log: Log, world: World) -> list[CrashPoint]:
+async def record_full_session(log: Log, tools: EffectTools) -> list[CrashPoint]:
     """Run a session with facts of every kind, and return all its crash points."""
     first = [call("look", id="l1", page=1), call("look", id="l2", page=2)]
     first += [call("write", id="w1", text="a"), call("nope", id="x")]
@@ -139,7 +127,7 @@ async def record_full_session(log: Log, world: World) -> list[CrashPoint]:
         [call("write", id="w3", text="c"), call("look", id="l4", page=4)],
         "all done",
     )
-    async with open_session(log, model, world) as (session, strict):
+    async with open_session(log, model, tools) as (session, strict):
         assert await kit.run_message(session, "begin") is None
         assert [question.call_id for question in await kit.read_questions(session)] == ["p1", "p2", "q"]
         await session.approve("p1", Answer(by="ada"))
@@ -161,11 +149,11 @@ async def record_full_session(log: Log, world: World) -> list[CrashPoint]:
         return points
 
 
-async def resume_session(log: Log, point: CrashPoint, model: Any) -> tuple[list[AnyFact], World]:
+async def resume_session(log: Log, point: CrashPoint, model: Any) -> tuple[list[AnyFact], EffectTools]:
     """Write a prefix into a log, resume it like a new process, and answer every question."""
-    world = World()
+    tools = EffectTools()
     await point.plant(log)
-    async with open_session(log, model, world, point.session_id) as (session, strict):
+    async with open_session(log, model, tools, point.session_id) as (session, strict):
         for _ in range(40):
             await kit.resume_run(session)
             open_questions = await kit.read_questions(session)
@@ -185,19 +173,19 @@ async def resume_session(log: Log, point: CrashPoint, model: Any) -> tuple[list[
             outcome = await kit.resume_run(session)
         assert strict.violations == [], "the request for the next message is bad"
         kit.check_settled(await session.facts())
-    return facts, world
+    return facts, tools
 
 
-def check(point: CrashPoint, facts: Sequence[AnyFact], world: World) -> None:
+def check_after_crash(point: CrashPoint, facts: Sequence[AnyFact], tools: EffectTools) -> None:
     """Check everything that must be true after any crash."""
     assert facts[: len(point.facts)] == list(point.facts), "recorded facts must not change"
     kit.check_settled(facts)
     before = {f"{point.session_id}:{fact.call_id}": fact for fact in kit.select_events(point.facts, CallStarted)}
     finished = {f"{point.session_id}:{fact.call_id}" for fact in kit.select_events(point.facts, CallFinished)}
-    again = Counter(key.partition(" attempt ")[0] for key in world.effects)
+    again = Counter(key.partition(" attempt ")[0] for key in tools.effects)
     assert not set(again) & set(before), "an effect that may have happened happened again"
-    assert not {key for key, times in Counter(world.effects).items() if times > 1}, "an effect happened twice"
-    assert not set(world.looks) & finished, "a finished call was run again"
+    assert not {key for key, times in Counter(tools.effects).items() if times > 1}, "an effect happened twice"
+    assert not set(tools.looks) & finished, "a finished call was run again"
     for run in split_runs(facts):
         started = {fact.call_id for fact in kit.select_events(run, CallStarted)}
         assert len(started) <= LIMITS.calls
@@ -213,8 +201,8 @@ def check(point: CrashPoint, facts: Sequence[AnyFact], world: World) -> None:
 
 
 async def test_the_recorded_session_has_facts_of_every_kind(tmp_path: Path) -> None:
-    world, log = World(held=True), SqliteLog(tmp_path / "whole.db")
-    points = await record_full_session(log, world)
+    tools, log = EffectTools(held=True), SqliteLog(tmp_path / "whole.db")
+    points = await record_full_session(log, tools)
     await log.close()
     facts = points[-1].facts
     assert len(points) == len(facts) > 50
@@ -231,18 +219,18 @@ async def test_the_recorded_session_has_facts_of_every_kind(tmp_path: Path) -> N
     assert Counter(len(reply.calls) for reply in kit.select_events(facts, ModelReplied)) == {4: 1, 5: 1, 2: 2, 0: 2}
 
 
-@pytest.mark.parametrize("model", [Modest, Greedy])
+@either_reply
 async def test_after_a_crash_at_any_fact_the_session_ends_and_no_effect_happens_twice(
-    tmp_path: Path, model: Any
+    tmp_path: Path, reply: Any
 ) -> None:
     whole = SqliteLog(tmp_path / "whole.db")
-    points = await record_full_session(whole, World(held=True))
+    points = await record_full_session(whole, EffectTools(held=True))
     await whole.close()
     for point in points:
         log = SqliteLog(tmp_path / f"cut{len(point.facts)}.db")
         try:
-            facts, world = await resume_session(log, point, model())
-            check(point, facts, world)
+            facts, tools = await resume_session(log, point, FunctionModel(reply))
+            check_after_crash(point, facts, tools)
         except BaseException as error:
             error.add_note(f"cut {point}")
             raise
@@ -251,14 +239,14 @@ async def test_after_a_crash_at_any_fact_the_session_ends_and_no_effect_happens_
 
 
 async def test_a_second_crash_after_resuming_is_survived(tmp_path: Path) -> None:
-    points = await record_full_session(InMemoryLog(), World(held=True))
+    points = await record_full_session(InMemoryLog(), EffectTools(held=True))
     tried = 0
     for point in points[::2]:
-        facts, _ = await resume_session(InMemoryLog(), point, Greedy())
+        facts, _ = await resume_session(InMemoryLog(), point, FunctionModel(reply_with_calls))
         for second in list(cut(facts))[len(point.facts) :: 2]:
             try:
-                later_facts, world = await resume_session(InMemoryLog(), second, Modest())
-                check(second, later_facts, world)
+                later_facts, tools = await resume_session(InMemoryLog(), second, FunctionModel(reply_once))
+                check_after_crash(second, later_facts, tools)
             except BaseException as error:
                 error.add_note(f"cut {point}, and again {second}")
                 raise
@@ -267,13 +255,13 @@ async def test_a_second_crash_after_resuming_is_survived(tmp_path: Path) -> None
 
 
 async def test_resuming_a_finished_session_changes_nothing(tmp_path: Path) -> None:
-    points = await record_full_session(InMemoryLog(), World(held=True))
-    log, world = InMemoryLog(), World()
+    points = await record_full_session(InMemoryLog(), EffectTools(held=True))
+    log, tools = InMemoryLog(), EffectTools()
     await points[-1].plant(log)
-    async with open_session(log, Modest(), world, points[-1].session_id) as (session, _):
+    async with open_session(log, FunctionModel(reply_once), tools, points[-1].session_id) as (session, _):
         assert await kit.resume_run(session) is None
         assert await session.facts() == list(points[-1].facts)
-    assert world.effects == world.looks == []
+    assert tools.effects == tools.looks == []
 
 
 def find_first_start(points: Sequence[CrashPoint], tool: str) -> CrashPoint:
@@ -283,11 +271,11 @@ def find_first_start(points: Sequence[CrashPoint], tool: str) -> CrashPoint:
 
 
 async def test_after_a_crash_the_model_reads_that_a_call_may_have_run(tmp_path: Path) -> None:
-    points = await record_full_session(InMemoryLog(), World(held=True))
+    points = await record_full_session(InMemoryLog(), EffectTools(held=True))
     point = find_first_start(points, "write")
     model, log = ScriptedModel("I will check"), InMemoryLog()
     await point.plant(log)
-    async with open_session(log, model, World(), point.session_id) as (session, _):
+    async with open_session(log, model, EffectTools(), point.session_id) as (session, _):
         outcome = await kit.resume_run(session)
         assert outcome is not None and outcome.answer == "I will check"
         assert (await kit.run_to_end(session, "and?")).reason == "failed", "the script has no more lines"
@@ -298,16 +286,16 @@ async def test_after_a_crash_the_model_reads_that_a_call_may_have_run(tmp_path: 
 
 
 async def test_a_safe_call_that_always_crashes_is_given_up() -> None:
-    points = await record_full_session(InMemoryLog(), World(held=True))
+    points = await record_full_session(InMemoryLog(), EffectTools(held=True))
     point = find_first_start(points, "look")
     facts = list(point.facts)
     for attempt in (2, 3):
         facts.append(replace(facts[-1], attempt=attempt, seq=len(facts) + 1))
-    world, log = World(), InMemoryLog()
+    tools, log = EffectTools(), InMemoryLog()
     await CrashPoint(point.session_id, tuple(facts)).plant(log)
-    async with open_session(log, Modest(), world, point.session_id) as (session, _):
+    async with open_session(log, FunctionModel(reply_once), tools, point.session_id) as (session, _):
         await kit.resume_run(session)
         done = {fact.call_id: fact.status for fact in kit.select_events(await session.facts(), CallFinished)}
     last = facts[-1]
     assert isinstance(last, CallStarted) and done[last.call_id] == "interrupted"
-    assert f"{point.session_id}:{last.call_id}" not in world.looks
+    assert f"{point.session_id}:{last.call_id}" not in tools.looks

@@ -5,12 +5,18 @@ field. They run on real sockets.
 """
 
 import itertools
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.crash.test_cut_everywhere import Greedy, Modest, World, check, record_full_session, resume_session
+from tests.crash.test_cut_everywhere import (
+    EffectTools,
+    check_after_crash,
+    either_reply,
+    record_full_session,
+    resume_session,
+)
+from tests.kit.fake_model import FunctionModel
 from tests.kit.fakes.travel import WIRES, open_wire_model
 from treadle import Agent, Limits, tool
 from treadle.log.in_memory import InMemoryLog
@@ -19,29 +25,25 @@ from treadle.models.wire_format import MessageBuffer
 from treadle.testing import call
 
 
-@pytest.mark.parametrize("inner", [Modest, Greedy])
+@either_reply
 @pytest.mark.parametrize("wire", WIRES)
-async def test_after_a_crash_at_any_fact_no_provider_rejects_a_request(wire: str, inner: Any) -> None:
-    points = await record_full_session(InMemoryLog(), World(held=True))
+async def test_after_a_crash_at_any_fact_no_provider_rejects_a_request(wire: str, reply: Any) -> None:
+    points = await record_full_session(InMemoryLog(), EffectTools(held=True))
     assert len(points) > 50
     for point in points:
-        async with open_wire_model(wire, inner()) as (model, fake):
-            facts, world = await resume_session(InMemoryLog(), point, model)
+        async with open_wire_model(wire, FunctionModel(reply)) as (model, fake):
+            facts, tools = await resume_session(InMemoryLog(), point, model)
             assert fake.rejected == [], f"cut {point}"
-            check(point, facts, world)
+            check_after_crash(point, facts, tools)
             assert fake.seen
 
 
-class Fifty(Modest):
-    """Makes calls in each of fifty turns, two in every third turn, then answers."""
-
-    async def stream(self, request: Request) -> AsyncIterator[Any]:
-        self.asked += 1
-        if self.asked > 50:
-            yield Reply(text="done")
-        else:
-            calls = [call("look", page=self.asked), call("look", page=-self.asked)]
-            yield Reply(text="" if self.asked % 2 else "hm", calls=tuple(calls[: 2 if self.asked % 3 == 0 else 1]))
+def look_in_fifty_turns(request: Request, number: int) -> Reply:
+    """Make a call in each of fifty turns, two in every third turn, then answer."""
+    if number > 50:
+        return Reply(text="done")
+    calls = [call("look", page=number), call("look", page=-number)]
+    return Reply(text="" if number % 2 else "hm", calls=tuple(calls[: 2 if number % 3 == 0 else 1]))
 
 
 def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
@@ -70,7 +72,7 @@ async def test_the_messages_of_each_turn_are_a_byte_prefix_of_the_next_turns(
         return f"page {page} says “näh”"
 
     writes = count_writes(monkeypatch)
-    async with open_wire_model(wire, Fifty()) as (model, fake):
+    async with open_wire_model(wire, FunctionModel(look_in_fifty_turns)) as (model, fake):
         agent = Agent(model, tools=[look], instructions="Look.", limits=Limits(turns=60, calls=200))
         assert await agent.ask("go") == "done"
         bodies = [seen.raw for seen in fake.seen]

@@ -1,7 +1,7 @@
-"""A storm: people send, steer, interrupt, cancel, approve and deny at random moments, through two runtimes at once.
+"""People send, steer, interrupt, cancel, approve and deny at random moments, through two runtimes at once.
 
-Whatever the order, every run ends once, every call has one result, no effect is had twice, no message is lost and no
-request breaks a rule. Each seed is one storm, and the same one every time as far as the event loop allows.
+In any order, every run ends once, every call has one result, no effect happens twice, no message is lost and no request
+breaks a rule. Each seed gives the same actions every time, as far as the event loop allows.
 """
 
 import asyncio
@@ -26,10 +26,8 @@ from treadle.testing import SteppingClock, call
 ACTIONS = 25
 
 
-class Whims(FakeModel):
+class RandomModel(FakeModel):
     """A model that does anything a model can do."""
-
-    name, window = "whims", None
 
     def __init__(self, random: Random) -> None:
         self.random, self.asked = random, 0
@@ -49,9 +47,9 @@ class Whims(FakeModel):
                 yield Reply(text="that is all")
             case _:
                 names = self.random.choices(("look", "write", "pay", "fail", "ask"), k=self.random.randint(1, 4))
-                yield Reply(text="let me see", calls=tuple(self.one(name) for name in names))
+                yield Reply(text="let me see", calls=tuple(self.build_call(name) for name in names))
 
-    def one(self, name: str) -> Any:
+    def build_call(self, name: str) -> Any:
         if name == "ask":
             return call("ask_user", id="call_0", question=f"number {self.asked}?")
         return call(name, id="call_0", number=self.random.randrange(1000))
@@ -62,7 +60,7 @@ async def pause(random: Random) -> None:
         await asyncio.sleep(0)
 
 
-class World:
+class EffectTools:
     """The tools, and every effect they had."""
 
     def __init__(self, random: Random) -> None:
@@ -89,11 +87,11 @@ class World:
             await pause(random)
             raise OSError("broken")
 
-        self.tools = [look, write, pay, fail, AskUser()]
+        self.all = [look, write, pay, fail, AskUser()]
 
 
 async def act(session: Session, random: Random) -> None:
-    """Something a person may do at any moment; being told that somebody was first is no failure."""
+    """Do something that a person may do at any moment. It may be too late for it."""
     with suppress(Conflict, BadInput):
         match random.randrange(10):
             case 0 | 1 | 2:
@@ -120,11 +118,11 @@ async def answer(session: Session, question: Any, random: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_after_the_storm_everything_is_settled_and_nothing_is_lost(tmp_path: Path, seed: int) -> None:
+async def test_after_random_actions_everything_is_settled_and_nothing_is_lost(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
-    world, clock, path = World(random), SteppingClock(), tmp_path / "storm.db"
-    model = StrictModel(Whims(random))
-    agent = Agent(model, tools=world.tools, gate=later, clock=clock, limits=Limits(turns=6, calls=10))
+    tools, clock, path = EffectTools(random), SteppingClock(), tmp_path / "random.db"
+    model = StrictModel(RandomModel(random))
+    agent = Agent(model, tools=tools.all, gate=later, clock=clock, limits=Limits(turns=6, calls=10))
     logs = [SqliteLog(path, clock=clock.now), SqliteLog(path, clock=clock.now)]
     async with (
         Runtime(logs[0], [agent]) as one,
@@ -146,8 +144,8 @@ async def test_after_the_storm_everything_is_settled_and_nothing_is_lost(tmp_pat
     check_settled(facts)
     assert model.violations == []
     started = [fact.call_id for fact in select_events(facts, CallStarted)]
-    assert set(world.effects.values()) <= {1} and len(started) == len(set(started))
-    assert set(world.effects) <= {f"{here.id}:{call_id}" for call_id in started}
+    assert set(tools.effects.values()) <= {1} and len(started) == len(set(started))
+    assert set(tools.effects) <= {f"{here.id}:{call_id}" for call_id in started}
     promoted = [identity for turn in select_events(facts, TurnStarted) for identity in turn.messages]
     assert sorted(promoted) == sorted(fact.id for fact in select_events(facts, MessageReceived))
     assert select_events(facts, RunStarted)

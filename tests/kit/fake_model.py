@@ -1,6 +1,7 @@
 """Fake models. A test adds `stream` to the first one."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from treadle.events import TextDelta
@@ -14,6 +15,17 @@ class FakeModel:
 
     async def close(self) -> None:
         pass
+
+
+class FunctionModel(FakeModel):
+    """Replies with what a function returns for the request and its number."""
+
+    def __init__(self, reply: Callable[[Request, int], Reply]) -> None:
+        self.reply, self.asked = reply, 0
+
+    async def stream(self, request: Request) -> Any:
+        self.asked += 1
+        yield self.reply(request, self.asked)
 
 
 class HangingModel(FakeModel):

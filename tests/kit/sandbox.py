@@ -6,10 +6,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from treadle.sandbox import landlock
 from treadle.sandbox.backend import probe, run_in_sandbox, run_on_host
@@ -51,7 +53,7 @@ class Neighbour(Struct):
     six: int
     udp: int
     abstract: str
-    path: str
+    unix: str
     temporary: str
     shared: str
 
@@ -72,22 +74,10 @@ class Place:
         self.victim.write_text("whole")
 
     def job(self, *argv: str, bounds: Bounds | None = None, network: bool = False) -> Job:
-        other = self.neighbour
-        told = {
-            "WORKSPACE": str(self.workspace),
-            "OUTSIDE": str(self.outside),
-            "TOOLS": str(self.tools),
-            "WHERE": SECRET,
-            "PID": str(other.pid),
-            "TCP": str(other.tcp),
-            "SIX": str(other.six),
-            "UDP": str(other.udp),
-            "ABSTRACT": other.abstract,
-            "UNIX": other.path,
-            "TEMPORARY": other.temporary,
-            "SHARED": other.shared,
-        }
-        return Job(argv, self.workspace, env=told, bounds=bounds or Bounds(), network=network, read_only=(self.tools,))
+        folders = {"WORKSPACE": self.workspace, "OUTSIDE": self.outside, "TOOLS": self.tools, "WHERE": SECRET}
+        env = {name: str(value) for name, value in folders.items()}
+        env |= {name.upper(): str(value) for name, value in asdict(self.neighbour).items()}
+        return Job(argv, self.workspace, env=env, bounds=bounds or Bounds(), network=network, read_only=(self.tools,))
 
     def python(self, code: str, bounds: Bounds | None = None) -> Job:
         return self.job(PYTHON, "-I", "-S", "-c", code, bounds=bounds)
@@ -97,26 +87,16 @@ class Place:
 
 
 async def collect(run: Run, job: Job) -> Ran:
-    """Run it in one of the ways there are."""
-    heard: list[bytes] = []
+    """Run a job in one of the backends."""
+    output: list[bytes] = []
     async with asyncio.timeout(PATIENCE + job.bounds.wall_s):
-        ended = await run(job, heard.append)
-    return Ran(ended, b"".join(heard).decode(errors="replace"))
+        ended = await run(job, output.append)
+    return Ran(ended, b"".join(output).decode(errors="replace"))
 
 
-async def inside(job: Job) -> Ran:
-    """Run it in the sandbox of this machine."""
-    return await collect(run_in_sandbox, job)
-
-
-async def behind_landlock(job: Job) -> Ran:
-    """Run it in the reduced sandbox."""
-    return await collect(landlock.run_in_landlock, job)
-
-
-async def on_host(job: Job) -> Ran:
-    """Run it without a sandbox."""
-    return await collect(run_on_host, job)
+inside = partial(collect, run_in_sandbox)
+behind_landlock = partial(collect, landlock.run_in_landlock)
+on_host = partial(collect, run_on_host)
 
 
 async def plainly(job: Job) -> str:

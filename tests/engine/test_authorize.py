@@ -1,28 +1,16 @@
 """Authorization: dangerous commands are asked each time, a reduced sandbox, and private data that could leak."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from tests.kit import sessions as kit
 from tests.kit.sessions import Store
-from treadle import Answer, RunFinished
+from treadle import Answer, RunFinished, Session
 from treadle.engine.setup import later
-from treadle.engine.state import fold
-from treadle.events import (
-    ApprovalAnswered,
-    ApprovalRequested,
-    CallStarted,
-    Grant,
-    Limits,
-    ModelReplied,
-    RunStarted,
-    Safety,
-    Tier,
-    TurnStarted,
-)
-from treadle.messages import Json, ToolSpec
+from treadle.events import ApprovalAnswered, ApprovalRequested, CallStarted, Grant, Safety, Tier
+from treadle.messages import Call, Json, ToolSpec
 from treadle.permissions.data_flow import Trait
 from treadle.sandbox.base import CommandResult, Job, OnOutput, ProbeResult, SandboxLevel
 from treadle.testing import call
@@ -48,7 +36,7 @@ class RecordingSandbox:
         return await self.run_in_sandbox(job, on_output)
 
 
-class Traited(Tool):
+class TraitTool(Tool):
     """A tool that does nothing but has the given traits."""
 
     def __init__(self, name: str, *traits: Trait, safety: Safety = "caution") -> None:
@@ -68,14 +56,25 @@ class Traited(Tool):
         return "done"
 
 
+def shell(command: str, id: str = "a") -> Call:
+    return call("shell", id=id, command=command)
+
+
+async def read_approval(session: Session) -> ApprovalRequested:
+    """Return the only open question."""
+    [question] = await kit.read_questions(session)
+    assert isinstance(question, ApprovalRequested)
+    return question
+
+
 @pytest.mark.parametrize("scope", ["call", "tool", "pattern", "session"])
 async def test_a_yes_to_a_dangerous_command_is_valid_once(store: Store, scope: Any) -> None:
     sandbox = RecordingSandbox()
-    lines = [call("shell", id="a", command="git push --force"), call("shell", id="b", command="git push --force")]
+    lines = [shell("git push --force"), shell("git push --force", "b")]
     agent, _ = kit.build_agent(*lines, "done", tools=[Shell(sandbox)], gate=later)
     async with agent.session(store.open()) as session:
         assert await kit.run_message(session) is None
-        (asked,) = kit.select_events(await kit.read_questions(session), ApprovalRequested)
+        asked = await read_approval(session)
         assert asked.once and asked.rule == "" and "overwrites" in asked.why
         await session.approve("a", Answer("allow", scope, by="ann"))
         await kit.wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")
@@ -87,23 +86,13 @@ async def test_a_yes_to_a_dangerous_command_is_valid_once(store: Store, scope: A
     assert [fact.why for fact in started] == [f"{who} allowed this call ({asked.why})" for who in ("ann", "user")]
 
 
-@pytest.mark.parametrize("scope", ["tool", "pattern", "session"])
-def test_a_recorded_wider_yes_to_a_dangerous_command_is_not_remembered(scope: Any) -> None:
-    asked = ApprovalRequested(call_id="a", tool="shell", arguments={}, safety="destructive", why="", once=True)
-    begun = (RunStarted(run_id="r", limits=Limits()), TurnStarted(turn=1), ModelReplied(calls=(call("shell", id="a"),)))
-    state = fold([*begun, asked, ApprovalAnswered(call_id="a", decision="allow", scope=scope)])
-    assert state.remembered == [] and state.pending == []
-
-
 async def test_one_always_does_not_allow_a_dangerous_command_in_the_same_reply(store: Store) -> None:
     sandbox = RecordingSandbox()
-    lines = [call("shell", id="a", command="make x"), call("shell", id="b", command="sudo make x")]
+    lines = [shell("make x"), shell("sudo make x", "b")]
     agent, _ = kit.build_agent(lines, "done", tools=[Shell(sandbox)], gate=later, grant=Grant(cautious=True))
     async with agent.session(store.open()) as session:
         assert await kit.run_message(session) is None
-        assert [fact.once for fact in kit.select_events(await kit.read_questions(session), ApprovalRequested)] == [
-            False
-        ]
+        assert not (await read_approval(session)).once
         await session.approve("a", Answer("allow", "session"))
         assert (await kit.wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")).once
         await session.deny("b")
@@ -112,10 +101,8 @@ async def test_one_always_does_not_allow_a_dangerous_command_in_the_same_reply(s
 
 
 async def test_a_no_to_a_dangerous_command_is_remembered(store: Store) -> None:
-    lines = [call("shell", id="a", command="sudo ls"), call("shell", id="b", command="sudo ls")]
-    run = await store.run_script(
-        *lines, "done", tools=[Shell(RecordingSandbox())], gate=kit.build_gate(Answer("deny", "tool", by="ann"))
-    )
+    lines, gate = [shell("sudo ls"), shell("sudo ls", "b")], kit.build_gate(Answer("deny", "tool", by="ann"))
+    run = await store.run_script(*lines, "done", tools=[Shell(RecordingSandbox())], gate=gate)
     assert len(run.select(ApprovalRequested)) == 1
     assert "ann denied shell" in run.results["b"].output
 
@@ -158,73 +145,73 @@ async def test_a_pattern_can_use_a_tools_alias(grant: Grant, statuses: list[str]
 
 async def test_a_reduced_sandbox_asks_for_every_command() -> None:
     sandbox = RecordingSandbox("landlock")
-    agent, _ = kit.build_agent(call("shell", id="a", command="ls"), "done", tools=[Shell(sandbox)], gate=later)
+    agent, _ = kit.build_agent(shell("ls"), "done", tools=[Shell(sandbox)], gate=later)
     async with agent.session() as session:
         assert await kit.run_message(session) is None
-        (asked,) = kit.select_events(await kit.read_questions(session), ApprovalRequested)
+        asked = await read_approval(session)
     assert "reduced" in asked.why and not asked.once and sandbox.ran == []
 
 
 async def test_without_a_gate_an_unclear_command_is_denied_with_the_reason() -> None:
     sandbox = RecordingSandbox()
-    run = await kit.run_script(call("shell", id="a", command="ls; $CMD"), "done", tools=[Shell(sandbox)])
+    run = await kit.run_script(shell("ls; $CMD"), "done", tools=[Shell(sandbox)])
     done = run.results["a"]
     assert done.status == "denied" and "nobody can tell what this would run: $CMD" in done.output and sandbox.ran == []
 
 
-class TestDataLeaks:
-    """A person is asked when untrusted text, private data and a way out come together."""
+# ── untrusted text, private data and a way out ──────────────────────────────────────────────────────────────
 
-    FETCH = Traited("fetch", "untrusted", "way_out")
-    READ = Traited("read", "private", safety="safe")
-    SEND = Traited("send", "way_out")
-    PEEK = Traited("peek", "way_out", safety="safe")
-    TOOLS: ClassVar[list[Traited]] = [FETCH, READ, SEND, PEEK]
+FETCH = TraitTool("fetch", "untrusted", "way_out")
+READ = TraitTool("read", "private", safety="safe")
+SEND = TraitTool("send", "way_out")
+PEEK = TraitTool("peek", "way_out", safety="safe")
+TOOLS = [FETCH, READ, SEND, PEEK]
 
-    @pytest.mark.parametrize(
-        ("calls", "asked"),
-        [
-            (["fetch"], []),
-            (["read", "fetch"], []),
-            (["read", "send"], []),
-            (["fetch", "send"], []),
-            (["fetch", "fetch"], []),
-            (["fetch", "read"], []),
-            (["fetch", "read", "peek"], []),
-            (["fetch", "read", "send"], ["send"]),
-            (["read", "fetch", "fetch"], ["fetch"]),
-            (["read", "fetch", "send"], ["send"]),
-        ],
-    )
-    async def test_a_call_is_asked_when_all_three_come_together(self, calls: list[str], asked: list[str]) -> None:
-        lines = [call(name) for name in calls]
-        run = await kit.run_script(*lines, "done", tools=self.TOOLS, gate=kit.build_gate(Answer("allow")))
-        found = run.select(ApprovalRequested)
-        assert [fact.tool for fact in found] == asked
-        assert all("private data out" in fact.why for fact in found)
 
-    async def test_seen_data_is_remembered_after_a_restart_and_for_missing_tools(self, store: Store) -> None:
-        await store.run_script(call("fetch"), call("read"), "done", tools=self.TOOLS)
-        again, _ = kit.build_agent(call("send", id="s"), "done", tools=[self.SEND])
-        async with again.session(store.open()) as session:
-            await kit.run_to_end(session)
-            assert (await kit.read_finished_calls(session))["s"].status == "denied"
+HARMLESS = ["fetch", "read fetch", "read send", "fetch send", "fetch fetch", "fetch read", "fetch read peek"]
 
-    async def test_a_denied_call_brings_nothing_in(self) -> None:
-        grant = Grant(forbid=("fetch",))
-        run = await kit.run_script(call("fetch"), call("read"), call("send"), "done", tools=self.TOOLS, grant=grant)
-        assert [fact.status for fact in run.results.values()] == ["denied", "ok", "ok"]
 
-    @pytest.mark.parametrize(
-        ("tier", "network", "hosts", "traits"),
-        [
-            ("sandbox", False, (), {"private"}),
-            ("sandbox", True, ("example.org",), {"private", "way_out"}),
-            ("sandbox", True, (), {"private", "way_out", "untrusted"}),
-            ("full", False, (), {"private", "way_out"}),
-        ],
-    )
-    def test_a_shell_is_a_way_out_where_it_has_the_network(
-        self, tier: Tier, network: bool, hosts: tuple[str, ...], traits: set[str]
-    ) -> None:
-        assert Shell(RecordingSandbox(), network=network, allow_hosts=hosts).list_traits(tier) == traits
+@pytest.mark.parametrize(
+    ("calls", "asked"),
+    [
+        *((calls, []) for calls in HARMLESS),
+        ("fetch read send", ["send"]),
+        ("read fetch fetch", ["fetch"]),
+        ("read fetch send", ["send"]),
+    ],
+)
+async def test_a_call_is_asked_when_all_three_come_together(calls: str, asked: list[str]) -> None:
+    lines = [call(name) for name in calls.split()]
+    run = await kit.run_script(*lines, "done", tools=TOOLS, gate=kit.build_gate(Answer("allow")))
+    found = run.select(ApprovalRequested)
+    assert [fact.tool for fact in found] == asked
+    assert all("private data out" in fact.why for fact in found)
+
+
+async def test_seen_data_is_remembered_after_a_restart_and_for_missing_tools(store: Store) -> None:
+    await store.run_script(call("fetch"), call("read"), "done", tools=TOOLS)
+    again, _ = kit.build_agent(call("send", id="s"), "done", tools=[SEND])
+    async with again.session(store.open()) as session:
+        await kit.run_to_end(session)
+        assert (await kit.read_finished_calls(session))["s"].status == "denied"
+
+
+async def test_a_denied_call_brings_nothing_in() -> None:
+    grant = Grant(forbid=("fetch",))
+    run = await kit.run_script(call("fetch"), call("read"), call("send"), "done", tools=TOOLS, grant=grant)
+    assert [fact.status for fact in run.results.values()] == ["denied", "ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("tier", "network", "hosts", "traits"),
+    [
+        ("sandbox", False, (), {"private"}),
+        ("sandbox", True, ("example.org",), {"private", "way_out"}),
+        ("sandbox", True, (), {"private", "way_out", "untrusted"}),
+        ("full", False, (), {"private", "way_out"}),
+    ],
+)
+def test_a_shell_is_a_way_out_where_it_has_the_network(
+    tier: Tier, network: bool, hosts: tuple[str, ...], traits: set[str]
+) -> None:
+    assert Shell(RecordingSandbox(), network=network, allow_hosts=hosts).list_traits(tier) == traits

@@ -153,6 +153,14 @@ def read(value: Any, path: str) -> Any:
         ),
         an_answer_without_a_question=((*CALLED, allow("session")), {"calls.a.answer": None, "remembered": []}),
         the_first_answer=((*CALLED, approval(A), NO, YES), {"calls.a.answer.decision": "deny"}),
+        an_answer_to_a_call_that_is_asked_each_time_is_not_remembered=(
+            (*CALLED, approval(A, once=True), approval(B, once=True), allow("tool"), allow("session", "b")),
+            {"remembered": [], "pending": []},
+        ),
+        a_pattern_for_a_call_that_is_asked_each_time=(
+            (*CALLED, approval(A, once=True), allow("pattern")),
+            {"remembered": []},
+        ),
         a_pattern_without_a_rule_remembers_the_tool=(
             (*CALLED, approval(A), allow("pattern")),
             {"remembered": [RememberedAnswer("write", "allow", "ann")]},

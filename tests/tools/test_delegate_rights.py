@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_authorize import Traited
+from tests.engine.test_authorize import TraitTool
 from tests.kit.sessions import (
     DROP,
     PATIENCE,
@@ -77,9 +77,9 @@ async def test_private_data_leaves_no_easier_by_way_of_a_helper(
     own: list[str], helped: list[str], after: list[str]
 ) -> None:
     tools = [
-        Traited("fetch", "untrusted", "way_out"),
-        Traited("read", "private", safety="safe"),
-        Traited("send", "way_out"),
+        TraitTool("fetch", "untrusted", "way_out"),
+        TraitTool("read", "private", safety="safe"),
+        TraitTool("send", "way_out"),
     ]
     lines = [*map(call, own), DELEGATE, *map(call, after), "Done."]
     work = [*map(call, helped), "Done."]

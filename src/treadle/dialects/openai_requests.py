@@ -133,14 +133,15 @@ def build_chat_request(body: ChatBody) -> Request:
             system.append(_read_text(message.content))
         else:
             messages.append(_read_message(message, names))
-    tools = [ToolSpec(t.function.name, t.function.description or "", _get_schema(t.function)) for t in body.tools or ()]
-    return _build_request(
-        "\n\n".join(system),
-        messages,
-        _apply_tool_choice(tools, body.tool_choice),
-        body.max_completion_tokens or body.max_tokens,
-        Sampling(body.temperature, body.top_p, body.seed, _list_stops(body.stop)),
-        _read_output_schema(body.response_format),
+    return _check_request(
+        Request(
+            "\n\n".join(system),
+            messages,
+            *_read_tools([tool.function for tool in body.tools or ()], body.tool_choice),
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            sampling=_read_sampling(body),
+            output_schema=_read_output_schema(body.response_format),
+        )
     )
 
 
@@ -153,9 +154,10 @@ def build_completion_request(body: CompletionBody) -> Request:
         raise BadInput("n: a request gets one choice; send another request for another choice")
     if body.echo:
         raise BadInput("echo: the prompt is not repeated; put it before the answer yourself")
-    sampling = Sampling(body.temperature, body.top_p, body.seed, _list_stops(body.stop))
-    messages = [UserMessage((TextPart(prompts[0]),))]
-    return _build_request("", messages, ([], "auto"), body.max_tokens, sampling, None)
+    message = UserMessage((TextPart(prompts[0]),))
+    return _check_request(
+        Request(system="", messages=[message], max_tokens=body.max_tokens, sampling=_read_sampling(body))
+    )
 
 
 def build_responses_request(body: ResponsesBody) -> Request:
@@ -171,7 +173,9 @@ def build_responses_request(body: ResponsesBody) -> Request:
             system.append(_read_text(item.get("content")))
         elif item.get("type") != "reasoning":
             messages.append(_read_item(item, names))
-    tools = [_read_responses_tool(tool) for tool in body.tools or ()]
+    for tool in body.tools or ():
+        if tool.type != "function" or not tool.name:
+            raise BadInput(f"tools: only functions are understood here, not {tool.type!r}")
     given = (body.text or {}).get("format")
     joined: list[Message] = []  # Responses lists the text and the calls of one reply as separate items
     for message in messages:
@@ -180,13 +184,15 @@ def build_responses_request(body: ResponsesBody) -> Request:
             joined[-1] = ModelMessage(last.text, (*last.calls, *message.calls))
         else:
             joined.append(message)
-    return _build_request(
-        "\n\n".join(system),
-        joined,
-        _apply_tool_choice(tools, body.tool_choice),
-        body.max_output_tokens,
-        Sampling(body.temperature, body.top_p),
-        _read_output_schema(cast("dict[str, Json]", given) if isinstance(given, dict) else None),
+    return _check_request(
+        Request(
+            "\n\n".join(system),
+            joined,
+            *_read_tools(body.tools or (), body.tool_choice),
+            max_tokens=body.max_output_tokens,
+            sampling=Sampling(body.temperature, body.top_p),
+            output_schema=_read_output_schema(cast("dict[str, Json]", given) if isinstance(given, dict) else None),
+        )
     )
 
 
@@ -214,34 +220,19 @@ def _render_line(message: Message) -> str:
             return f"{tool}: {text}"
 
 
-def _build_request(
-    system: str,
-    messages: Sequence[Message],
-    choice: tuple[list[ToolSpec], ToolChoice],
-    max_tokens: int | None,
-    sampling: Sampling,
-    schema: dict[str, Json] | None,
-) -> Request:
-    if not messages:
+def _check_request(request: Request) -> Request:
+    if not request.messages:
         raise BadInput("messages: there must be at least one that is not the system's")
-    if max_tokens is not None and max_tokens < 1:
+    if request.max_tokens is not None and request.max_tokens < 1:
         raise BadInput("max_tokens: must be at least 1")
-    tools, tool_choice = choice
-    return Request(
-        system=system,
-        messages=messages,
-        tools=tuple(tools),
-        tool_choice=tool_choice,
-        max_tokens=max_tokens,
-        sampling=sampling,
-        output_schema=schema,
-    )
+    return request
 
 
 def _read_message(message: ChatMessage, names: dict[str, str]) -> Message:
     match message.role:
         case "assistant":
-            calls = tuple(_read_call(call) for call in message.tool_calls or ())
+            functions = ((call.id or "", call.function or FunctionCall()) for call in message.tool_calls or ())
+            calls = tuple(Call(call_id, one.name or "", one.arguments or "{}") for call_id, one in functions)
             names.update((call.id, call.tool) for call in calls)
             return ModelMessage(_read_text(message.content), calls)
         case "tool":
@@ -252,11 +243,6 @@ def _read_message(message: ChatMessage, names: dict[str, str]) -> Message:
             return ResultMessage(call_id, tool, _read_text(message.content))
         case _:
             return UserMessage(_read_parts(message.content))
-
-
-def _read_call(given: ToolCallIn) -> Call:
-    function = given.function or FunctionCall()
-    return Call(given.id or "", function.name or "", function.arguments or "{}")
 
 
 def _read_item(item: dict[str, Json], names: dict[str, str]) -> Message:
@@ -330,29 +316,21 @@ def _get_object(value: Json) -> dict[str, Json]:
     return cast("dict[str, Json]", value) if isinstance(value, dict) else {}
 
 
-def _get_schema(spec: FunctionSpec | ResponsesTool) -> dict[str, Json]:
-    return spec.parameters or {"type": "object", "properties": {}}
-
-
-def _read_responses_tool(tool: ResponsesTool) -> ToolSpec:
-    if tool.type != "function" or not tool.name:
-        raise BadInput(f"tools: only functions are understood here, not {tool.type!r}")
-    return ToolSpec(tool.name, tool.description or "", _get_schema(tool))
-
-
-def _apply_tool_choice(
-    tools: list[ToolSpec], choice: str | dict[str, Json] | None
-) -> tuple[list[ToolSpec], ToolChoice]:
+def _read_tools(
+    specs: Sequence[FunctionSpec | ResponsesTool], choice: str | dict[str, Json] | None
+) -> tuple[tuple[ToolSpec, ...], ToolChoice]:
+    tools = tuple(
+        ToolSpec(spec.name or "", spec.description or "", spec.parameters or {"type": "object", "properties": {}})
+        for spec in specs
+    )
     match choice:
         case None | "auto":
             return tools, "auto"
-        case "none":
-            return tools, "none"
-        case "required":
-            return tools, "required"
+        case "none" | "required":
+            return tools, choice
         case dict():
             name = _get_object(choice.get("function", choice)).get("name")
-            only = [tool for tool in tools if tool.name == name]
+            only = tuple(tool for tool in tools if tool.name == name)
             if not only:
                 raise BadInput(f"tool_choice: there is no tool {name!r} among the tools")
             return only, "required"
@@ -360,10 +338,9 @@ def _apply_tool_choice(
             raise BadInput(f"tool_choice: {choice!r} is not auto, none, required or a function")
 
 
-def _list_stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def _read_sampling(body: CompletionFields) -> Sampling:
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return Sampling(body.temperature, body.top_p, body.seed, stops)
 
 
 def _read_output_schema(form: dict[str, Json] | None) -> dict[str, Json] | None:

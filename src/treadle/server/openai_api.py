@@ -32,7 +32,7 @@ from treadle.models.base import Embedder, Model, ModelEvent
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_error_body, build_field_error, build_refusal
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token
-from treadle.server.streams import EventStream, StreamedResponse
+from treadle.server.streams import EventStream, StreamedResponse, describe_content
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 AGENT_PREFIX = "agent:"
@@ -63,9 +63,8 @@ def _describe_route(kind: type[Struct]) -> dict[str, Any]:
     """How OpenAPI describes a route that has a body for msgspec, and answers whole or with a stream."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
     body = {"required": True, "content": {"application/json": {"schema": _inline_references(schema, components)}}}
-    answer: dict[str, Any] = {"content": {"application/json": {}, "text/event-stream": {}}}
-    answer["description"] = "whole, or a stream"
-    return {"response_class": Response, "openapi_extra": {"requestBody": body}, "responses": {200: answer}}
+    answers = describe_content("whole, or a stream", "application/json", "text/event-stream")
+    return {"response_class": Response, "openapi_extra": {"requestBody": body}, "responses": answers}
 
 
 def _inline_references(schema: Any, components: dict[str, Any]) -> Any:

@@ -22,18 +22,16 @@ from treadle.export.transcript import Form, render_transcript
 from treadle.log.base import SessionQuery
 from treadle.server.service import Approver, CurrentService, Sender, Service, StrictBody, Token, Viewer
 from treadle.server.sessions import LimitsBody, PendingQuestion, RunOutcome, SessionView
-from treadle.server.streams import DialectWriter, EventStream, parse_position
+from treadle.server.streams import DialectWriter, EventStream, describe_content, parse_position
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 MAX_PENDING = 1000
+DOWNLOAD_HEADERS = {"content-disposition": "attachment"}
 MEDIA_TYPES: dict[Form, str] = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}
-EXPORT: dict[int | str, dict[str, Any]] = {
-    200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "the whole session"}
-}
 DialectName = Literal["events", "loop", "frames", "wire", "rpc"]
-EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}, "application/json": {}}, "description": "a stream, or an array"}
-}
+EVENTS = describe_content("a stream, or an array", "text/event-stream", "application/json")
+EXPORT = describe_content("the whole session", *MEDIA_TYPES.values())
+ARTIFACT = describe_content("the whole output", "application/octet-stream")
 
 
 class ApprovalAnswer(StrictBody):
@@ -263,16 +261,11 @@ async def compact_session(
 # ── downloads ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@router.get(
-    "/sessions/{session_id}/artifacts/{artifact_id}",
-    response_class=Response,
-    responses={200: {"content": {"application/octet-stream": {}}, "description": "the whole output"}},
-)
+@router.get("/sessions/{session_id}/artifacts/{artifact_id}", response_class=Response, responses=ARTIFACT)
 async def download_artifact(service: CurrentService, token: Viewer, session_id: str, artifact_id: str) -> Response:
     """Download the whole output of a call that was too large for the model."""
     kept = await (await service.runtime.open(session_id)).artifact(artifact_id)
-    headers = {"content-disposition": "attachment"}
-    return Response(kept.data, media_type="application/octet-stream", headers=headers)
+    return Response(kept.data, media_type="application/octet-stream", headers=DOWNLOAD_HEADERS)
 
 
 @router.get("/sessions/{session_id}/export", response_class=Response, responses=EXPORT)
@@ -281,5 +274,4 @@ async def export_session(
 ) -> Response:
     """Export a session: every fact and artifact as a line of JSON, or a page to read."""
     data = await render_transcript(service.runtime.log, session_id, format)
-    headers = {"content-disposition": "attachment"}
-    return Response(data, media_type=MEDIA_TYPES[format], headers=headers)
+    return Response(data, media_type=MEDIA_TYPES[format], headers=DOWNLOAD_HEADERS)

@@ -27,10 +27,15 @@ SSE_HEADERS = [
 ]
 SHUTDOWN_COMMENT = b": the server is shutting down; connect again with Last-Event-ID\nretry: 2000\n\n"
 PING = b": ping\n\n"
-SSE_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}, "description": "a stream"}
-}
 _KEPT = 2048
+
+
+def describe_content(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
+    """How OpenAPI describes a response that is no JSON object of ours."""
+    return {200: {"content": {media_type: {} for media_type in media_types}, "description": description}}
+
+
+SSE_RESPONSES = describe_content("a stream", "text/event-stream")
 
 
 class SharedEncoder:

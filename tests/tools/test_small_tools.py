@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.file_tools import RecordingServices
-from tests.kit.sessions import build_agent, read_finished_calls, run_message
+from tests.kit.sessions import build_agent, run_message, run_script
 from treadle import tool
 from treadle.engine.compaction import TODO
 from treadle.errors import NotFound
-from treadle.messages import Call, Reply
+from treadle.testing import call
 from treadle.tools.base import ToolContext, ToolError, ToolInputError
 from treadle.tools.current_time import current_time, format_moment
 from treadle.tools.function import FunctionTool
@@ -28,10 +28,6 @@ NOON = datetime(2026, 7, 1, 12, 0, 5, tzinfo=UTC)
 
 async def run_tool(tool: FunctionTool, context: ToolContext, **arguments: Any) -> Any:
     return await tool.run(tool.parse(json.dumps(arguments)), context)
-
-
-def call(name: str, id: str = "c1", **arguments: Any) -> Reply:
-    return Reply(calls=(Call(id, name, json.dumps(arguments)),), finish="calls")
 
 
 @pytest.fixture
@@ -119,7 +115,7 @@ def test_a_status_that_does_not_exist_is_refused() -> None:
 
 
 async def test_a_plan_outlives_its_process(tmp_path: Path) -> None:
-    agent, _ = build_agent(call("todo", items=["one", "two"]), Reply("planned"), tools=[todo])
+    agent, _ = build_agent(call("todo", items=["one", "two"]), "planned", tools=[todo])
     async with agent.session(tmp_path / "s.db") as session:
         await run_message(session)
     async with agent.session(tmp_path / "s.db") as session:
@@ -189,17 +185,14 @@ async def test_an_unknown_artifact_and_a_file_name_are_errors(tool_context: Tool
         await run_tool(read_output, tool_context, artifact="0" * 32)
 
 
-async def test_the_model_reads_what_was_cut_from_its_own_calls_output(tmp_path: Path) -> None:
+async def test_the_model_reads_what_was_cut_from_its_own_calls_output() -> None:
     @tool(safety="safe")
     def much() -> str:
         return "\n".join(f"row {number}" for number in range(20_000))
 
-    def second(request: Any) -> Reply:
-        text = request.messages[-1].text
-        artifact = text.partition("the whole is artifact ")[2].split()[0]
-        return call("read_output", "c2", artifact=artifact, pattern="row 1234$")
+    def read_rest(request: Any) -> Any:
+        artifact = request.messages[-1].text.partition("the whole is artifact ")[2].split()[0]
+        return call("read_output", id="rest", artifact=artifact, pattern="row 1234$")
 
-    agent, _ = build_agent(call("much"), second, Reply("done"), tools=[much, read_output])
-    async with agent.session(tmp_path / "s.db") as session:
-        await run_message(session)
-        assert (await read_finished_calls(session))["c2"].output == "1235: row 1234\n[1 of 20000 lines match.]"
+    done = await run_script(call("much"), read_rest, "done", tools=[much, read_output])
+    assert done.results["rest"].output == "1235: row 1234\n[1 of 20000 lines match.]"

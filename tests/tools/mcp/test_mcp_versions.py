@@ -1,6 +1,5 @@
-"""A yes that lasts holds for a tool of a server as it was: when something else is said of it, it is asked for again."""
+"""A lasting approval holds for a tool as its server described it. A tool with a new description is asked for again."""
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,122 +8,116 @@ from typing import Any
 import pytest
 from mcp.types import Tool as ListedTool
 
-from tests.kit.sessions import build_agent, read_finished_calls, run_message, select_events, wait_for
+from tests.kit.sessions import build_agent, read_finished_calls, read_questions, run_message, select_events, wait_for
 from tests.tools.mcp.conftest import connect, odd
 from treadle import Answer, CallStarted, RunFinished, Session
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, CallFinished, Grant
-from treadle.messages import Call, Reply
 from treadle.permissions.patterns import pin_version, select_for_version, unpin_version
 from treadle.permissions.saved_rules import apply_rules, load_all_rules, load_rules, save_rule
+from treadle.testing import call
 from treadle.tools.mcp.connection import compute_version
-
-READ = Grant(tier="read-only")
-"""Every call of a server's tool is asked for."""
 
 SINCE = "what its server says of it has changed since it was allowed"
 
 
-def one_call(call_id: str, *, found: bool) -> Reply:
-    """A call of the server's tool, as a model makes it that was offered the tool, or has found it."""
-    name, arguments = "odd__ok", {"n": 1}
-    if found:
-        name, arguments = "call_tool", {"name": name, "arguments": arguments}
-    return Reply(calls=(Call(call_id, name, json.dumps(arguments)),), finish="calls")
-
-
 @asynccontextmanager
-async def process(says: str, call_id: str, store: Path | str = ":memory:", **options: Any) -> AsyncIterator[Session]:
-    """A session as a new process has it: the server is started anew, and says this of its tool."""
-    options = {"grant": READ, "gate": later, "most_tools": 30, **options}
-    most = options.pop("most_tools")
-    async with connect(odd(f"says {says}"), max_tools=most) as mcp:
-        agent, _ = build_agent(one_call(call_id, found=not most), Reply("done"), tools=mcp.tools, **options)
+async def open_process(
+    description: str, call_id: str, store: Path | str = ":memory:", *, max_tools: int = 30, grant: Grant | None = None
+) -> AsyncIterator[Session]:
+    """Open a session as a new process does. The server starts anew, and describes its tool so.
+
+    The model calls the tool, or, when no tools are offered, finds it first. By default every call is asked for.
+    """
+    async with connect(odd(f"says {description}"), max_tools=max_tools) as mcp:
+        found = call("call_tool", id=call_id, name="odd__ok", arguments={"n": 1})
+        script = call("odd__ok", id=call_id, n=1) if max_tools else found, "done"
+        agent, _ = build_agent(*script, tools=mcp.tools, grant=grant or Grant(tier="read-only"), gate=later)
         async with agent.session(store) as session:
             yield session
 
 
-async def asked_in(session: Session, call_id: str) -> ApprovalRequested | None:
-    """The question about a call; None when it ran without."""
+async def find_question(session: Session) -> ApprovalRequested | None:
+    """Run a message. Return the question about its call; None when the call ran without one."""
     await run_message(session)
-    return next(
-        (fact for fact in select_events(await session.facts(), ApprovalRequested) if fact.call_id == call_id), None
-    )
+    question = next(iter(await read_questions(session)), None)
+    assert question is None or isinstance(question, ApprovalRequested)
+    return question
 
 
 @pytest.mark.parametrize("scope", ["tool", "pattern"])
-async def test_a_yes_for_a_session_holds_for_the_tool_as_it_was_and_its_change_is_the_reason_to_ask(
+async def test_an_approval_for_a_session_ends_when_the_tool_changes_and_the_question_says_so(
     scope: Any, tmp_path: Path
 ) -> None:
     store = tmp_path / "store.db"
-    async with process("Adds.", "a", store) as session:
-        asked = await asked_in(session, "a")
+    async with open_process("Adds.", "a", store) as session:
+        asked = await find_question(session)
         assert asked is not None and SINCE not in asked.why
         await session.approve("a", Answer("allow", scope))
         await wait_for(session, RunFinished)
-    async with process("Adds.", "b", store) as session:
-        assert await asked_in(session, "b") is None, "nothing changed"
-    async with process("Adds, and sends it home.", "c", store) as session:
-        asked = await asked_in(session, "c")
+    async with open_process("Adds.", "b", store) as session:
+        assert await find_question(session) is None, "nothing changed"
+    async with open_process("Adds, and sends it home.", "c", store) as session:
+        asked = await find_question(session)
         assert asked is not None and asked.why == f"caution in tier read-only: {SINCE}"
         assert [fact.call_id for fact in select_events(await session.facts(), CallStarted)] == ["a", "b"]
 
 
-async def test_a_yes_for_the_whole_session_and_a_no_do_not_depend_on_what_a_server_says(tmp_path: Path) -> None:
+async def test_an_approval_of_the_whole_session_and_a_denial_hold_for_every_version(tmp_path: Path) -> None:
     for decision, status in (("allow", "ok"), ("deny", "denied")):
         store = tmp_path / f"{decision}.db"
         scope = "session" if decision == "allow" else "pattern"
-        async with process("Adds.", "a", store) as session:
-            assert await asked_in(session, "a") is not None
+        async with open_process("Adds.", "a", store) as session:
+            assert await find_question(session) is not None
             await session.approve("a", Answer(decision, scope))  # type: ignore[arg-type]
             await wait_for(session, RunFinished)
-        async with process("Adds it all.", "b", store) as session:
-            assert await asked_in(session, "b") is None
+        async with open_process("Adds it all.", "b", store) as session:
+            assert await find_question(session) is None
             assert (await read_finished_calls(session))["b"].status == status
 
 
 async def test_an_answer_to_a_question_about_the_tool_as_it_was_lets_nothing_else_run(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    async with process("Adds.", "a", store) as session:
-        assert await asked_in(session, "a") is not None
-    async with process("Adds, and sends it home.", "never", store) as session:
+    async with open_process("Adds.", "a", store) as session:
+        assert await find_question(session) is not None
+    async with open_process("Adds, and sends it home.", "never", store) as session:
         await session.approve("a")
         done = await wait_for(session, CallFinished)
     assert done.status == "denied" and done.output.startswith("Denied: this is not what was approved")
 
 
-@pytest.mark.parametrize("most_tools", [30, 0])
-async def test_a_yes_for_good_is_asked_for_again_when_the_tool_changed_and_then_replaces_the_old_one(
-    tmp_path: Path, most_tools: int
+@pytest.mark.parametrize("max_tools", [30, 0])
+async def test_a_saved_approval_is_asked_for_again_when_the_tool_changed_and_then_replaced(
+    tmp_path: Path, max_tools: int
 ) -> None:
-    """Also where the tool is found by searching; and also where its class alone would let it run."""
+    """This also holds where the tool is found by searching, and where its class alone would let it run."""
     data = tmp_path / "data"
 
     def granted() -> dict[str, Any]:
-        return {"grant": apply_rules(Grant(), load_rules(data)), "most_tools": most_tools}
+        return {"grant": apply_rules(Grant(), load_rules(data)), "max_tools": max_tools}
 
-    async with process("Adds.", "a", most_tools=most_tools) as session:
-        asked = await asked_in(session, "a")
+    async with open_process("Adds.", "a", max_tools=max_tools) as session:
+        asked = await find_question(session)
         assert asked is not None
         old = save_rule(data, asked.rule)
-    async with process("Adds.", "b", **granted()) as session:
-        assert await asked_in(session, "b") is None
-    async with process("Adds, and sends it home.", "c", **granted()) as session:
-        asked = await asked_in(session, "c")
+    async with open_process("Adds.", "b", **granted()) as session:
+        assert await find_question(session) is None
+    async with open_process("Adds, and sends it home.", "c", **granted()) as session:
+        asked = await find_question(session)
         assert asked is not None and asked.why == SINCE and not asked.once
         new = save_rule(data, asked.rule)
     assert load_all_rules(data) == (new,) and old != new
-    async with process("Adds, and sends it home.", "d", **granted()) as session:
-        assert await asked_in(session, "d") is None
+    async with open_process("Adds, and sends it home.", "d", **granted()) as session:
+        assert await find_question(session) is None
 
 
-async def test_the_operators_own_word_is_for_a_tool_by_its_name(tmp_path: Path) -> None:
+async def test_an_approval_in_the_settings_is_for_a_tool_by_its_name(tmp_path: Path) -> None:
     for number, says in enumerate(("Adds.", "Adds it all.")):
-        async with process(says, "a", grant=Grant(tier="read-only", approve=("odd__*",))) as session:
-            assert await asked_in(session, "a") is None, number
+        async with open_process(says, "a", grant=Grant(tier="read-only", approve=("odd__*",))) as session:
+            assert await find_question(session) is None, number
 
 
-def test_a_no_for_good_is_for_every_version(tmp_path: Path) -> None:
+def test_a_saved_denial_is_for_every_version(tmp_path: Path) -> None:
     save_rule(tmp_path, "odd__ok@1f(n=1)")
     assert [rule.pattern for rule in load_all_rules(tmp_path)] == ["odd__ok@1f(n=1)"]
     save_rule(tmp_path, "odd__ok@1f(n=1)", "deny")
@@ -137,7 +130,7 @@ def test_patterns_hold_for_the_version_they_were_made_for_or_for_all() -> None:
     assert select_for_version(("a@1f", "a@2f(x)", "b", "c@1f(y@z)"), "1f") == ("a", "b", "c(y@z)")
 
 
-def test_the_order_in_which_a_server_says_something_does_not_matter_but_every_word_does() -> None:
+def test_the_version_of_a_tool_depends_on_every_word_and_not_on_their_order() -> None:
     def listed(**schema: Any) -> ListedTool:
         return ListedTool(name="ok", description="Adds.", input_schema={"type": "object", **schema})
 

@@ -53,7 +53,7 @@ def test_all_descriptions_together_stay_short(tools: dict[str, Tool]) -> None:
     assert size < 16_000, "every request carries them"
 
 
-def test_what_is_not_wanted_is_left_out() -> None:
+def test_unwanted_tools_are_left_out() -> None:
     assert not {"ask_user", "fetch_url", "shell"} & {tool.name for tool in build_default_tools(ask=False, shell=False)}
 
 

@@ -90,7 +90,7 @@ def test_a_description_in_the_hint_stands_unless_the_docstring_has_one() -> None
     assert move.spec.parameters["properties"]["x"] == {"type": "integer", "minimum": 1, "description": "to the right"}
 
 
-def test_a_field_as_a_default_says_what_the_hint_could_have_said() -> None:
+def test_a_field_as_a_default_works_like_one_in_the_hint() -> None:
     @tool
     def move(x: int = Field(3, description="to the right", ge=1), y: int = Field(le=9), z: int = 0) -> None:
         """Move there.
@@ -109,7 +109,7 @@ def test_a_field_as_a_default_says_what_the_hint_could_have_said() -> None:
     assert "x: Input should be greater than or equal to 1" in get_error(move, '{"x": 0, "y": 1}')
 
 
-def test_options_say_what_the_function_does_not() -> None:
+def test_options_override_the_function() -> None:
     words = {"name": "distance", "description": "How far it is.", "examples": [("how far?", {"to": "Rome"})]}
 
     @tool(safety="safe", timeout=5, cap=99, polling=True, on_error="stop", **words)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def tree(files: FileTools) -> FileTools:
     return files
 
 
-async def test_files_are_listed_without_what_ignore_files_name(tree: FileTools) -> None:
+async def test_files_are_listed_without_ignored_ones(tree: FileTools) -> None:
     shown = await tree.call("list_files")
     assert shown.splitlines() == [
         ".env",
@@ -82,13 +83,12 @@ async def test_places_are_found_with_path_line_and_text(tree: FileTools) -> None
     assert tree.progress_lines[-1] == "searching, 3 places so far"
 
 
-async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: FileTools) -> None:
+async def test_a_search_can_be_narrowed_and_can_show_lines_around(tree: FileTools) -> None:
     shown = await tree.call("search_files", pattern="NEEDLE", path="src", glob="app.*", ignore_case=True, around=1)
     assert shown == "src/app.py-3- \nsrc/app.py:4: def needle() -> None:\nsrc/app.py-5-     pass"
     assert await tree.call("search_files", pattern="needle", path="README.md") == "README.md:2: needle here"
-    assert (
-        await tree.call("search_files", pattern="needle", glob="src/**/mod.py") == "src/deep/er/mod.py:1: x = 'needle'"
-    )
+    shown = await tree.call("search_files", pattern="needle", glob="src/**/mod.py")
+    assert shown == "src/deep/er/mod.py:1: x = 'needle'"
     assert await tree.call("search_files", pattern="no such words") == "Nothing in the workspace fits no such words."
 
 
@@ -99,7 +99,7 @@ async def test_a_pattern_that_is_no_regular_expression_is_explained(tree: FileTo
     assert "Nothing" in await tree.call("search_files", pattern="--help")
 
 
-async def test_too_many_places_are_cut_and_said(files: FileTools) -> None:
+async def test_too_many_places_are_cut_and_the_result_says_so(files: FileTools) -> None:
     files.put("a.txt", "needle\n" * 5000)
     shown = (await files.call("search_files", pattern="needle")).splitlines()
     assert len(shown) == 101 and "more than 100 places" in shown[-1]
@@ -126,28 +126,37 @@ async def test_links_that_lead_out_are_neither_listed_nor_searched(files: FileTo
         assert "leads out of the workspace" in await files.get_error(name, path="link", pattern="x")
 
 
-async def test_what_ripgrep_saw_elsewhere_is_not_shown(files: FileTools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the file had been swapped for a link just while ripgrep read it."""
+FakeRipgrep = Callable[[str], None]
+
+
+@pytest.fixture
+def fake_ripgrep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRipgrep:
+    """Replace ripgrep with a shell script."""
+
+    def install(script: str) -> None:
+        (tmp_path / "rg").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "rg").chmod(0o755)
+        monkeypatch.setattr(ripgrep_module, "find_ripgrep", lambda: str(tmp_path / "rg"))
+
+    return install
+
+
+async def test_a_line_that_is_not_in_the_workspace_is_not_shown(files: FileTools, fake_ripgrep: FakeRipgrep) -> None:
+    """Act as if the file had been swapped for a link while ripgrep read it."""
     files.put("a.txt", "harmless\n")
-    lying = files.workspace.parent / "rg"
     found = '{"type":"match","data":{"path":{"text":"%s/a.txt"},"lines":{"text":"canary\\\\n"},"line_number":1}}'
-    lying.write_text(f"#!/bin/sh\nfor place; do :; done\nprintf '{found}\\n' \"$place\"\n")
-    lying.chmod(0o755)
-    monkeypatch.setattr(ripgrep_module, "find_ripgrep", lambda: str(lying))
+    fake_ripgrep(f"for place; do :; done\nprintf '{found}\\n' \"$place\"")
     assert await files.call("search_files", pattern="canary") == "Nothing in the workspace fits canary."
 
 
 async def test_ripgrep_starts_outside_the_workspace_and_dies_with_the_call(
-    files: FileTools, monkeypatch: pytest.MonkeyPatch
+    files: FileTools, fake_ripgrep: FakeRipgrep, tmp_path: Path
 ) -> None:
-    slow, started = files.workspace.parent / "rg", files.workspace.parent / "started"
+    started = tmp_path / "started"
     os.mkfifo(started)
-    slow.write_text(f'#!/bin/sh\necho "$$ $(pwd) $HOME" > {started}\nexec sleep 1000\n')
-    slow.chmod(0o755)
-    monkeypatch.setattr(ripgrep_module, "find_ripgrep", lambda: str(slow))
+    fake_ripgrep(f'echo "$$ $(pwd) $HOME" > {started}\nexec sleep 1000')
     call = asyncio.ensure_future(files.call("search_files", pattern="x"))
-    said = await asyncio.to_thread(Path(started).read_text)
-    pid, folder = said.split()
+    pid, folder = (await asyncio.to_thread(started.read_text)).split()
     assert folder == "/"
     call.cancel()
     with pytest.raises(asyncio.CancelledError):

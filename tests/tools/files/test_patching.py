@@ -63,9 +63,7 @@ async def test_one_hunk_that_does_not_fit_changes_nothing_at_all(files: FileTool
     assert contents(files.workspace) == before and files.services.kept == []
 
 
-async def test_a_failure_while_writing_puts_back_what_was_written(
-    files: FileTools, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failure_while_writing_restores_the_files(files: FileTools, monkeypatch: pytest.MonkeyPatch) -> None:
     files.put("a.txt", "one\ntwo\nthree\n")
     files.put("c.txt", "gone\n")
     before = contents(files.workspace)
@@ -137,7 +135,7 @@ texts = st.builds(lambda some, end: "\n".join(some) + end, lines, st.sampled_fro
 
 
 @given(texts, texts)
-def test_what_difflib_writes_is_applied_exactly(old: str, new: str) -> None:
+def test_a_diff_of_difflib_is_applied_exactly(old: str, new: str) -> None:
     made = render_diff(old.encode(), new.encode(), "f", limit=10**6)
     if not made:
         assert old == new
@@ -154,7 +152,7 @@ def test_without_context_difflib_is_applied_exactly_too(old: str, new: str) -> N
         assert apply_hunks(ended[0], read_patch(made)[0].hunks, "f") == ended[1]
 
 
-async def test_what_git_writes_is_applied_exactly(files: FileTools, tmp_path: Path) -> None:
+async def test_a_diff_of_git_is_applied_exactly(files: FileTools, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
     environment = {**os.environ, "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}

@@ -76,7 +76,7 @@ async def test_the_mode_of_a_file_survives(files: FileTools) -> None:
     assert stat.S_IMODE((files.workspace / "run.sh").stat().st_mode) == 0o750
 
 
-async def test_writing_what_is_there_already_changes_nothing(files: FileTools) -> None:
+async def test_writing_the_same_content_changes_nothing(files: FileTools) -> None:
     before = files.put("a.txt", "same").stat()
     assert "already" in await files.call("write_file", path="a.txt", content="same")
     assert (files.workspace / "a.txt").stat().st_ino == before.st_ino and files.services.kept == []
@@ -177,7 +177,7 @@ def test_other_files_of_the_workspace_need_caution(files: FileTools) -> None:
     assert safeties == ["caution", "destructive", "destructive"], "also without a workspace"
 
 
-def test_what_shows_the_contents_of_files_is_private(files: FileTools) -> None:
+def test_tools_that_show_contents_of_files_are_private(files: FileTools) -> None:
     private = {name for name, tool in files.tools.items() if "private" in tool.list_traits("sandbox")}
     assert private == {"read_file", "write_file", "edit_file", "apply_patch", "search_files"}
 

@@ -28,7 +28,7 @@ async def test_a_server_that_was_restarted_has_forgotten_us_and_the_call_still_w
         assert mcp.health.state == "up"
 
 
-async def test_a_server_that_is_away_is_told_as_not_run_and_found_again(
+async def test_a_call_of_a_stopped_server_is_not_run_until_the_server_is_back(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "BACKOFF", 0.01)

@@ -153,7 +153,7 @@ async def test_a_server_that_was_down_is_tried_again_when_it_is_called(tmp_path:
         assert mcp.servers.get_health() == [McpHealth("odd", "up", 5, "", "2025-11-25")]
 
 
-async def test_what_a_server_says_of_itself_is_believed_only_as_a_warning() -> None:
+async def test_hints_of_a_server_are_believed_only_as_warnings() -> None:
     async with connect(odd("plain"), child(), odd("plain", "strict", safety="destructive")) as mcp:
         classes = {tool.name: tool.assess_safety({}) for tool in mcp.tools}
     for name in ("odd__ok", "served__add", "served__append"):
@@ -200,7 +200,7 @@ async def test_parts_that_would_spoil_the_next_request_are_left_out() -> None:
     )
 
 
-async def test_an_error_of_the_server_is_told_as_it_is_and_without_its_secrets() -> None:
+async def test_an_error_of_the_server_is_shown_without_its_secrets() -> None:
     async with connect(odd("error"), odd("secret", "safe", env={"PASSWORD": "hunter2-hunter2"})) as mcp:
         with pytest.raises(ToolError, match=r"^odd: quota used up$"):
             await mcp.call("odd__ok", n=1)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -126,35 +125,28 @@ async def test_links_that_lead_out_are_neither_listed_nor_searched(files: FileTo
         assert "leads out of the workspace" in await files.get_error(name, path="link", pattern="x")
 
 
-FakeRipgrep = Callable[[str], None]
+def replace_ripgrep(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    (folder / "rg").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "rg").chmod(0o755)
+    monkeypatch.setattr(ripgrep_module, "find_ripgrep", lambda: str(folder / "rg"))
 
 
-@pytest.fixture
-def fake_ripgrep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRipgrep:
-    """Replace ripgrep with a shell script."""
-
-    def install(script: str) -> None:
-        (tmp_path / "rg").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "rg").chmod(0o755)
-        monkeypatch.setattr(ripgrep_module, "find_ripgrep", lambda: str(tmp_path / "rg"))
-
-    return install
-
-
-async def test_a_line_that_is_not_in_the_workspace_is_not_shown(files: FileTools, fake_ripgrep: FakeRipgrep) -> None:
+async def test_a_line_from_elsewhere_is_not_shown(
+    files: FileTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Act as if the file had been swapped for a link while ripgrep read it."""
     files.put("a.txt", "harmless\n")
     found = '{"type":"match","data":{"path":{"text":"%s/a.txt"},"lines":{"text":"canary\\\\n"},"line_number":1}}'
-    fake_ripgrep(f"for place; do :; done\nprintf '{found}\\n' \"$place\"")
+    replace_ripgrep(tmp_path, monkeypatch, f"for place; do :; done\nprintf '{found}\\n' \"$place\"")
     assert await files.call("search_files", pattern="canary") == "Nothing in the workspace fits canary."
 
 
 async def test_ripgrep_starts_outside_the_workspace_and_dies_with_the_call(
-    files: FileTools, fake_ripgrep: FakeRipgrep, tmp_path: Path
+    files: FileTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = tmp_path / "started"
     os.mkfifo(started)
-    fake_ripgrep(f'echo "$$ $(pwd) $HOME" > {started}\nexec sleep 1000')
+    replace_ripgrep(tmp_path, monkeypatch, f'echo "$$ $(pwd) $HOME" > {started}\nexec sleep 1000')
     call = asyncio.ensure_future(files.call("search_files", pattern="x"))
     pid, folder = (await asyncio.to_thread(started.read_text)).split()
     assert folder == "/"

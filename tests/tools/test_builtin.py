@@ -9,7 +9,7 @@ import pytest
 
 from treadle.history.rewind import find_content_store
 from treadle.messages import Json
-from treadle.tools.base import Tool
+from treadle.tools.base import Tool, ToolInputError
 from treadle.tools.builtin import build_default_tools
 
 SAFE = {"read_file", "list_files", "search_files", "calculate", "current_time", "read_output", "todo", "ask_user"}
@@ -55,6 +55,41 @@ def test_all_descriptions_together_stay_short(tools: dict[str, Tool]) -> None:
 
 def test_unwanted_tools_are_left_out() -> None:
     assert not {"ask_user", "fetch_url", "shell"} & {tool.name for tool in build_default_tools(ask=False, shell=False)}
+
+
+WRONG_ARGUMENTS = {
+    "shell": [
+        ("{}", "command"),
+        ('{"command": "  "}', "empty"),
+        ('{"command": "ls", "stdin": "x"}', "stdin"),
+        ('{"command": "ls", "timeout_s": 0}', "timeout_s"),
+        ('{"command": "ls", "timeout_s": 601}', "at most 600"),
+        ('{"command": "ls", "timeout_s": "long"}', "timeout_s"),
+        ('{"command": "l\\u0000s"}', "NUL"),
+        ('{"command": 5', "do not fit"),
+    ],
+    "fetch_url": [(text, "do not fit") for text in ("{}", '{"url": 5}', '{"url": "https://a.org", "x": 1}', "{")],
+    "ask_user": [
+        ('{"question": " "}', "the question is empty"),
+        *((text, "do not fit") for text in ("", "nonsense", '{"question": 5}', '{"question": "x", "why": 1}')),
+        *((text, "do not fit") for text in ("[" * 100_000, '"\ud800"')),
+    ],
+    "read_file": [('{"file": "x"}', "The arguments of read_file do not fit")],
+    "edit_file": [('{"path": "x"}', "The arguments of edit_file do not fit")],
+    "apply_patch": [("{}", "The arguments of apply_patch do not fit")],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ARGUMENTS)
+def test_wrong_arguments_are_refused_with_the_reason(tools: dict[str, Tool], name: str) -> None:
+    for arguments, error in WRONG_ARGUMENTS[name]:
+        with pytest.raises(ToolInputError, match=error) as raised:
+            tools[name].parse(arguments)
+        assert name in str(raised.value)
+
+
+def test_the_timeout_of_a_command_may_be_a_number_in_quotes(tools: dict[str, Tool]) -> None:
+    assert tools["shell"].parse('{"command": "ls", "timeout_s": "5"}').arguments["timeout_s"] == 5.0
 
 
 def test_files_and_commands_keep_old_contents_in_one_place(tools: dict[str, Tool], tmp_path: Path) -> None:

@@ -357,14 +357,6 @@ def test_ask_user_asks_what_the_model_wants_to_know() -> None:
     assert ask.assess_safety(both.arguments) == "safe"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ["", "nonsense", '{"question": " "}', '{"question": 5}', '{"question": "x", "why": 1}', "[" * 100_000, '"\ud800"'],
-)
-def test_a_question_that_cannot_be_asked_is_answered_to_the_model(arguments: str) -> None:
-    assert "ask_user" in get_error(AskUser(), arguments)
-
-
 async def test_ask_user_is_never_run() -> None:
     with pytest.raises(ToolError):
         await run_tool(AskUser(), '{"question": "Which?"}')

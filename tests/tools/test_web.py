@@ -346,9 +346,3 @@ def test_no_page_takes_long_to_read(page: str) -> None:
 )
 def test_pages_of_all_kinds_are_read(html: str, text: str) -> None:
     assert convert_html(html, "https://e.org/d/") == text
-
-
-@pytest.mark.parametrize("arguments", ["{}", '{"url": 5}', '{"url": "https://a.org", "x": 1}', "{"])
-def test_wrong_arguments_are_refused(arguments: str) -> None:
-    with pytest.raises(ToolInputError):
-        OPEN.parse(arguments)

@@ -17,7 +17,6 @@ from tests.kit.sessions import (
     run_to_end,
 )
 from treadle import Agent, Answer, Grant, later
-from treadle.errors import BadInput
 from treadle.testing import call
 
 store, files = either_store, file_tools
@@ -80,11 +79,3 @@ async def test_a_file_read_before_a_restart_is_not_overwritten_unseen(tmp_path: 
         edit = (await read_finished_calls(session))["edit"]
     assert edit.status == "error" and "changed since you last read it" in edit.output
     assert file.read_text() == "one\nmore by the user\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"), [("read_file", '{"file": "x"}'), ("edit_file", '{"path": "x"}'), ("apply_patch", "{}")]
-)
-def test_arguments_that_do_not_fit_are_explained(files: FileTools, name: str, arguments: str) -> None:
-    with pytest.raises(BadInput, match=f"The arguments of {name} do not fit"):
-        files.tools[name].parse(arguments)

@@ -17,7 +17,7 @@ from treadle.events import Tier
 from treadle.history.content_store import ContentStore
 from treadle.sandbox import backend as sandbox
 from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput, ProbeResult, SandboxUnavailable
-from treadle.tools.base import FOLDER_NOTE, ToolContext, ToolError, ToolInputError, ToolResult
+from treadle.tools.base import FOLDER_NOTE, ToolContext, ToolError, ToolResult
 from treadle.tools.shell import Shell, _Output
 
 pytestmark = needs_sandbox
@@ -213,28 +213,6 @@ async def test_a_reading_command_cannot_write_even_through_a_hook(workspace: Pat
     assert not (workspace / "src/written").exists()
     await terminal.run("A=1 git status")  # the same, but not known to read only
     assert (workspace / "src/written").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ("{}", "command"),
-        ('{"command": "  "}', "empty"),
-        ('{"command": "ls", "stdin": "x"}', "stdin"),
-        ('{"command": "ls", "timeout_s": 0}', "timeout_s"),
-        ('{"command": "ls", "timeout_s": 601}', "at most 600"),
-        ('{"command": "ls", "timeout_s": "long"}', "timeout_s"),
-        ('{"command": "l\\u0000s"}', "NUL"),
-        ('{"command": 5', "do not fit"),
-    ],
-)
-def test_wrong_arguments_are_explained(arguments: str, problem: str) -> None:
-    with pytest.raises(ToolInputError, match=problem):
-        Shell(sandbox).parse(arguments)
-
-
-def test_the_timeout_may_be_a_number_in_quotes() -> None:
-    assert Shell(sandbox).parse('{"command": "ls", "timeout_s": "5"}').arguments["timeout_s"] == 5.0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

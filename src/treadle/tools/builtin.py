@@ -59,10 +59,9 @@ def build_file_tools(kept: ContentStore, *, granted: Sequence[str] = ()) -> list
     """
     from treadle.tools.files.change import FileToolSettings
     from treadle.tools.files.edit import build_edit_file_tool, build_write_file_tool
-    from treadle.tools.files.list_files import build_list_files_tool
+    from treadle.tools.files.find import build_list_files_tool, build_search_files_tool
     from treadle.tools.files.patch import build_apply_patch_tool
     from treadle.tools.files.read import build_read_file_tool
-    from treadle.tools.files.search_files import build_search_files_tool
 
     settings = FileToolSettings(kept, tuple(granted))
     return [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.file_tools import FileTools, file_tools
-from treadle.tools.files import list_files as listing
+from treadle.tools.files import find
 from treadle.tools.files import ripgrep as ripgrep_module
 
 files = file_tools
@@ -63,7 +63,7 @@ async def test_a_name_of_two_lines_is_not_listed_as_two_names(files: FileTools) 
 async def test_a_long_list_is_cut_and_says_how_much_more_there_is(
     files: FileTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_PROGRESS_INTERVAL", 100)
+    monkeypatch.setattr(find, "_PROGRESS_INTERVAL", 100)
     for number in range(250):
         files.put(f"{number:03}.txt", "")
     shown = (await files.call("list_files")).splitlines()

@@ -20,6 +20,7 @@ Safety = Literal["safe", "caution", "destructive"]
 Tier = Literal["read-only", "sandbox", "full"]
 Decision = Literal["allow", "deny"]
 Scope = Literal["call", "tool", "pattern", "session"]
+MessageMode = Literal["queue", "interrupt"]
 Trigger = Literal["message", "continue", "regenerate", "recover"]
 CallStatus = Literal["ok", "error", "denied", "refused", "cancelled", "interrupted", "timed_out"]
 LimitReason = Literal["turn_limit", "call_limit", "token_limit", "time_limit", "cost_limit", "doom_loop"]
@@ -144,7 +145,7 @@ class SessionRenamed(Fact, frozen=True):
 class MessageReceived(Fact, frozen=True):
     id: str
     parts: tuple[Part, ...]
-    mode: Literal["queue", "interrupt"] = "queue"
+    mode: MessageMode = "queue"
     key: str = ""
 
 

@@ -124,13 +124,12 @@ Message: TypeAlias = UserMessage | ModelMessage | ResultMessage
 
 
 class Messages(Sequence[Message]):
-    """The first `length` messages of a list that only grows. This view is stable, and creating it copies nothing."""
+    """The messages that a growing list has now. This view is stable, and creating it copies nothing."""
 
     __slots__ = ("_items", "_length")
 
-    def __init__(self, items: list[Message], length: int | None = None) -> None:
-        self._items = items
-        self._length = len(items) if length is None else length
+    def __init__(self, items: list[Message]) -> None:
+        self._items, self._length = items, len(items)
 
     def __len__(self) -> int:
         return self._length

@@ -48,7 +48,7 @@ class Session(Generic[T]):
         self._coordinator = coordinator
         self._log = coordinator.log
 
-    def run(self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = "") -> Run:
+    def run(self, content: Content, *, mode: events.MessageMode = "queue", key: str = "") -> Run:
         """Send a message and watch its run: `async with session.run("...") as run: async for event in run`."""
         message_id = f"msg_{os.urandom(8).hex()}"
 
@@ -78,12 +78,12 @@ class Session(Generic[T]):
             raise NotAnswered(text, self.id, outcome)
         return self.agent.parse_output(outcome.answer)
 
-    async def send(self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = "") -> str:
+    async def send(self, content: Content, *, mode: events.MessageMode = "queue", key: str = "") -> str:
         """Send a message without watching, and get its id. It steers the current run, or interrupts it."""
         return (await self.post(content, mode=mode, key=key)).id
 
     async def post(
-        self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = ""
+        self, content: Content, *, mode: events.MessageMode = "queue", key: str = ""
     ) -> events.MessageReceived:
         """Like `send`, but returns the message as it was stored. The same key returns the first message again."""
         fact = await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}")
@@ -288,7 +288,7 @@ class Session(Generic[T]):
         await self._log.delete(self.id)
 
     async def _post_message(
-        self, content: Content, mode: Literal["queue", "interrupt"], key: str, message_id: str
+        self, content: Content, mode: events.MessageMode, key: str, message_id: str
     ) -> events.MessageReceived:
         self._coordinator.check_open()
         parts = _build_parts(content)
@@ -299,8 +299,7 @@ class Session(Generic[T]):
             )
         parts = tuple(TextPart(replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts)
         fact = events.validate_fact(events.MessageReceived(id=message_id, parts=parts, mode=mode, key=key))
-        posted = await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")
-        stored = posted.facts[0]
+        stored = (await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")).facts[0]
         assert isinstance(stored, events.MessageReceived)
         return stored
 

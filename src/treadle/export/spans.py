@@ -6,7 +6,7 @@ pass them on unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -57,11 +57,11 @@ class _Tracer:
             case RunStarted():
                 self._begin(fact, "", "run", "invoke_agent", {"treadle.trigger": fact.trigger})
             case TurnStarted():
-                self._finish(("model", "turn"), fact.at)
+                self._finish(fact, "model", "turn")
                 self._begin(fact, "run", "turn", f"turn {fact.turn}", {"treadle.wrap_up": fact.wrap_up or ""})
                 self._begin(fact, "turn", "model", "chat", {})
             case ModelFailed():
-                self._finish(("model",), fact.at, ok=False, attributes={"error.type": fact.kind})
+                self._finish(fact, "model", ok=False, attributes={"error.type": fact.kind})
                 if fact.wait is not None:
                     self._begin(fact, "turn", "model", "chat", {"treadle.attempt": fact.attempt + 1})
             case ModelReplied():
@@ -71,22 +71,16 @@ class _Tracer:
                     "gen_ai.usage.output_tokens": fact.usage.output_tokens,
                     "gen_ai.response.finish_reason": fact.finish,
                 }
-                self._finish(("model",), fact.at, attributes=reply)
+                self._finish(fact, "model", attributes=reply)
             case CallStarted():
-                self._finish((fact.call_id,), fact.at, ok=False)
-                attributes: dict[str, Attribute] = {
-                    "gen_ai.tool.call.id": fact.call_id,
-                    "treadle.attempt": fact.attempt,
-                }
-                self._begin(fact, "turn", "tool", f"execute_tool {fact.tool}", attributes, key=fact.call_id)
+                self._finish(fact, fact.call_id, ok=False)
+                call: dict[str, Attribute] = {"gen_ai.tool.call.id": fact.call_id, "treadle.attempt": fact.attempt}
+                self._begin(fact, "turn", "tool", f"execute_tool {fact.tool}", call, key=fact.call_id)
             case CallFinished():
-                status: dict[str, Attribute] = {"treadle.status": fact.status}
-                self._finish((fact.call_id,), fact.at, ok=fact.status == "ok", attributes=status)
+                self._finish(fact, fact.call_id, ok=fact.status == "ok", attributes={"treadle.status": fact.status})
             case RunFinished():
-                reason: dict[str, Attribute] = {"treadle.reason": fact.reason}
-                open_calls = tuple(key for key in self._open if key not in ("run", "turn", "model"))
-                self._finish((*open_calls, "model", "turn"), fact.at)
-                self._finish(("run",), fact.at, ok=fact.reason == "answered", attributes=reason)
+                self._finish(fact, *(self._open.keys() - {"run"}))
+                self._finish(fact, "run", ok=fact.reason == "answered", attributes={"treadle.reason": fact.reason})
             case _:
                 pass
 
@@ -98,11 +92,9 @@ class _Tracer:
         self._open[key or kind] = span
         self.spans.append(span)
 
-    def _finish(
-        self, keys: tuple[str, ...], at: float, *, ok: bool = True, attributes: dict[str, Attribute] | None = None
-    ) -> None:
+    def _finish(self, fact: AnyFact, *keys: str, ok: bool = True, attributes: Mapping[str, Attribute] = {}) -> None:
         for key in keys:
             span = self._open.pop(key, None)
             if span is not None:
-                span.end, span.ok = at, ok
-                span.attributes.update(attributes or {})
+                span.end, span.ok = fact.at, ok
+                span.attributes.update(attributes)

@@ -24,9 +24,21 @@ class Redactor:
     """Hides its secrets. Without secrets it costs next to nothing."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        known = [secret for secret in secrets if len(secret.strip()) >= MIN_SECRET_LENGTH]
-        self._plain = {form for secret in known for form in _list_plain_forms(secret)}
-        self._base64 = {form for secret in known for form in _list_base64_forms(secret)}
+        self._plain, self._base64 = set[str](), set[str]()
+        for secret in secrets:
+            if len(secret.strip()) < MIN_SECRET_LENGTH:
+                continue
+            in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+            in_urls = {quote(secret, safe=safe, errors="replace") for safe in ("", "/")}
+            in_urls.add(quote_plus(secret, errors="replace"))
+            in_urls |= {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in in_urls}
+            self._plain |= {secret, secret.strip(), *in_json, *in_urls}
+            # The letters that encode only the secret, for each of the three offsets at which it may start.
+            data = secret.encode("utf-8", "surrogateescape")
+            for offset in range(3):
+                for encode in (base64.b64encode, base64.urlsafe_b64encode):
+                    letters = encode(bytes(offset) + data).decode()
+                    self._base64.add(letters[-(-offset * 8 // 6) : (offset + len(data)) * 8 // 6])
         patterns = {form: re.escape(form) for form in self._plain}
         # Programs that write base64 break its lines wherever a line is full.
         patterns |= {form: "\n?".join(map(re.escape, form)) for form in self._base64}
@@ -94,26 +106,3 @@ class RedactedStream:
         """Return the rest: no more pieces follow."""
         held, self._held = self._held, ""
         return self._redactor.redact_text(held)
-
-
-def _list_plain_forms(secret: str) -> set[str]:
-    """List the spellings of a secret in one piece: unchanged, in a URL and in JSON."""
-    in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
-    in_urls = {
-        quote(secret, safe="", errors="replace"),
-        quote(secret, errors="replace"),
-        quote_plus(secret, errors="replace"),
-    }
-    in_urls |= {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in in_urls}
-    return {secret, secret.strip(), *in_json, *in_urls}
-
-
-def _list_base64_forms(secret: str) -> set[str]:
-    """List the letters that encode only the secret, for each of the three offsets at which it may start."""
-    data = secret.encode("utf-8", "surrogateescape")
-    forms: set[str] = set()
-    for offset in range(3):
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            letters = encode(bytes(offset) + data).decode()
-            forms.add(letters[-(-offset * 8 // 6) : (offset + len(data)) * 8 // 6])
-    return forms

@@ -195,7 +195,7 @@ def _find_workspace(flags: Mapping[str, Json], environment: Mapping[str, Json]) 
 
 def _merge(read: _Sources, folder: Path) -> LoadedSettings:
     """Merge the sources. Precedence: flags, environment, workspace's file, user's file."""
-    workspace, ignored = _filter_workspace(read.workspace, read.workspace_file, read.user, read.user_file)
+    workspace, ignored = _filter_workspace(read)
     lasting = {"always" if key == "approve" else key: value for key, value in read.user.items()}
     layers = (
         (str(read.user_file), lasting),
@@ -261,16 +261,13 @@ def _convert_value(key: str, value: Json, where: str, *, strict: bool) -> Json:
         raise BadInput(f"{where}: {error}" if key == "mcp" else f"{where} is {value!r}; it must be {wanted}") from None
 
 
-def _filter_workspace(
-    values: Mapping[str, Json], file: Path, user: Mapping[str, Json], user_file: Path
-) -> tuple[dict[str, Json], tuple[str, ...]]:
+def _filter_workspace(read: _Sources) -> tuple[dict[str, Json], tuple[str, ...]]:
     """Return the settings that a workspace's file may set, and a note for each ignored one."""
-    ignored = [
-        f"{file}: {key} is ignored: a workspace may not set it; set it in {user_file}"
-        for key in values
-        if key not in WORKSPACE_KEYS
-    ]
-    kept = _convert_values({key: value for key, value in values.items() if key in WORKSPACE_KEYS}, str(file))
+    file, user = read.workspace_file, read.user
+    advice = f"a workspace may not set it; set it in {read.user_file}"
+    ignored = [f"{file}: {key} is ignored: {advice}" for key in read.workspace if key not in WORKSPACE_KEYS]
+    allowed = {key: value for key, value in read.workspace.items() if key in WORKSPACE_KEYS}
+    kept = _convert_values(allowed, str(file))
     if "access" in kept and _TIERS.index(kept["access"]) > _TIERS.index(user.get("access", Settings().access)):
         ignored.append(f"{file}: access = {kept.pop('access')!r} is ignored: a workspace may only narrow it")
     if "agent" in kept:

@@ -21,7 +21,6 @@ from treadle.knowledge.agents import AgentFile
 from treadle.knowledge.base import Problem, Skill
 from treadle.knowledge.file_knowledge import FileKnowledge
 from treadle.knowledge.skill_drafts import SkillProposals
-from treadle.memory.base import Embed
 from treadle.messages import Sampling
 from treadle.models.base import Model
 from treadle.permissions.patterns import covers_call
@@ -47,7 +46,6 @@ class AgentOptions:
     limits: Limits = Limits()
     gate: Gate | None = None
     instructions: str = ""
-    embed: Embed | None = None
     secrets: Sequence[str] | Keyring = ()
 
 
@@ -111,7 +109,7 @@ class WorkspaceKnowledge:
 
         given = [tool if isinstance(tool, Tool) else build_tool(tool) for tool in options.tools]
         others = {agent.name: agent.description for agent in self.agents.values()}
-        own = [*build_memory_tools(options.embed), build_skill_tool(self.knowledge), build_delegate_tool(others)]
+        own = [*build_memory_tools(), build_skill_tool(self.knowledge), build_delegate_tool(others)]
         names = {tool.name for tool in given}
         tools = [*given, *(tool for tool in own if tool.name not in names)]
         wanted = file.tools if file.tools is not None else ("*",)

@@ -129,7 +129,7 @@ async def test_a_watcher_that_never_reads_keeps_no_one_waiting_and_no_memory(log
         say(log, str(number))
     await append(log, mine)
     assert await take(reader, 1) == [2]
-    channel = log._hub.get_channel("s")  # pyright: ignore
+    channel = log._hub.channels["s"]  # pyright: ignore
     assert len(channel.items) <= 2 * RING
     idle.stop_at(2)
     assert await rest(idle) == [1, 2]
@@ -140,7 +140,7 @@ async def test_a_run_that_nobody_watches_keeps_only_the_deltas_after_its_last_fa
         say(log, "a", "b")
         await append(log, mine)
     say(log, "c")
-    assert [show(item) for item in log._hub.get_channel("s").items] == ["c"]  # pyright: ignore
+    assert [show(item) for item in log._hub.channels["s"].items] == ["c"]  # pyright: ignore
 
 
 async def test_a_watcher_that_falls_behind_the_ring_loses_deltas_but_no_fact(log: Log, mine: Claim) -> None:
@@ -234,7 +234,7 @@ async def test_a_cancelled_wait_loses_nothing(log: Log, mine: Claim) -> None:
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-    assert not log._hub.get_channel("s").waiters  # pyright: ignore
+    assert not log._hub.channels["s"].waiters  # pyright: ignore
     say(log, "a")
     await append(log, mine)
     assert await take(watch, 2) == ["a", 2]
@@ -246,7 +246,7 @@ async def test_a_forgotten_watch_leaves_nothing_behind(log: Log) -> None:
     del watch
     gc.collect()
     assert log.get_head("s") == 0
-    assert not log._hub  # pyright: ignore
+    assert not log._hub.channels  # pyright: ignore
 
 
 @pytest.mark.parametrize("end", [lambda log: log.delete("s"), lambda log: log.close()], ids=["deleted", "closed"])

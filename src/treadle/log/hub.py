@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from msgspec import Struct
@@ -61,12 +61,12 @@ class Channel(Struct):
 
     def add_facts(self, facts: Sequence[AnyFact], from_owner: bool) -> None:
         """Add facts that were just stored; `from_owner` when the session's owner appended them."""
-        if facts[0].seq != self.head + 1:
+        if facts and facts[0].seq != self.head + 1:
             facts = [fact for fact in facts if fact.seq > self.head]
-            if not facts:
-                return
-            if facts[0].seq > self.head + 1:
-                self.floor = facts[0].seq - 1
+        if not facts:
+            return
+        if facts[0].seq > self.head + 1:
+            self.floor = facts[0].seq - 1
         self.head = facts[-1].seq
         if self.watchers:
             self.items.extend(facts)
@@ -109,7 +109,7 @@ class Channel(Struct):
 
 
 class Hub:
-    """The channels of one log. Publishing never waits: it is an append to a list, or nothing.
+    """The channels of one log, by the ids of the sessions that are claimed or watched in this process.
 
     `on_wait` is called whenever a watch has no event and starts to wait.
     """
@@ -118,23 +118,7 @@ class Hub:
         self.ring = ring
         self.on_wait = on_wait
         self.read = read
-        self._channels: dict[str, Channel] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._channels)
-
-    def list_channels(self) -> Iterator[tuple[str, Channel]]:
-        """List the channels by session id. It is a copy, so that channels may end during the iteration."""
-        return iter(tuple(self._channels.items()))
-
-    def get_channel(self, session_id: str) -> Channel | None:
-        """Return the session's channel, if it is claimed or watched here."""
-        return self._channels.get(session_id)
-
-    def get_head(self, session_id: str) -> int:
-        """Return the last known position, or 0 for a session without a channel."""
-        channel = self._channels.get(session_id)
-        return channel.head if channel is not None else 0
+        self.channels: dict[str, Channel] = {}
 
     def mark_claimed(self, session_id: str, epoch: int, head: int) -> None:
         """Note that this process runs the session."""
@@ -144,34 +128,10 @@ class Hub:
 
     def mark_released(self, session_id: str, epoch: int) -> None:
         """Note that the claim of that epoch was given back or lost."""
-        channel = self._channels.get(session_id)
+        channel = self.channels.get(session_id)
         if channel is not None and channel.epoch == epoch:
             channel.epoch = 0
             self._drop_unused(session_id, channel)
-
-    def is_claimed(self, session_id: str) -> bool:
-        """Whether this process runs the session."""
-        channel = self._channels.get(session_id)
-        return channel is not None and channel.epoch > 0
-
-    def add_facts(self, session_id: str, facts: Sequence[AnyFact], *, from_owner: bool = False) -> None:
-        """Show facts that were just stored; `from_owner` when the session's owner appended them."""
-        channel = self._channels.get(session_id)
-        if channel is not None and facts:
-            channel.add_facts(facts, from_owner)
-
-    def publish(self, session_id: str, delta: AnyDelta) -> bool:
-        """Show a delta to everyone who watches now or joins before the next append. True for the first since then."""
-        channel = self._channels.get(session_id)
-        if channel is None:
-            return False
-        is_first = channel.start + len(channel.items) == channel.live_start
-        channel.items.append(delta)
-        if len(channel.items) >= channel.capacity:
-            channel.trim()
-        if channel.waiters:
-            channel.wake_waiters()
-        return is_first
 
     def watch(self, session_id: str, after: int, head: int) -> Watch:
         """Watch a session that exists and reaches `head`."""
@@ -179,14 +139,14 @@ class Hub:
 
     def end_session(self, session_id: str) -> None:
         """End the watches of a session that was deleted."""
-        channel = self._channels.pop(session_id, None)
+        channel = self.channels.pop(session_id, None)
         if channel is not None:
             channel.has_ended = True
             channel.wake_waiters()
 
     def close(self) -> None:
         """End all watches."""
-        for session_id in tuple(self._channels):
+        for session_id in tuple(self.channels):
             self.end_session(session_id)
 
     def remove_watcher(self, session_id: str, channel: Channel) -> None:
@@ -195,15 +155,15 @@ class Hub:
         self._drop_unused(session_id, channel)
 
     def _open_channel(self, session_id: str, head: int) -> Channel:
-        channel = self._channels.get(session_id)
+        channel = self.channels.get(session_id)
         if channel is None:
-            channel = self._channels[session_id] = Channel(head, floor=head, capacity=2 * self.ring)
+            channel = self.channels[session_id] = Channel(head, floor=head, capacity=2 * self.ring)
         return channel
 
     def _drop_unused(self, session_id: str, channel: Channel) -> None:
         is_unused = not channel.epoch and not channel.watchers
-        if is_unused and self._channels.get(session_id) is channel:
-            del self._channels[session_id]
+        if is_unused and self.channels.get(session_id) is channel:
+            del self.channels[session_id]
 
 
 class HubWatch(Watch):
@@ -326,16 +286,28 @@ class HubLog(Log):
         await self.close()
 
     def get_head(self, session_id: str) -> int:
-        return self._hub.get_head(session_id)
+        channel = self._hub.channels.get(session_id)
+        return channel.head if channel is not None else 0
 
     def publish(self, session_id: str, delta: AnyDelta) -> None:
-        if self._hub.publish(session_id, delta) and self.observer is not None:
+        channel = self._hub.channels.get(session_id)
+        if channel is None:
+            return
+        is_first = channel.start + len(channel.items) == channel.live_start
+        channel.items.append(delta)
+        if len(channel.items) >= channel.capacity:
+            channel.trim()
+        if channel.waiters:
+            channel.wake_waiters()
+        if is_first and self.observer is not None:
             self.observer.on_first_delta(session_id)
 
     def _announce(self, session_id: str, facts: Sequence[AnyFact], seconds: float, *, from_owner: bool = False) -> None:
         """Show facts that were just stored, which took `seconds`. The listener is called only for posts of others."""
-        self._hub.add_facts(session_id, facts, from_owner=from_owner)
+        channel = self._hub.channels.get(session_id)
+        if channel is not None:
+            channel.add_facts(facts, from_owner)
         if self.observer is not None:
             self.observer.on_stored(session_id, facts, seconds)
-        if not from_owner and self.listener is not None and self._hub.is_claimed(session_id):
+        if not from_owner and self.listener is not None and channel is not None and channel.epoch:
             self.listener(session_id)

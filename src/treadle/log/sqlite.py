@@ -166,7 +166,7 @@ class SqliteLog(HubLog):
                     return False
                 raise refusal
         self._hub.mark_released(claim.session_id, claim.epoch)
-        if self._hub.get_channel(claim.session_id) is None:
+        if claim.session_id not in self._hub.channels:
             self._numbers.pop(claim.session_id, None)
         return True
 
@@ -363,14 +363,14 @@ class SqliteLog(HubLog):
 
     def _poll(self) -> None:
         self._timer = None
-        if not self._file.is_open or not self._hub:
+        if not self._file.is_open or not self._hub.channels:
             return
         self._schedule_poll()
         # A failure loses only a hint. The next read or write raises the error.
         with suppress(StoreError), self._file.connection as db:
             version: int = db.execute("PRAGMA data_version").fetchone()[0]
             if version != self._data_version:
-                for session_id, channel in self._hub.list_channels():
+                for session_id, channel in tuple(self._hub.channels.items()):
                     self._update_channel(db, session_id, channel)
                 self._data_version = version
 
@@ -384,7 +384,7 @@ class SqliteLog(HubLog):
             return
         if channel.watchers and head - channel.head <= self._hub.ring:
             with suppress(StoreError):  # the watcher that reads a damaged fact gets the error
-                self._hub.add_facts(session_id, records.read_facts(db, num, channel.head))
+                channel.add_facts(records.read_facts(db, num, channel.head), from_owner=False)
         channel.advance_head(head)
         if self.listener is not None and channel.epoch:
             self.listener(session_id)

@@ -30,6 +30,7 @@ _TIERS: dict[Tier, dict[Safety, Action]] = {
     "sandbox": {"safe": "allow", "caution": "allow", "destructive": "ask"},
     "full": {"safe": "allow", "caution": "allow", "destructive": "ask"},
 }
+_MAX_SHOWN = 200
 _NARROWEST_FIRST: tuple[Tier, ...] = ("read-only", "sandbox", "full")
 
 
@@ -168,12 +169,10 @@ def apply_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
     )
 
 
-def make_printable(text: str, max_length: int = 200) -> str:
+def make_printable(text: str) -> str:
     """Make a text fit to show: short, and without characters that a screen hides or reverses."""
-    visible = "".join(
-        character if character.isprintable() else repr(character)[1:-1] for character in text[:max_length]
-    )
-    return f"{visible}…" if len(text) > max_length else visible
+    shown = (one if one.isprintable() else repr(one)[1:-1] for one in text[:_MAX_SHOWN])
+    return "".join(shown) + ("…" if len(text) > _MAX_SHOWN else "")
 
 
 def _decide_by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment: Assessment) -> Verdict:

@@ -56,37 +56,27 @@ def test_a_message_over_many_lines_is_decoded_once() -> None:
     assert read(data) == (["a"], False)
 
 
-def test_every_byte_may_arrive_alone() -> None:
-    data = 'data: {"text":"größer ✓"}\n\ndata: [DONE]\n\n'.encode()
-    assert read(data, list(range(len(data)))) == (["größer ✓"], True)
+A, B, DONE = b'data: {"text":"a"}\n\n', b'data: {"text":"b"}\n\n', b"data: [DONE]\n\n"
 
 
-def test_comments_names_and_ids_are_skipped() -> None:
-    data = b': OPENROUTER PROCESSING\n\nevent: x\nid: 7\nretry: 3\ndata:{"text":"a"}\n\n: ping\n\n'
-    assert read(data) == (["a"], False)
-
-
-def test_an_event_may_take_several_lines() -> None:
-    assert read(b'data: {"text":\ndata: "a"}\n\ndata: {"text":"b"}\n\n') == (["a", "b"], False)
-    assert read(b'data: {"text":\ndata: "a"}\n\n', [14, 15, 16]) == (["a"], False)
+@pytest.mark.parametrize(
+    ("data", "expected", "is_done"),
+    [
+        pytest.param('data: {"text":"größer ✓"}\n\n'.encode() + DONE, ["größer ✓"], True, id="long characters"),
+        pytest.param(b": WAIT\n\nevent: x\nid: 7\nretry: 3\n" + A + b": ping\n\n", ["a"], False, id="other fields"),
+        pytest.param(b'data: {"text":\ndata: "a"}\n\n' + B, ["a", "b"], False, id="an event over several lines"),
+        pytest.param(A.strip(), ["a"], False, id="no line break at the end"),
+        pytest.param(rb'data: {"text":"\ud83d"}' + b"\n\n", ["?"], False, id="half a surrogate pair"),
+        pytest.param(b"\xef\xbb\xbf\n " + A + B, ["a", "b"], False, id="a byte order mark"),
+    ],
+)
+def test_a_stream_is_read_whole_and_byte_by_byte(data: bytes, expected: list[str], is_done: bool) -> None:
+    assert read(data) == (expected, is_done)
+    assert read(data, list(range(len(data)))) == (expected, is_done)
 
 
 def test_data_after_the_end_is_not_read() -> None:
-    assert read(b'data: {"text":"a"}\n\ndata: [DONE]\n\ndata: {"text":"b"}\n\n' + b"data: x\n\n" * 5) == (["a"], True)
-
-
-def test_the_last_line_may_lack_its_line_break() -> None:
-    assert read(b'data: {"text":"a"}') == (["a"], False)
-
-
-def test_half_a_surrogate_pair_is_replaced() -> None:
-    assert read(rb'data: {"text":"\ud83d"}' + b"\n\n") == (["?"], False)
-
-
-def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
-    data = b'\xef\xbb\xbf\n data: {"text":"a"}\n\ndata: {"text":"b"}\n\n'
-    assert read(data) == (["a", "b"], False)
-    assert read(data, list(range(len(data)))) == (["a", "b"], False)
+    assert read(A + DONE + B + b"data: x\n\n" * 5) == (["a"], True)
 
 
 def test_a_document_instead_of_events_is_returned() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,8 +25,16 @@ def test_the_parts_are_the_same_wherever_the_text_is_cut(text: str, cuts: list[i
         assert split(pieces) == ("", whole)
 
 
-def test_empty_lines_after_a_block_are_dropped() -> None:
-    assert split(["<think>a</think>", "\n", "\n\nb", "\nc"]) == ("a", "b\nc")
+@pytest.mark.parametrize(
+    ("pieces", "reasoning", "text"),
+    [
+        pytest.param(["<think>a</think>", "\n", "\n\nb", "\nc"], "a", "b\nc", id="empty lines after a block"),
+        pytest.param(["<think>all of it</thi"], "all of it</thi", "", id="a block without its end"),
+        pytest.param(["<thi"], "", "<thi", id="a tag without its end"),
+    ],
+)
+def test_a_block_is_separated(pieces: list[str], reasoning: str, text: str) -> None:
+    assert split(pieces) == (reasoning, text)
 
 
 def test_text_that_cannot_be_a_tag_is_not_held_back() -> None:
@@ -36,11 +45,6 @@ def test_text_that_cannot_be_a_tag_is_not_held_back() -> None:
     assert splitter.feed("b</th") == ("b", "")
     assert splitter.feed("ink>\n\nc") == ("", "c")
     assert splitter.feed("<think>d") == ("", "<think>d")
-
-
-def test_a_think_block_without_end_stays_reasoning() -> None:
-    assert split(["<think>all of it</thi"]) == ("all of it</thi", "")
-    assert split(["<thi"]) == ("", "<thi")
 
 
 def test_a_missing_opening_tag_is_assumed() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,12 +40,12 @@ class Scripted(LlamaEngine):
         self.asked.append({"prompt": prompt, **options})
         return CompletionPiece(self.said.pop(0), True, "eos", 30, 7)
 
-    async def stream_events(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
+    async def stream_blocks(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
         self.asked.append(body)
         for line in self.said.pop(0).splitlines():
             if line == "BREAK":
                 raise ModelError("gone", retryable=True)
-            yield line.encode()
+            yield b"data: %b\n\n" % line.encode()
 
     async def post(self, path: str, body: Json) -> Json:
         self.asked.append(body)
@@ -158,6 +159,14 @@ async def test_the_text_before_a_failure_is_part_of_the_error() -> None:
     with pytest.raises(ModelError) as caught:
         await drive_json(engine, Request("", ASKED))
     assert caught.value.partial == "half"
+
+
+@pytest.mark.parametrize("drive_with", [drive_json, drive_native])
+async def test_an_error_in_the_stream_is_the_engines_refusal(drive_with: Any) -> None:
+    refusal = {"error": {"type": "exceed_context_size_error", "n_prompt_tokens": 900, "n_ctx": 512}}
+    with pytest.raises(ModelError, match=r"has 900 tokens.* 512") as caught:
+        await drive_with(Scripted(json.dumps(refusal)), Request("", ASKED))
+    assert caught.value.kind == "too_long"
 
 
 async def test_tools_with_an_output_schema_use_the_json_driver() -> None:

@@ -39,12 +39,12 @@ async def test_a_body_of_known_length_is_read_whole() -> None:
     assert received[0].endswith(b'\r\n\r\n{"q":"\xc3\xbc"}')
 
 
-async def test_events_are_put_together_across_chunks() -> None:
-    chunks = [b'data: {"a": ', b"1}\n\nda", b'ta: {"b": 2}\n', b"\n", b": still there\n\n", b"data: [DONE]\n\n"]
-    body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+async def test_a_chunked_body_is_read_block_by_block() -> None:
+    blocks = [b'data: {"a": ', b"1}\n\n", b": still there\n\n"]
+    body = b"".join(b"%x\r\n%s\r\n" % (len(block), block) for block in blocks) + b"0\r\n\r\n"
     whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body
     async with server(whole) as (socket, _), unix_http.open_exchange(socket, "/x", {}) as response:
-        assert [event async for event in response.iterate_events()] == [b'{"a": 1}', b'{"b": 2}']
+        assert [block async for block in response.iterate_blocks()] == blocks
 
 
 @pytest.mark.parametrize("kept", [0, 5, 30, 60, 70])

@@ -26,6 +26,7 @@ from msgspec import Struct, field
 from treadle.errors import ModelError
 from treadle.messages import FinishReason, Json, Usage
 from treadle.models.local.unix_http import UnixResponse, open_exchange
+from treadle.models.reply_reader import MessageDecoder, MessageStream
 
 Progress = Callable[[str, float, float], None]
 """Called with a message, how much is done, and how much there is."""
@@ -71,6 +72,7 @@ class CompletionPiece(Struct):
     tokens_predicted: int = 0
     timings: _Timings = field(default_factory=_Timings)
     completion_probabilities: list[_Position] = field(default_factory=list[_Position])
+    error: Json = None
 
     @property
     def usage(self) -> Usage:
@@ -79,6 +81,9 @@ class CompletionPiece(Struct):
     @property
     def finish(self) -> FinishReason:
         return "length" if self.stop_type == "limit" else "stop"
+
+
+_PIECES = MessageDecoder(CompletionPiece)
 
 
 class _Child:
@@ -198,11 +203,14 @@ class LlamaEngine:
 
     async def stream_pieces(self, prompt: Prompt, options: dict[str, Json]) -> AsyncGenerator[CompletionPiece, None]:
         """Complete `prompt`, piece by piece."""
-        async with contextlib.aclosing(
-            self.stream_events("/completion", _build_body(prompt, options, stream=True))
-        ) as events:
-            async for data in events:
-                yield msgspec.json.decode(data, type=CompletionPiece)
+        stream = MessageStream(_PIECES)
+        body = _build_body(prompt, options, stream=True)
+        async with contextlib.aclosing(self.stream_blocks("/completion", body)) as blocks:
+            async for block in blocks:
+                for piece in stream.feed(block):
+                    if piece.error:
+                        raise build_refusal(piece.error)
+                    yield piece
 
     async def complete(self, prompt: Prompt, options: dict[str, Json]) -> CompletionPiece:
         """Complete `prompt`: the whole text, with the counts."""
@@ -244,13 +252,11 @@ class LlamaEngine:
         async with self._open_exchange(path, body) as response:
             return msgspec.json.decode(await response.read())
 
-    async def stream_events(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
-        """Send one request and stream its events. Closing the iterator stops the generation."""
+    async def stream_blocks(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
+        """Send one request and stream the bytes of its response. Closing the iterator stops the generation."""
         async with self._open_exchange(path, body) as response:
-            async for data in response.iterate_events():
-                if data.startswith(b'{"error"'):
-                    raise _build_refusal(data)
-                yield data
+            async for block in response.iterate_blocks():
+                yield block
 
     @contextlib.asynccontextmanager
     async def _open_exchange(self, path: str, body: Json) -> AsyncGenerator[UnixResponse, None]:
@@ -263,7 +269,10 @@ class LlamaEngine:
         try:
             async with self._reserve(cells), open_exchange(child.socket, path, body) as response:
                 if response.status != 200:
-                    raise _build_refusal(await response.read())
+                    error = await response.read()
+                    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+                        error = msgspec.json.decode(error)["error"]
+                    raise build_refusal(error)
                 yield response
         except (OSError, EOFError) as error:
             await child.wait_for_end()
@@ -325,24 +334,19 @@ def _build_body(prompt: Prompt, options: dict[str, Json], stream: bool = False) 
     return {"prompt": prompt, **options, "stream": stream, "cache_prompt": True}
 
 
-def _build_refusal(data: bytes) -> ModelError:
-    try:
-        error = msgspec.json.decode(data)["error"]
-        kind, message = error.get("type", ""), str(error.get("message", ""))
-    except (msgspec.DecodeError, KeyError, AttributeError):
-        return ModelError(f"The engine refused the request: {data[:200]!r}")
-    if kind == "exceed_context_size_error":
-        return build_too_long_error(error["n_prompt_tokens"], error["n_ctx"])
-    if "ontext size" in message:
-        message = f"The open sessions together need more memory than the engine has: {message}"
-        return ModelError(message, kind="overloaded", retryable=True)
-    return ModelError(f"The engine refused the request: {message}", kind="bad_request")
-
-
-def build_too_long_error(prompt: int, window: int) -> ModelError:
-    """The error for a prompt that does not fit, with the numbers."""
-    return ModelError(
-        f"The prompt has {prompt} tokens, and the model's window is {window} for prompt and reply together. "
-        "Compact the session, shorten the message, or use a model with a larger window.",
-        kind="too_long",
-    )
+def build_refusal(error: Json) -> ModelError:
+    """The error for a request that the engine refused. `error` is the engine's report."""
+    match error:
+        case {"type": "exceed_context_size_error", "n_prompt_tokens": prompt, "n_ctx": window}:
+            return ModelError(
+                f"The prompt has {prompt} tokens, and the model's window is {window} for prompt and reply together. "
+                "Compact the session, shorten the message, or use a model with a larger window.",
+                kind="too_long",
+            )
+        case {"message": str(message)} if "ontext size" in message:
+            message = f"The open sessions together need more memory than the engine has: {message}"
+            return ModelError(message, kind="overloaded", retryable=True)
+        case {"message": message}:
+            return ModelError(f"The engine refused the request: {message}", kind="bad_request")
+        case _:
+            return ModelError(f"The engine refused the request: {error!r:.200}")

@@ -12,9 +12,10 @@ from treadle.errors import ModelError
 from treadle.messages import Json, Message, ModelMessage, Request, ResultMessage, UserMessage, render_parts
 from treadle.models.base import ModelEvent
 from treadle.models.chat_completions import ChatCompletions, Quirks
+from treadle.models.failures import ReportedFailure
 from treadle.models.local.driver import TEMPERATURE, Driver, build_options
 from treadle.models.local.json_tools import JsonTools
-from treadle.models.local.llama_process import LlamaEngine
+from treadle.models.local.llama_process import LlamaEngine, build_refusal
 from treadle.models.wire_format import describe_function
 
 _PATH = "/v1/chat/completions"
@@ -39,15 +40,16 @@ class NativeTools(Driver):
         body = build_body(request)
         reader = _WIRE.open_reader(request, sent=len(msgspec.json.encode(body)))
         try:
-            async with aclosing(self._engine.stream_events(_PATH, body)) as chunks:
-                async for data in chunks:
-                    for event in reader.feed(b"data: %b\n" % data):
+            async with aclosing(self._engine.stream_blocks(_PATH, body)) as blocks:
+                async for block in blocks:
+                    for event in reader.feed(block):
                         yield event
             for event in reader.finish():
                 yield event
-        except ModelError as error:
-            error.partial = reader.text
-            raise
+        except (ModelError, ReportedFailure) as error:
+            failure = build_refusal(error.error) if isinstance(error, ReportedFailure) else error
+            failure.partial = reader.text
+            raise failure from None
         yield replace(reader.build_reply(), model=self._name)
 
 

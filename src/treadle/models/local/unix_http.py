@@ -30,16 +30,6 @@ class UnixResponse:
         """The whole body."""
         return b"".join([block async for block in self.iterate_blocks()])
 
-    async def iterate_events(self) -> AsyncGenerator[bytes, None]:
-        """The data of each server-sent event."""
-        pending = b""
-        async for block in self.iterate_blocks():
-            *whole, pending = (pending + block).split(b"\n\n")
-            for event in whole:
-                name, _, data = event.partition(b": ")
-                if name in (b"data", b"error") and data != b"[DONE]":
-                    yield data
-
 
 @asynccontextmanager
 async def open_exchange(socket: Path, path: str, body: object = None) -> AsyncGenerator[UnixResponse, None]:

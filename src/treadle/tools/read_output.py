@@ -22,12 +22,12 @@ MAX_LINE_CHARACTERS = 2000
 MAX_LINES = 2000
 _MAX_SHOWN_BYTES = DEFAULT_CAP - 1024
 _EXAMPLE_ID = "9f86d081884c7d659a2feaa0c55ad015"
-_TIMEOUT = 25.0
+_TIMEOUT = 30.0
 
 
 @tool(
     safety="safe",
-    timeout=30,
+    timeout=_TIMEOUT,
     examples=[
         (f"Show me the rest of output {_EXAMPLE_ID}", {"artifact": _EXAMPLE_ID}),
         (f"Read the artifact {_EXAMPLE_ID}", {"artifact": _EXAMPLE_ID}),
@@ -89,7 +89,7 @@ async def find_matching_lines(lines: Sequence[str], pattern: str) -> list[int]:
     with TemporaryFile() as file:
         await run_in_thread(file.write, "\n".join(lines).encode("utf-8", "replace"))
         file.flush()
-        result = await run_ripgrep(flags, file.fileno(), take, _TIMEOUT)
+        result = await run_ripgrep(flags, file.fileno(), take, 2 * _TIMEOUT)  # the limit of the call comes first
     if result.code not in (0, 1):
         raise ToolError(f"The pattern cannot be used: {result.error}")
     return sorted(numbers)

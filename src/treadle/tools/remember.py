@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from treadle.errors import NotFound
 from treadle.memory.base import Embed, Memories, Memory, MemoryKind
@@ -55,7 +54,14 @@ def build_memory_tools(embed: Embed | None = None) -> list[Tool]:
         found = await _get_memories(context).search(
             query, _list_scopes(context), min(max(limit, 1), MAX_RECALLED), embed
         )
-        return render_memories(found) if found else "Nothing is remembered about this."
+        if not found:
+            return "Nothing is remembered about this."
+        lines = [RECALL_HEADER]
+        for memory in found:
+            day = time.strftime("%Y-%m-%d", time.gmtime(memory.at))
+            text = " ".join(memory.text.split())
+            lines.append(f"- [{memory.id}, {memory.kind}, {_describe_scope(memory)}, {day}] {text}")
+        return "\n".join(lines)
 
     return [remember, recall, forget]
 
@@ -76,16 +82,6 @@ async def forget(context: ToolContext, id: str) -> str:
         raise ToolError(f"{id} belongs to another project, so it was left as it is.")
     await memories.delete(id)
     return f"Forgotten: {memory.text}"
-
-
-def render_memories(found: Sequence[Memory]) -> str:
-    """Write memories for the model: one on each line, below a header that says what they are."""
-    lines = [RECALL_HEADER]
-    for memory in found:
-        day = time.strftime("%Y-%m-%d", time.gmtime(memory.at))
-        text = " ".join(memory.text.split())
-        lines.append(f"- [{memory.id}, {memory.kind}, {_describe_scope(memory)}, {day}] {text}")
-    return "\n".join(lines)
 
 
 def _describe_scope(memory: Memory) -> str:

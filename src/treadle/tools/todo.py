@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -47,11 +46,6 @@ async def todo(items: list[TodoItem | str], context: ToolContext) -> str:
         if not 0 < len(item.text.strip()) <= MAX_CHARACTERS:
             raise ToolError(f"Item {number} needs a text of at most {MAX_CHARACTERS} characters. Nothing was changed.")
     await context.services.save_note(TODO, [asdict(item) for item in plan])
-    return render_plan(plan)
-
-
-def render_plan(plan: Sequence[TodoItem]) -> str:
-    """Write a plan as lines. A mark shows what is open, begun and done."""
     if not plan:
         return "The plan is empty."
     done = sum(item.status == "done" for item in plan)

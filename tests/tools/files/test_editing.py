@@ -1,4 +1,4 @@
-"""`edit_file`: one place, to the letter; and what is said when it is not there."""
+"""`edit_file` replaces text that is in the file to the letter, and explains why other text is not found."""
 
 import pytest
 

@@ -19,9 +19,9 @@ def tools(cursor: str) -> dict[str, Any]:
     if HOW == "endless":
         return {"tools": [{"name": f"t{cursor}", "inputSchema": schema}], "nextCursor": f"{cursor}1"}
     if HOW == "turncoat" or HOW.startswith("says "):
-        said = f"Version {os.getpid()}" if HOW == "turncoat" else HOW.removeprefix("says ")
+        description = f"Version {os.getpid()}" if HOW == "turncoat" else HOW.removeprefix("says ")
         hints = {"readOnlyHint": True}
-        return {"tools": [{"name": "ok", "description": said, "inputSchema": schema, "annotations": hints}]}
+        return {"tools": [{"name": "ok", "description": description, "inputSchema": schema, "annotations": hints}]}
     names = ["ok", "odd name/ü", "odd name/ö", "x" * 100, "again", "again"]
     hints = {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False, "destructiveHint": False}
     return {
@@ -58,8 +58,8 @@ for line in sys.stdin:
     id, method = message.get("id"), message.get("method")
     if method == "initialize":
         version = message["params"]["protocolVersion"]
-        told = {"name": "odd", "version": "1"}
-        answer(id, result={"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": told})
+        server = {"name": "odd", "version": "1"}
+        answer(id, result={"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server})
     elif method == "tools/list":
         answer(id, result=tools((message.get("params") or {}).get("cursor", "")))
         if HOW == "fleeting":

@@ -167,20 +167,20 @@ async def test_names_and_texts_of_a_hostile_server_are_made_harmless() -> None:
         names = [tool.name for tool in mcp.tools]
     assert len(set(names)) == len(names) == 5, "the same tool twice is one"
     assert all(len(name) <= 64 and name.isascii() and "/" not in name for name in names)
-    said = mcp.tools[0].spec.description
-    assert len(said) <= 2000 and said.isprintable()
-    assert mcp.tools[0].spec.parameters["properties"]["n"]["description"].isprintable()
+    spec = mcp.tools[0].spec
+    assert len(spec.description) <= 2000 and spec.description.isprintable()
+    assert spec.parameters["properties"]["n"]["description"].isprintable()
 
 
 @pytest.mark.usefixtures("short_waits")
-async def test_a_tool_of_which_its_server_says_something_else_later_is_asked_for_each_time() -> None:
+async def test_a_tool_with_a_changed_description_is_asked_for_each_time() -> None:
     async with connect(odd("turncoat")) as mcp:
-        parsed = mcp.tools[0].parse('{"n": 1}')
-        first, told = mcp.tools[0].assess(parsed, Path()), mcp.tools[0].spec.description
+        (tool,), parsed = mcp.tools, mcp.tools[0].parse('{"n": 1}')
+        first, description = tool.assess(parsed, Path()), tool.spec.description
         assert (first.safety, first.is_once_only) == ("caution", False)
         await mcp.call("odd__ok", n=1)  # after which it starts again
-        await until(lambda: mcp.tools[0].assess(parsed, Path()).is_once_only)
-        assert mcp.tools[0].assess(parsed, Path()).safety == "destructive" and mcp.tools[0].spec.description == told
+        await until(lambda: tool.assess(parsed, Path()).is_once_only)
+        assert tool.assess(parsed, Path()).safety == "destructive" and tool.spec.description == description
 
 
 async def test_a_list_that_never_ends_is_cut_off() -> None:

@@ -197,8 +197,8 @@ async def test_the_result_names_changed_instruction_files(workspace: Path, tmp_p
     kept = ContentStore(tmp_path / "kept")
     terminal = Terminal(workspace, Shell(sandbox, kept))
     code = "import os; os.mkdir('.vscode'); open('.vscode/tasks.json', 'w'); open('AGENTS.md', 'w'); open('a.md', 'w')"
-    said = await terminal.read(f'python3 -c "{code}"')
-    assert "it changed .vscode/tasks.json, AGENTS.md, which tells agents" in said and "a.md" not in said, said
+    text = await terminal.read(f'python3 -c "{code}"')
+    assert "it changed .vscode/tasks.json, AGENTS.md, which tells agents" in text and "a.md" not in text, text
     assert "it changed" not in await terminal.read("echo x > b.md")
     kept.close()
 

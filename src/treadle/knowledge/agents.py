@@ -91,26 +91,13 @@ def _build_agent(document: Document, name: str, origin: Origin) -> tuple[AgentFi
 
 
 def read_sections(path: str, text: str, origin: Origin) -> tuple[str, list[AgentFile], list[Problem]]:
-    """Read an AGENTS.md: the text without its agents, the agents, and their problems."""
-    rest, sections = split_sections(path, text)
-    agents: list[AgentFile] = []
-    problems: list[Problem] = []
-    for name, document in sections:
-        if isinstance(document, Problem):
-            problems.append(document)
-            continue
-        agent, found = _build_agent(document, name, origin)
-        problems.extend(found)
-        if agent is not None:
-            agents.append(agent)
-    return rest, agents, problems
+    """Read an AGENTS.md: the text without its agents, the agents, and their problems.
 
-
-def split_sections(path: str, text: str) -> tuple[str, list[tuple[str, Document | Problem]]]:
-    """Split an AGENTS.md into its text and the sections that are agents: a `## Name` with front matter below it."""
-    lines, kept, found = text.split("\n"), list[str](), list[tuple[str, Document | Problem]]()
+    An agent is a section `## Name` with front matter below it.
+    """
+    lines, agents, problems = text.split("\n"), list[AgentFile](), list[Problem]()
     starts = list(_find_headings(lines))
-    kept.extend(lines[: starts[0]] if starts else lines)
+    kept = lines[: starts[0]] if starts else lines
     for start, end in pairwise((*starts, len(lines))):
         # No regular expression: one that backtracks could take forever.
         heading = lines[start]
@@ -122,8 +109,13 @@ def split_sections(path: str, text: str) -> tuple[str, list[tuple[str, Document 
         document = read_document(path, "\n".join(lines[below:end]), below + 1)
         if isinstance(document, Problem):  # perhaps only a horizontal rule below a heading: keep the text
             kept.extend(lines[start:end])
-        found.append((title, document))
-    return "\n".join(kept).strip(), found
+            problems.append(document)
+            continue
+        agent, found = _build_agent(document, title, origin)
+        problems.extend(found)
+        if agent is not None:
+            agents.append(agent)
+    return "\n".join(kept).strip(), agents, problems
 
 
 def _find_headings(lines: list[str]) -> Iterator[int]:

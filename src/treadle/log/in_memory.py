@@ -57,10 +57,6 @@ class _Session:
             cost=entry.cost + changes.cost,
         )
 
-    def find_due_since(self, now: float) -> float | None:
-        due = self.lease if self.owner else self.wake_at
-        return due if due is not None and due <= now else None
-
     def matches(self, query: SessionQuery) -> bool:
         entry = self.entry
         return (
@@ -126,7 +122,9 @@ class InMemoryLog(HubLog):
         due = [
             (since, session.number, session)
             for session in self._sessions.values()
-            if (since := session.find_due_since(now)) is not None and (agents is None or session.entry.agent in agents)
+            if (since := session.lease if session.owner else session.wake_at) is not None
+            and since <= now
+            and (agents is None or session.entry.agent in agents)
         ]
         return min(due)[2] if due else None
 

@@ -99,7 +99,8 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
             here = list(entries)
             names = {entry.name for entry in here}
             count += len(here)
-            if folder != workspace and is_repository(names):
+            # Git takes such a folder for a repository, whatever its name is.
+            if folder != workspace and "HEAD" in names and names & {"objects", "commondir"}:
                 repositories.append(folder)
                 continue
             for entry in here:
@@ -126,11 +127,6 @@ def _read_head(path: Path) -> bytes:
         return os.read(descriptor, LOG_HEAD_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     finally:
         os.close(descriptor)
-
-
-def is_repository(names: set[str]) -> bool:
-    """Tell whether git takes a folder with these names in it for a repository, whatever the folder's name is."""
-    return "HEAD" in names and bool(names & {"objects", "commondir"})
 
 
 def _resolve_inside(path: Path, workspace: Path) -> Iterator[Path]:

@@ -338,7 +338,7 @@ async def test_a_model_that_gets_ready_says_each_thing_once_without_a_terminal(
 ) -> None:
     show = RunOutput(run.parser().parse_args(["x", *([form] if form != "plain" else [])]))
     model = LocalModel()
-    set_progress_listener(model, show.build_progress_listener())
+    set_progress_listener(model, show.show_progress)
     assert model.progress is not None
     for done in range(3):
         await asyncio.to_thread(model.progress, "learning the tools", done, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from treadle.app.settings import Settings
 from treadle.errors import BadInput
+from treadle.events import Progress
 from treadle.secrets.keyring import Keyring, forbid_memory_inspection
 
 if TYPE_CHECKING:
@@ -163,13 +165,18 @@ def build_embedding(settings: Settings, model: Model | None = None, keyring: Key
     )
 
 
-def set_progress_listener(model: Model, listener: Callable[[str, float, float], None]) -> None:
-    """Report the progress of loading a model to `listener`, from any thread. Only the embedded model reports any."""
+def set_progress_listener(model: Model, listener: Callable[[Progress], None]) -> None:
+    """Report the progress of loading a model to `listener`, in this event loop. Only the embedded model reports any."""
     if model.name.partition(":")[0] == "local":
         from treadle.models.local.local_model import LocalModel
 
+        loop = asyncio.get_running_loop()
+
+        def report_progress(message: str, done: float, total: float) -> None:  # called in another thread
+            loop.call_soon_threadsafe(listener, Progress(message, done=done, total=total))
+
         if isinstance(model, LocalModel):
-            model.progress = listener
+            model.progress = report_progress
 
 
 def open_keyring(settings: Settings) -> Keyring:

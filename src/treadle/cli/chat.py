@@ -156,12 +156,7 @@ class ChatTerminal(InteractiveTerminal):
         else:
             self.write_note("type a message; /help shows the slash commands")
         self._shown_seq = facts[-1].seq
-        loop = asyncio.get_running_loop()
-
-        def show_progress(message: str, done: float, total: float) -> None:
-            loop.call_soon_threadsafe(self.screen.handle_event, events.Progress(message, done=done, total=total))
-
-        set_progress_listener(self.opened.model, show_progress)
+        set_progress_listener(self.opened.model, self.screen.handle_event)
         if _has_work(await self.session.state()):
             self.write_note("resuming unfinished work")
             self.start_run(self.session.resume())

@@ -216,6 +216,7 @@ class RunOutput:
             self.events = JsonLinesSink(sys.stderr if is_json else sys.stdout, ignore_errors=is_json)
         self.sinks: list[EventSink] = [self.report_builder, self.events]
         self.gate: Gate = later if args.ask_later else self._refuse
+        self._progress_messages: set[str] = set()
         self._questions: QuestionQueue | None = None
         if not args.ask_later and self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin):
             self.gate = self._questions = QuestionQueue()
@@ -231,7 +232,7 @@ class RunOutput:
             tools = opened.agent.toolbox
             TerminalReader(self._questions, self.console, tools, settings.folder, self.notifier)
         self.screen.window = opened.model.window
-        set_progress_listener(opened.model, self.build_progress_listener())
+        set_progress_listener(opened.model, self.show_progress)
         for text in opened.notes:
             self.write_note(text)
 
@@ -254,24 +255,13 @@ class RunOutput:
             sys.stderr.write(json.dumps({"type": "log", "message": text}) + "\n")
             sys.stderr.flush()
 
-    def build_progress_listener(self) -> Callable[[str, float, float], None]:
-        """Return a callback for the progress of a model before it can answer.
-
-        The progress goes to the status line. Without a status line, each message is written once.
-        """
-        loop, shown = asyncio.get_running_loop(), set[str]()
-
-        def show(message: str, done: float, total: float) -> None:
-            if self.mode == "screen" and self.console.is_live:
-                self.screen.handle_event(events.Progress(message, done=done, total=total))
-            elif message not in shown:
-                shown.add(message)
-                self.write_note(f"{message} …")
-
-        def report_progress(message: str, done: float, total: float) -> None:
-            loop.call_soon_threadsafe(show, message, done, total)
-
-        return report_progress
+    def show_progress(self, progress: events.Progress) -> None:
+        """Show the progress of a model before it can answer: in the status line, or else each message once."""
+        if self.mode == "screen" and self.console.is_live:
+            self.screen.handle_event(progress)
+        elif progress.message not in self._progress_messages:
+            self._progress_messages.add(progress.message)
+            self.write_note(f"{progress.message} …")
 
     def deliver_report(self, report: Report) -> int:
         """Write the result of the run and return the exit code."""

@@ -23,7 +23,7 @@ def parser() -> Parser:
     server.add_argument("--port", type=int, default=8420, help="default: 8420")
     server.add_argument("--host-name", metavar="NAME", action="append", help="a host name that requests may use")
     server.add_argument("--origin", metavar="URL", action="append", help="another web page that may send requests")
-    server.add_argument("--root", metavar="DIR", action="append", help="a folder that may contain workspaces")
+    server.add_argument("--root", metavar="DIR", action="append", help="a folder of workspaces (default: this one)")
     server.add_argument("--offer", metavar="MODEL", action="append", help="another model that requests may name")
     add_token_option(server)
     server.add_argument("--grace", metavar="SECONDS", type=float, default=10.0, help="for active runs at shutdown")

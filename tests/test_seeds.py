@@ -1,8 +1,7 @@
-"""Twenty mistakes that agent runtimes make; each that concerns the kernel is a test here.
+"""Twenty mistakes that agent runtimes make. Each one that concerns the engine has a test here.
 
-What belongs to later parts is tested with them: 2 (the children of a shell), 19 (shells that outlive their
-time-out, paths that leave the workspace) with the sandbox; 16 (rows of a web page), 20 (binding, CORS, tokens,
-error fields on the wire) with the server. The kernel's share of these is here.
+The sandbox's tests hold the rest of 2 (the children of a shell) and 19 (shells that outlive their timeout, paths that
+leave the workspace). The server's tests hold the rest of 16 (rows of a web page) and 20 (binding, CORS, tokens).
 """
 
 import asyncio
@@ -19,9 +18,11 @@ from tests.kit.sessions import (
     either_store,
     file_store,
     list_kinds,
+    note,
     read_finished_calls,
     read_questions,
     resume_run,
+    run_agent,
     run_message,
     run_to_end,
     select_events,
@@ -54,12 +55,6 @@ from treadle.testing.crash_points import CrashPoint
 
 store = either_store
 on_file = file_store
-
-
-@tool
-def note(text: str) -> str:
-    """Write something down."""
-    return f"noted {text}"
 
 
 @tool(safety="destructive")
@@ -440,9 +435,7 @@ async def test_seed_19_a_pattern_is_matched_on_the_parsed_argument_and_never_on_
         Call("d", "write_file", '{"path": "./secret//key"}'),
     ]
     agent, _ = build_agent(spelled, "ok", tools=[write_file], grant=Grant(forbid=("write_file(secret/**)",)))
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        done = await read_finished_calls(session)
+    done = (await run_agent(agent, log=store.open())).results
     assert {name: done[name].status for name in "abcd"} == {"a": "denied", "b": "denied", "c": "ok", "d": "denied"}
 
 

@@ -1,4 +1,4 @@
-"""JSON-RPC chat: notifications for every kind of run, and the envelope by the examples of its specification."""
+"""JSON-RPC chat: notifications for every kind of run, and the examples of the JSON-RPC specification."""
 
 import json
 from collections.abc import Callable

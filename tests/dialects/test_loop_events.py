@@ -37,7 +37,7 @@ SUMMARY = {
 
 
 def accept(sent: list[dict[str, Any]]) -> None:
-    """The order in which the thirteen may come."""
+    """Check the order of the events."""
     state, detected, completed = "before", set[str](), set[str]()
     iteration = 0
     for one in sent:

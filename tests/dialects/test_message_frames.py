@@ -1,4 +1,4 @@
-"""The message frames of a chat page, applied as a page would: what it shows at the end is what the log says."""
+"""The message frames of a chat page. A page that applies them shows what the log says."""
 
 from typing import Any
 

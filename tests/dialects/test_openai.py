@@ -1,4 +1,4 @@
-"""OpenAI's formats: requests read into ours, replies and runs written as theirs."""
+"""OpenAI's formats: reading requests, and writing replies and runs."""
 
 from typing import Any
 

@@ -49,7 +49,7 @@ async def test_a_late_watcher_gets_the_same_frames(scenario: Scenario) -> None:
 
 
 def join_fragments(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Fragments that follow each other as one."""
+    """Join fragments that follow each other."""
     whole: list[dict[str, Any]] = []
     for frame in frames:
         if whole and frame["type"] == whole[-1]["type"] == "delta":

@@ -24,7 +24,7 @@ from treadle.testing import ScriptedModel
 
 OWNER = Token("owner", "owner-secret-of-the-tests")
 FOR_EVER = 3600
-"""Seconds, for what a slow machine would else run into: a line that is idle, a stream that is quiet."""
+"""Seconds, for timeouts that a slow machine must not reach."""
 
 
 class Client:
@@ -51,7 +51,7 @@ class Client:
         return self.http.request(method, path, **options)
 
     def socket(self, path: str, **options: Any) -> Any:
-        """A WebSocket of the package that has nothing but WebSockets."""
+        """A WebSocket of the `websockets` package."""
         headers = {**self.headers, **options.pop("headers", {})}
         address = self.base.replace("http", "ws", 1) + path
         return connect(address, additional_headers=headers, proxy=None, open_timeout=PATIENCE, **options)
@@ -79,7 +79,7 @@ class Client:
 
     @asynccontextmanager
     async def stream(self, path: str, body: Any = None, **options: Any) -> AsyncIterator[AsyncIterator["SentEvent"]]:
-        """Server-sent events, as they come."""
+        """The server-sent events of a response."""
         method = "GET" if body is None else "POST"
         if body is not None:
             options["json"] = body
@@ -202,7 +202,7 @@ async def read_until(events: AsyncIterator[SentEvent], **wanted: str) -> list[di
 
 
 class QuickServer(uvicorn.Server):
-    """uvicorn without the tenth of a second that it waits at every look and before it ends."""
+    """uvicorn without its waits of a tenth of a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -224,7 +224,7 @@ class QuickServer(uvicorn.Server):
 
 @asynccontextmanager
 async def listen(app: ServerApp) -> AsyncIterator[str]:
-    """The application on a port of its own; the address."""
+    """Serve the application on a free port. Returns its address."""
     # Without the protocol, asyncio does not switch off Nagle's algorithm: every answer would wait 40 ms.
     server_socket = socket.socket(proto=socket.IPPROTO_TCP)
     server_socket.bind(("127.0.0.1", 0))
@@ -264,7 +264,7 @@ async def serve_script(*script: Any, store: str | Path | Log = ":memory:", **opt
 
 @asynccontextmanager
 async def serve_agents(*agents: Agent, store: str | Path | Log = ":memory:", **config: Any) -> AsyncIterator[Client]:
-    """A server over these agents, and a client of it that may do everything. Streams have no comments on their own."""
+    """Serve these agents. Returns a client that may do everything. Quiet streams get no comments."""
     options: dict[str, Any] = {"tokens": (OWNER,), "keep_alive": FOR_EVER, **config}
     app = create_app(Runtime(store, list(agents)), ServerConfig(**options))
     async with listen(app) as base, Client(base) as client:

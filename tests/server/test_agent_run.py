@@ -1,4 +1,4 @@
-"""`/api/agent`: an objective streamed as loop events, approvals that are waited for, going on, the registry."""
+"""`/api/agent`: runs as streams of loop events, approvals, continuing, and the registry."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ store = file_store
 
 
 async def run_objective(client: Client, **fields: Any) -> list[dict[str, Any]]:
-    """All events of a run, by a client that reads to the end of the stream."""
+    """Run an objective and read all its events."""
     async with client.stream("/api/agent/run", {"objective": "go", **fields}) as events:
         seen: list[dict[str, Any]] = []
         async for one in events:

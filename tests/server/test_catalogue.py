@@ -1,4 +1,4 @@
-"""What there is: tools, agents, models, configuration, memory; health, readiness, metrics; the pages."""
+"""Tools, agents, models, configuration and memory; health, readiness and metrics; the pages."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a program that knows only the documents relies on: methods, addresses, bodies, lists that leave nothing out."""
+"""What clients rely on: methods, addresses, bodies, and lists that are complete."""
 
 import asyncio
 import gzip
@@ -151,7 +151,7 @@ async def test_suggested_answers_are_sent_in_every_format() -> None:
 
 
 class CountingLog(InMemoryLog):
-    """A log that knows how many facts were read of it."""
+    """A log that counts the facts that were read."""
 
     facts_read = 0
 

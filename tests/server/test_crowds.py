@@ -1,4 +1,4 @@
-"""Many at once: sessions with a watcher each, messages to one session, and what every client sees is the log."""
+"""Many sessions, watchers and messages at once. Every client sees what the log has."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ MESSAGES = 100
 
 
 async def check_watched_session(client: Client, number: int) -> None:
-    """One session with its own watcher: the watcher's view is the log's, and the text is the reply's."""
+    """Run one session and check that its watcher sees the log and the text of the reply."""
     session_id = await client.session(name=f"session {number}")
     seen: list[dict[str, Any]] = []
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""The curl examples of docs/api.md, run as they stand against a server; `# →` says what must be in the output."""
+"""Runs the curl examples of docs/api.md as they are. `# →` says what must be in the output."""
 
 import asyncio
 import os
@@ -23,11 +23,11 @@ SEEN = {
     "?wait=1": "?wait=0",
     "APPROVAL=": 'until curl -sS -H "$AUTH" $BASE/v1/approvals | grep -q \'"id"\'; do sleep 0.1; done\nAPPROVAL=',
 }
-"""What the examples do by the clock is done here by what is seen: a busy machine may need longer for it."""
+"""Replaces what the examples do after a fixed time, because a busy machine may need longer."""
 
 
 def follow_example(request: Request) -> object:
-    """A model that does what it is told, in the words of the examples."""
+    """Reply as the examples expect."""
     last = request.messages[-1]
     if isinstance(last, ResultMessage):
         return "Done."

@@ -1,4 +1,4 @@
-"""What agents know, over HTTP: contexts compacted and shown again, agents described, skills drafted, memories found."""
+"""Knowledge over HTTP: compacted contexts, descriptions of agents, drafts of skills, and memories."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ async def test_agents_say_what_they_are_for(tmp_path: Path) -> None:
 
 
 class Provider(StrictChat):
-    """Lists the files and answers, drafts a skill when it is asked to, and has vectors that know of colours."""
+    """A provider that lists files, answers, drafts a skill on request, and has embeddings for colours."""
 
     def is_authorised(self, headers: dict[str, str]) -> bool:
         return True

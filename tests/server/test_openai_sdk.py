@@ -265,7 +265,7 @@ async def test_an_agent_that_failed_is_an_error_and_never_an_empty_answer() -> N
 
 
 class SlowModel(ScriptedModel):
-    """A model that says nothing until it is let go, and then says it or fails."""
+    """A model that waits until it is released, and then answers or fails."""
 
     def __init__(self, *script: Any) -> None:
         super().__init__(*script)

@@ -1,4 +1,4 @@
-"""Real server processes on real ports: killed at any instant, drained by a signal, stopped by the second."""
+"""Real server processes on real ports: killed at any instant, drained by one signal, stopped by a second one."""
 
 import asyncio
 import json
@@ -26,18 +26,18 @@ MODEL = f"steps-{STEPS}-tok-5-delay-1ms"
 
 
 class ConnectionBroken(Exception):
-    """The line broke in the middle of something."""
+    """The connection broke."""
 
 
 class ReturningClient:
-    """A client that comes back after every kill and writes down what it is told, once."""
+    """A client that reconnects after every kill and records each fact once."""
 
     def __init__(self, forker: ServerForker, spec: dict[str, str], dice: random.Random) -> None:
         self._forker, self._spec, self._dice = forker, spec, dice
         self.kills = 0
 
     async def round(self, number: int, most_kills: int) -> None:
-        """One session from its message to its end, with up to so many kills on the way."""
+        """Run one session to its end, with up to `most_kills` kills."""
         session_id, key, left = "", f"message-{number}", most_kills
         seen: list[dict[str, Any]] = []
         while True:
@@ -63,7 +63,7 @@ class ReturningClient:
         self._forker.kill()
 
     async def _work(self, client: Client, session_id: str, key: str, seen: list[dict[str, Any]]) -> None:
-        """Send the message once, answer what is asked, watch to the end."""
+        """Send the message once, answer all questions, and watch to the end."""
         path = f"/v1/sessions/{session_id}/messages?wait=0"
         await client.json("POST", path, {"content": "go"}, headers={"Idempotency-Key": key})
         if seen and seen[-1]["type"] == "run_finished":  # the kill came after the end
@@ -114,7 +114,7 @@ async def test_a_server_killed_at_random_instants_loses_nothing_and_does_nothing
 
 
 class ServerProcess:
-    """`python -m treadle.server` as an operator starts it; it would give what runs more time than any test has."""
+    """`python -m treadle.server` as an operator starts it. Its grace period is longer than any test."""
 
     def __init__(self, folder: Path, port: str, model: str) -> None:
         tokens = folder / "tokens.json"

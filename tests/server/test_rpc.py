@@ -17,7 +17,7 @@ def request(method: str, number: int | None = 1, **params: Any) -> dict[str, Any
 
 
 async def ask(socket: Socket, method: str, number: int = 1, **params: Any) -> dict[str, Any]:
-    """Send a request. Returns its result, which comes before any event of it."""
+    """Send a request and return its result. Other messages before it are dropped."""
     await socket.send(request(method, number, **params))
     return (await socket.receive_last(id=number))["result"]
 

@@ -1,4 +1,4 @@
-"""The description of the API is true: whatever is generated from it gets a documented answer, and never a 5xx."""
+"""The OpenAPI document is true: requests that are generated from it get a documented response, never a 5xx."""
 
 import asyncio
 from typing import Any
@@ -42,7 +42,7 @@ def build_app() -> ServerApp:
 
 
 def check_operation(base: str, schema: Any, operation: Any) -> None:
-    """A few requests that the schema allows, on a session and a model that exist, each answered as the schema says."""
+    """Send a few requests that the schema allows, and check that the schema describes the responses."""
     query = {"wait": 0.05} if operation.path.endswith("/messages") else None
     making = schema["/v1/sessions"]["POST"].Case(body={}, media_type="application/json")
     session_id = making.call(base, **ASKING).json()["id"]

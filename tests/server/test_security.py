@@ -1,4 +1,4 @@
-"""Who may come in, from where, how much and how deep: each attack with hostile headers, by raw requests."""
+"""The guard against hostile requests: tokens, hosts, origins, sizes, rates and rights."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ async def fetch_status(client: Client, method: str = "GET", path: str = "/v1/ses
 
 
 async def send_raw(client: Client, *lines: str, body: bytes = b"") -> int:
-    """The status of a request that no decent client would send."""
+    """Send a request that no proper client would send. Returns its status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(client.base.rpartition(":")[2]))
     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
     answer = await asyncio.wait_for(reader.readline(), PATIENCE)

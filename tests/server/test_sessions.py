@@ -1,4 +1,4 @@
-"""`/v1`: sessions and messages, blocking and streamed, approvals and answers, steering, taking along."""
+"""`/v1/sessions`: messages, approvals, answers, cancelling, continuing, forks and exports."""
 
 import asyncio
 import json
@@ -353,7 +353,7 @@ async def test_a_folder_outside_the_operators_roots_is_refused(tmp_path: Path) -
 
 
 async def test_a_question_is_answered_once_by_whom_and_wherever(tmp_path: Path) -> None:
-    """Two clients at once, and before the second question a process that only shares the store."""
+    """Two clients answer the first question. A process that shares the store answers the second one."""
     asks = call("ask_user", question="Which colour?")
     agent, _ = build_agent(asks, "the first", asks, "the second", tools=[AskUser()])
     store = tmp_path / "store.db"

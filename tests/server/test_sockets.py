@@ -1,4 +1,4 @@
-"""WebSockets by a client from the package index: frames of a session, message frames, and the channel of all."""
+"""WebSockets: frames of a session, message frames, and the status of all sessions."""
 
 import asyncio
 import json

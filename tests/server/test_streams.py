@@ -1,4 +1,4 @@
-"""Server-sent events: replay without gap or duplicate, the text so far, slow and leaving clients, the end."""
+"""Server-sent events: replay without gaps or duplicates, slow clients, clients that leave, and shutdown."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from treadle.testing import ScriptedModel, call
 
 
 class SlowModel(FakeModel):
-    """A model that says one word at a time, and stops in the middle until it is let go."""
+    """A model that says one word at a time, and pauses in the middle until it is released."""
 
     name, window = "slowly", None
 
@@ -160,7 +160,7 @@ async def test_a_waiting_request_is_answered_at_shutdown() -> None:
 
 
 class ChoosingModel(ScriptedModel):
-    """A model that takes its time to say whether it is there."""
+    """A model that takes long to say whether it is available."""
 
     def __init__(self, *script: Any) -> None:
         super().__init__(*script)

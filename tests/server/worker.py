@@ -1,4 +1,4 @@
-"""Server processes that start in a moment: forked from one that has everything imported and nothing begun.
+"""Server processes that start quickly: a process that has imported everything forks them.
 
 Run as a program it reads one JSON document a line, forks a server for it, and the server says where it listens.
 """
@@ -26,7 +26,7 @@ ASKED = 3
 
 
 def build_worker_agent(port: str, model: str, side: str) -> Agent:
-    """An agent on the fake model whose one tool leaves a mark, and is asked for once a run."""
+    """An agent on the fake model. Its tool writes a line for each call, and one call a run needs an approval."""
 
     @tool
     def add(a: int, b: int) -> int:
@@ -61,14 +61,14 @@ def main() -> None:
 
 
 class ServerForker:
-    """Starts servers, and knows who is running."""
+    """Starts server processes, and kills the current one."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
         self.pid = 0
 
     def start(self, **spec: str) -> str:
-        """A server; its address."""
+        """Start a server. Returns its address."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(spec) + "\n")
         self._process.stdin.flush()
@@ -100,7 +100,7 @@ def start_forker() -> Iterator[ServerForker]:
 
 @contextmanager
 def fake_model() -> Iterator[str]:
-    """The fake model as a process of its own; its port."""
+    """Run the fake model as a process. Returns its port."""
     command = [sys.executable, str(ROOT / "benchmarks" / "fake_model.py"), "--until-eof"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

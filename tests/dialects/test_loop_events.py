@@ -24,16 +24,8 @@ FIELDS = {
     "context_compressed": {"strategy", "saved_tokens"},
     "error": {"message", "recoverable"},
 }
-SUMMARY = {
-    "termination",
-    "iterations_completed",
-    "tool_calls_made",
-    "tokens_generated",
-    "wall_time",
-    "partial_answer",
-    "can_resume",
-    "continuation_token",
-}
+SUMMARY = {"termination", "iterations_completed", "tool_calls_made", "tokens_generated", "wall_time"}
+SUMMARY |= {"partial_answer", "can_resume", "continuation_token"}
 
 
 def accept(sent: list[dict[str, Any]]) -> None:

@@ -265,21 +265,10 @@ def test_the_events_of_responses_are_numbered_and_end_in_the_whole() -> None:
     reply = Reply("Hello", calls=CALLS.calls, finish="calls", usage=Usage(5, 2))
     frames = encode([*events.begin(), *events.feed(TextDelta(text="Hello")), *events.feed(reply)])
     assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
-    assert [frame["type"] for frame in frames] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.output_item.added",
-        "response.function_call_arguments.delta",
-        "response.function_call_arguments.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
+    message = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"]
+    kinds = ["created", "in_progress", *message, "output_item.done", *call, "output_item.done", "completed"]
+    assert [frame["type"] for frame in frames] == [f"response.{kind}" for kind in kinds]
     assert [item["type"] for item in frames[-1]["response"]["output"]] == ["message", "function_call"]
 
 

@@ -1,6 +1,6 @@
-"""OpenAI's endpoints. A model's name asks that model, and the client's tools are the client's to run.
+"""OpenAI's endpoints. A request to a model gets the model's reply, and the client runs its own tools.
 
-`agent:NAME` asks an agent: a session is made or gone on with (`session_id`), and its tools run here.
+A request to `agent:NAME` runs an agent in a new session or in that of `session_id`. The agent's tools run here.
 """
 
 from __future__ import annotations

@@ -11,30 +11,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from tests.kit.strategies import build_values, kinds_in_histories
-from treadle.events import (
-    LIMIT_REASONS,
-    AnyDelta,
-    AnyFact,
-    CallFinished,
-    Delta,
-    EndReason,
-    Event,
-    Fact,
-    Limits,
-    MessageReceived,
-    TextDelta,
-    TurnStarted,
-    decode_event,
-    decode_fact,
-    fact_type,
-    render_schema,
-    serialize_event,
-    stamp_fact,
-)
+from treadle import events
 from treadle.messages import TextPart
 
-FACTS: tuple[type[Fact], ...] = AnyFact.__args__
-DELTAS: tuple[type[Delta], ...] = AnyDelta.__args__
+FACTS: tuple[type[events.Fact], ...] = events.AnyFact.__args__
+DELTAS: tuple[type[events.Delta], ...] = events.AnyDelta.__args__
 SCHEMA = Path(__file__).parent.parent / "docs" / "events.schema.json"
 
 
@@ -43,18 +24,18 @@ SCHEMA = Path(__file__).parent.parent / "docs" / "events.schema.json"
 @given(data=st.data())
 def test_every_event_comes_back_as_it_was_written(kind: Any, data: st.DataObject) -> None:
     event = data.draw(build_values(kind))
-    assert decode_event(serialize_event(event)) == event
-    if isinstance(event, Fact):
-        assert decode_fact(serialize_event(event)) == event
+    assert events.decode_event(events.serialize_event(event)) == event
+    if isinstance(event, events.Fact):
+        assert events.decode_fact(events.serialize_event(event)) == event
     else:
         with pytest.raises(msgspec.ValidationError):
-            decode_fact(serialize_event(event))
+            events.decode_fact(events.serialize_event(event))
 
 
 @settings(max_examples=200)
 @given(st.one_of([build_values(kind) for kind in (*FACTS, *DELTAS)]))
-def test_every_event_fits_the_published_schema(event: Fact | Delta) -> None:
-    problems = [error.message for error in build_validator().iter_errors(json.loads(serialize_event(event)))]
+def test_every_event_fits_the_published_schema(event: events.Fact | events.Delta) -> None:
+    problems = [error.message for error in build_validator().iter_errors(json.loads(events.serialize_event(event)))]
     assert problems == []
 
 
@@ -63,7 +44,7 @@ def build_validator() -> Draft202012Validator:
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:
-    assert SCHEMA.read_text("utf-8") == render_schema(), "run `make schema`"
+    assert SCHEMA.read_text("utf-8") == events.render_schema(), "run `make schema`"
 
 
 @pytest.mark.parametrize(
@@ -80,51 +61,55 @@ def test_the_published_schema_is_that_of_the_code() -> None:
 def test_the_schema_and_the_code_refuse_the_same(bad: dict[str, Any]) -> None:
     assert not build_validator().is_valid(bad)
     with pytest.raises(msgspec.ValidationError):
-        decode_event(json.dumps(bad))
+        events.decode_event(json.dumps(bad))
 
 
 def test_the_schema_names_every_kind_once() -> None:
-    mapping = json.loads(render_schema())["discriminator"]["mapping"]
+    mapping = json.loads(events.render_schema())["discriminator"]["mapping"]
     assert sorted(mapping) == sorted(kind.__struct_config__.tag for kind in (*FACTS, *DELTAS))
 
 
 def test_the_union_has_every_kind_and_the_strategies_know_them_all() -> None:
-    assert set(FACTS) == set(Fact.__subclasses__()) == kinds_in_histories
-    assert set(DELTAS) == set(Delta.__subclasses__())
-    assert set(Event.__args__) == {*FACTS, *DELTAS}
+    assert set(FACTS) == set(events.Fact.__subclasses__()) == kinds_in_histories
+    assert set(DELTAS) == set(events.Delta.__subclasses__())
+    assert set(events.Event.__args__) == {*FACTS, *DELTAS}
 
 
 def test_a_kind_is_named_in_snake_case_and_defaults_are_not_written() -> None:
-    assert fact_type(CallFinished(call_id="c", tool="t", status="ok")) == "call_finished"
-    assert json.loads(serialize_event(TextDelta(text="x", after=3))) == {"type": "text_delta", "text": "x", "after": 3}
-    message, parts = MessageReceived(id="m1", parts=(TextPart("hi"),)), [{"type": "text", "text": "hi"}]
-    assert json.loads(serialize_event(message)) == {"type": "message_received", "id": "m1", "parts": parts}
+    assert events.fact_type(events.CallFinished(call_id="c", tool="t", status="ok")) == "call_finished"
+    assert json.loads(events.serialize_event(events.TextDelta(text="x", after=3))) == {
+        "type": "text_delta",
+        "text": "x",
+        "after": 3,
+    }
+    message, parts = events.MessageReceived(id="m1", parts=(TextPart("hi"),)), [{"type": "text", "text": "hi"}]
+    assert json.loads(events.serialize_event(message)) == {"type": "message_received", "id": "m1", "parts": parts}
 
 
 def test_a_fact_of_a_newer_version_may_have_fields_we_do_not_know() -> None:
-    fact = decode_fact('{"type":"turn_started","turn":1,"colour":"blue","seq":4}')
-    assert fact == TurnStarted(turn=1, seq=4)
+    fact = events.decode_fact('{"type":"turn_started","turn":1,"colour":"blue","seq":4}')
+    assert fact == events.TurnStarted(turn=1, seq=4)
 
 
 def test_a_fact_cannot_be_changed_but_is_stamped_by_the_log() -> None:
-    fact = TurnStarted(turn=1)
+    fact = events.TurnStarted(turn=1)
     with pytest.raises(AttributeError):
         fact.turn = 2  # type: ignore[misc]
-    stamp_fact(fact, 7, 12.5)
+    events.stamp_fact(fact, 7, 12.5)
     assert (fact.seq, fact.at) == (7, 12.5)
 
 
 def test_a_fact_that_cannot_be_written_is_refused_before_it_is_stored() -> None:
     with pytest.raises(ValueError, match="surrogates"):
-        serialize_event(MessageReceived(id="m1", parts=(TextPart("\ud800"),)))
+        events.serialize_event(events.MessageReceived(id="m1", parts=(TextPart("\ud800"),)))
 
 
 def test_a_limit_is_never_an_answer() -> None:
-    reasons = set(EndReason.__args__)  # type: ignore[attr-defined]
-    assert reasons > LIMIT_REASONS and "answered" not in LIMIT_REASONS
-    assert {reason for reason in reasons if reason.endswith("_limit")} < LIMIT_REASONS
+    reasons = set(events.EndReason.__args__)  # type: ignore[attr-defined]
+    assert reasons > events.LIMIT_REASONS and "answered" not in events.LIMIT_REASONS
+    assert {reason for reason in reasons if reason.endswith("_limit")} < events.LIMIT_REASONS
 
 
 def test_the_default_limits_are_those_of_the_design() -> None:
-    limits = Limits()
+    limits = events.Limits()
     assert (limits.turns, limits.calls, limits.tokens, limits.seconds, limits.cost) == (50, 50, None, None, None)

@@ -13,7 +13,7 @@ from tests.kit.facts import RUN, TURN, message, new_run, result
 from tests.kit.simulation import Simulation, check_results, check_runs, check_session
 from tests.kit.strategies import LIMITS, build_history, fold_story, histories
 from tests.kit.strict import check_request
-from treadle import Limits, tool
+from treadle import Limits, events, tool
 from treadle.engine.compaction import (
     HAPPENED,
     SAID,
@@ -28,22 +28,6 @@ from treadle.engine.compaction import (
 from treadle.engine.context import Projection, count_entries_through
 from treadle.engine.state import State, Turn, apply, fold
 from treadle.engine.steps import AskModel, Compact, Record, next_step
-from treadle.events import (
-    AnyFact,
-    CancelRequested,
-    ContextCompacted,
-    FilesKept,
-    InputAnswered,
-    InputRequested,
-    KeptFile,
-    MessageReceived,
-    ModelFailed,
-    ModelReplied,
-    Question,
-    SessionCreated,
-    SignalDetected,
-    TurnStarted,
-)
 from treadle.messages import (
     Call,
     ImagePart,
@@ -84,11 +68,11 @@ def project(state: State) -> Request:
     return Request(system="", messages=Projection().build_messages(state))
 
 
-def apply_next(state: State, fact: AnyFact) -> None:
+def apply_next(state: State, fact: events.AnyFact) -> None:
     apply(state, replace(fact, seq=state.seq + 1))
 
 
-def fold_with_tokens(history: Sequence[AnyFact], tokens: int) -> State:
+def fold_with_tokens(history: Sequence[events.AnyFact], tokens: int) -> State:
     state = fold(history)
     state.tokens = tokens
     return state
@@ -97,7 +81,7 @@ def fold_with_tokens(history: Sequence[AnyFact], tokens: int) -> State:
 # ── plans for any log ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def compact(state: State, plan: CompactionPlan, window: int) -> ContextCompacted:
+def compact(state: State, plan: CompactionPlan, window: int) -> events.ContextCompacted:
     """Carry a plan out and return its fact."""
     room = compute_room(window, state)
     fact = build_compaction_fact(state, room, plan, compose_summary(state, room, plan, "so it was"))
@@ -108,7 +92,7 @@ def compact(state: State, plan: CompactionPlan, window: int) -> ContextCompacted
 @settings(max_examples=300)
 @given(histories, st.sampled_from([16, 64, 1024]), st.sampled_from([plan_summary, plan_compaction]))
 def test_a_planned_compaction_of_any_log_is_valid_and_keeps_calls_with_their_results(
-    history: list[AnyFact], window: int, make_plan: Any
+    history: list[events.AnyFact], window: int, make_plan: Any
 ) -> None:
     state = fold_with_tokens(history, window)
     room = compute_room(window, state)
@@ -124,7 +108,7 @@ def test_a_planned_compaction_of_any_log_is_valid_and_keeps_calls_with_their_res
 
 @settings(max_examples=150)
 @given(histories, st.data())
-def test_repeated_compactions_come_to_an_end(history: list[AnyFact], data: st.DataObject) -> None:
+def test_repeated_compactions_come_to_an_end(history: list[events.AnyFact], data: st.DataObject) -> None:
     state = fold_with_tokens(history, 512)
     for _ in range(len(history) + 2):
         room = compute_room(512, state)
@@ -138,16 +122,16 @@ def test_repeated_compactions_come_to_an_end(history: list[AnyFact], data: st.Da
 A, B, C, D = Call("a", "look"), Call("b", "look"), Call("c", "ask_user"), Call("d", "look")
 STORY = build_history(
     message("m1", FIRST),
-    *(RUN, TURN, ModelReplied(calls=(A, B))),
+    *(RUN, TURN, events.ModelReplied(calls=(A, B))),
     result(B, "b " * 300, parts=(ImagePart("aGk="),)),
-    MessageReceived(id="m2", parts=(TextPart("look at this picture"), ImagePart("aGk="))),
+    events.MessageReceived(id="m2", parts=(TextPart("look at this picture"), ImagePart("aGk="))),
     result(A, "no such shelf " * 30, "error"),
-    *(TurnStarted(turn=2, messages=("m2",)), ModelReplied(text="I ask.", calls=(C,))),
-    InputRequested(call_id="c", questions=(Question("which?"),)),
-    *(InputAnswered(call_id="c", answers=("this",)), result(C, "this")),
-    *(TurnStarted(turn=3), ModelReplied(text="Done. " * 200)),
-    *(message("m3", "and now the second volume"), new_run(number=2), TurnStarted(turn=1, messages=("m3",))),
-    *(ModelReplied(calls=(D,)), result(D, "d " * 300), TurnStarted(turn=2)),
+    *(events.TurnStarted(turn=2, messages=("m2",)), events.ModelReplied(text="I ask.", calls=(C,))),
+    events.InputRequested(call_id="c", questions=(events.Question("which?"),)),
+    *(events.InputAnswered(call_id="c", answers=("this",)), result(C, "this")),
+    *(events.TurnStarted(turn=3), events.ModelReplied(text="Done. " * 200)),
+    *(message("m3", "and now the second volume"), new_run(number=2), events.TurnStarted(turn=1, messages=("m3",))),
+    *(events.ModelReplied(calls=(D,)), result(D, "d " * 300), events.TurnStarted(turn=2)),
 )
 """Parallel calls, images, questions, a steering message, a failure and a second run."""
 
@@ -170,15 +154,15 @@ def test_a_compaction_at_any_position_keeps_the_users_words() -> None:
 
 
 def test_a_summary_does_not_separate_an_answer_from_its_question() -> None:
-    story: list[AnyFact] = []
+    story: list[events.AnyFact] = []
     for number in range(4):
         question = message(f"m{number}", f"question {number} " + "word " * 200)
-        turn = TurnStarted(turn=1, messages=(question.id,))
-        story += [question, new_run(number=number), turn, ModelReplied(text=f"answer {number}")]
+        turn = events.TurnStarted(turn=1, messages=(question.id,))
+        story += [question, new_run(number=number), turn, events.ModelReplied(text=f"answer {number}")]
     state = fold_with_tokens(build_history(*story[:-1]), 900)
     plan = plan_summary(state, compute_room(900, state))
     assert plan is not None
-    apply_next(state, ContextCompacted(kind="summary", through=plan.through, summary="so"))
+    apply_next(state, events.ContextCompacted(kind="summary", through=plan.through, summary="so"))
     shown = render_request(project(state))
     assert "answer 2" not in shown and "question 2" not in shown and "question 3" in shown
 
@@ -186,7 +170,7 @@ def test_a_summary_does_not_separate_an_answer_from_its_question() -> None:
 @pytest.mark.parametrize("window", [300, 3000, 4000])
 def test_the_last_results_are_never_pruned_or_summarized(window: int) -> None:
     large = "much " * 2000
-    state = fold_with_tokens(build_history(*STORY[:18], result(D, large), TurnStarted(turn=2)), window)
+    state = fold_with_tokens(build_history(*STORY[:18], result(D, large), events.TurnStarted(turn=2)), window)
     plan = plan_compaction(state, compute_room(window, state))
     assert plan is not None
     compact(state, plan, window)
@@ -205,7 +189,7 @@ def test_an_unanswered_message_is_never_summarized() -> None:
 def test_a_summary_keeps_the_plan_the_files_and_the_failures() -> None:
     state = fold(STORY)
     state.notes["treadle.todo"] = [{"text": "volume two", "status": "doing"}, {"text": "index", "status": "pending"}]
-    apply_next(state, FilesKept(call_id="d", files=(KeptFile("shelf/list.txt"),)))
+    apply_next(state, events.FilesKept(call_id="d", files=(events.KeptFile("shelf/list.txt"),)))
     room = compute_room(4096, state)
     plan = plan_summary(state, replace(room, window=600))
     assert plan is not None
@@ -218,9 +202,11 @@ def test_a_summary_keeps_the_plan_the_files_and_the_failures() -> None:
 @settings(max_examples=50)
 @given(histories, st.sampled_from([2048, 8192]), st.integers(0, 40), st.sampled_from([WORDS, "größer ", "東京の話。"]))
 def test_the_request_for_a_summary_has_no_tools_and_fits_the_window(
-    history: list[AnyFact], window: int, more: int, words: str
+    history: list[events.AnyFact], window: int, more: int, words: str
 ) -> None:
-    turns = [(TurnStarted(turn=turn), ModelReplied(text=words * (4000 // len(words)))) for turn in range(more)]
+    turns = [
+        (events.TurnStarted(turn=turn), events.ModelReplied(text=words * (4000 // len(words)))) for turn in range(more)
+    ]
     state = fold_with_tokens(build_history(*history, *chain.from_iterable(turns)), window)
     room = compute_room(window, state)
     plan = plan_summary(state, room)
@@ -233,7 +219,7 @@ def test_the_request_for_a_summary_has_no_tools_and_fits_the_window(
 
 def test_the_second_summary_includes_the_first() -> None:
     state = fold(STORY)
-    apply_next(state, ContextCompacted(kind="summary", through=14, summary=f"x\n{HAPPENED}\nThe ink is black."))
+    apply_next(state, events.ContextCompacted(kind="summary", through=14, summary=f"x\n{HAPPENED}\nThe ink is black."))
     state.tokens = 300
     plan = plan_summary(state, compute_room(300, state))
     assert plan is not None and plan.through > 14
@@ -244,7 +230,7 @@ def test_the_second_summary_includes_the_first() -> None:
 # ── when it is due ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def fold_turn(tokens: int, *more: AnyFact) -> State:
+def fold_turn(tokens: int, *more: events.AnyFact) -> State:
     return fold_with_tokens(build_history(*STORY[:13], *more), tokens)
 
 
@@ -263,44 +249,46 @@ def test_a_compaction_never_comes_between_a_call_and_its_result() -> None:
 
 
 def test_the_token_count_is_the_providers_plus_an_estimate() -> None:
-    counted = ModelReplied(text="So.", usage=Usage(900, 50))
+    counted = events.ModelReplied(text="So.", usage=Usage(900, 50))
     state = fold_story(*STORY[:13], counted)
     assert state.tokens == 950
     apply_next(state, message("m9", "x" * 400))
-    apply_next(state, TurnStarted(turn=4, messages=("m9",)))
+    apply_next(state, events.TurnStarted(turn=4, messages=("m9",)))
     assert 1040 < state.tokens < 1070
-    silent = fold_story(*STORY[:13], ModelReplied(text="x" * 400))
+    silent = fold_story(*STORY[:13], events.ModelReplied(text="x" * 400))
     assert silent.tokens > fold(STORY[:13]).tokens + 90
 
 
 def test_two_useless_compactions_in_a_row_stop_the_run() -> None:
-    nothing = ContextCompacted(kind="summary", through=3, tokens_before=1000, tokens_after=1000)
+    nothing = events.ContextCompacted(kind="summary", through=3, tokens_before=1000, tokens_after=1000)
     step = next_step(fold_turn(1000, nothing, nothing), 0.0, window=1024)
     assert isinstance(step, Record)
     [end] = step.facts
     assert end.reason == "failed" and "1000 tokens of the 1024" in end.error  # type: ignore[union-attr]
-    freed = ModelReplied(calls=(Call("z", "look"),), usage=Usage(500, 10))
-    more = [nothing, nothing, freed, result(Call("z", "look")), TurnStarted(turn=4)]
+    freed = events.ModelReplied(calls=(Call("z", "look"),), usage=Usage(500, 10))
+    more = [nothing, nothing, freed, result(Call("z", "look")), events.TurnStarted(turn=4)]
     assert fold_story(*STORY[:13], *more).futile_compactions == 0
 
 
 def test_a_request_that_is_too_long_is_compacted_and_sent_again() -> None:
-    refused = ModelFailed(kind="too_long", message="too much")
+    refused = events.ModelFailed(kind="too_long", message="too much")
     assert isinstance(next_step(fold_turn(10, refused), 0.0), Compact)
-    done = ContextCompacted(kind="summary", through=3, tokens_before=10, tokens_after=5)
+    done = events.ContextCompacted(kind="summary", through=3, tokens_before=10, tokens_after=5)
     assert next_step(fold_turn(5, refused, done), 0.0) == AskModel(2)
-    failed = SignalDetected(kind="compaction_failed")
+    failed = events.SignalDetected(kind="compaction_failed")
     step = next_step(fold_turn(10, refused, failed), 0.0)
     assert isinstance(step, Record) and "too_long" in step.facts[0].error  # type: ignore[union-attr]
 
 
 def test_a_failed_compaction_is_not_repeated_in_the_same_turn() -> None:
-    assert isinstance(next_step(fold_turn(1000, SignalDetected(kind="compaction_failed")), 0.0, window=1024), AskModel)
+    assert isinstance(
+        next_step(fold_turn(1000, events.SignalDetected(kind="compaction_failed")), 0.0, window=1024), AskModel
+    )
 
 
 def test_an_undone_compaction_restores_all_messages() -> None:
-    pruned = ContextCompacted(kind="prune", through=7, tokens_before=900, tokens_after=100)
-    undo = ContextCompacted(kind="undo")
+    pruned = events.ContextCompacted(kind="prune", through=7, tokens_before=900, tokens_after=100)
+    undo = events.ContextCompacted(kind="undo")
     state = fold_story(*STORY, pruned, undo)
     assert list(Projection().build_messages(state)) == list(Projection().build_messages(fold(STORY)))
     assert (state.tokens, state.compacted) == (900, [])
@@ -314,9 +302,9 @@ def test_an_undone_compaction_restores_all_messages() -> None:
 @settings(max_examples=200)
 @given(st.data(), st.sampled_from(LIMITS), st.sampled_from([8, 17, 30, 60]))
 def test_every_run_in_a_nearly_full_window_ends_once(data: st.DataObject, limits: Limits, window: int) -> None:
-    history = build_history(SessionCreated(session_id="s"), message("m1", FIRST))
+    history = build_history(events.SessionCreated(session_id="s"), message("m1", FIRST))
     session = Simulation(data, history, limits, meddling=3, window=window)
     session.run()
-    assert check_runs(session.facts) >= 1 or any(isinstance(fact, CancelRequested) for fact in session.facts)
+    assert check_runs(session.facts) >= 1 or any(isinstance(fact, events.CancelRequested) for fact in session.facts)
     check_session(session.state)
     check_results(session.facts)

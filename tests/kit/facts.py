@@ -5,17 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from treadle.events import (
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    CallStatus,
-    Limits,
-    MessageReceived,
-    RunStarted,
-    Safety,
-    TurnStarted,
-)
+from treadle import events
 from treadle.messages import Call, TextPart
 
 
@@ -24,28 +14,28 @@ def build_cases(**cases: tuple[Any, ...]) -> list[Any]:
     return [pytest.param(*case, id=name.replace("_", " ")) for name, case in cases.items()]
 
 
-def message(id: str, text: str = "do it", *, interrupt: bool = False) -> MessageReceived:
-    return MessageReceived(id=id, parts=(TextPart(text),), mode="interrupt" if interrupt else "queue")
+def message(id: str, text: str = "do it", *, interrupt: bool = False) -> events.MessageReceived:
+    return events.MessageReceived(id=id, parts=(TextPart(text),), mode="interrupt" if interrupt else "queue")
 
 
-def new_run(limits: Limits | None = None, number: int = 1, trigger: Any = "message") -> RunStarted:
-    return RunStarted(run_id=f"run_{number}", limits=limits or Limits(), trigger=trigger)
+def new_run(limits: events.Limits | None = None, number: int = 1, trigger: Any = "message") -> events.RunStarted:
+    return events.RunStarted(run_id=f"run_{number}", limits=limits or events.Limits(), trigger=trigger)
 
 
-def start(call: Call, safety: Safety = "caution", attempt: int = 1) -> CallStarted:
-    return CallStarted(call_id=call.id, tool=call.tool, safety=safety, attempt=attempt)
+def start(call: Call, safety: events.Safety = "caution", attempt: int = 1) -> events.CallStarted:
+    return events.CallStarted(call_id=call.id, tool=call.tool, safety=safety, attempt=attempt)
 
 
-def result(call: Call, output: str = "done", status: CallStatus = "ok", **options: Any) -> CallFinished:
-    return CallFinished(call_id=call.id, tool=call.tool, status=status, output=output, **options)
+def result(call: Call, output: str = "done", status: events.CallStatus = "ok", **options: Any) -> events.CallFinished:
+    return events.CallFinished(call_id=call.id, tool=call.tool, status=status, output=output, **options)
 
 
-def approval(call: Call, rule: str = "", **options: Any) -> ApprovalRequested:
+def approval(call: Call, rule: str = "", **options: Any) -> events.ApprovalRequested:
     arguments = msgspec.json.decode(call.arguments) if call.arguments else {}
-    return ApprovalRequested(
+    return events.ApprovalRequested(
         call_id=call.id, tool=call.tool, arguments=arguments, safety="caution", why="", rule=rule, **options
     )
 
 
-MESSAGE, RUN, TURN = message("m1"), new_run(), TurnStarted(turn=1, messages=("m1",))
+MESSAGE, RUN, TURN = message("m1"), new_run(), events.TurnStarted(turn=1, messages=("m1",))
 BEGIN = (MESSAGE, RUN, TURN)

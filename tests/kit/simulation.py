@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from tests.kit.sessions import select_events
 from tests.kit.strategies import failures, foreign_facts, replies
 from tests.kit.strict import check_growth, check_request
+from treadle import events
 from treadle.engine.authorize import ReadyCall, authorize_calls
 from treadle.engine.context import Projection
 from treadle.engine.model_call import build_request, compact_or_note_failure
@@ -22,25 +23,6 @@ from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Setup, later
 from treadle.engine.state import State, Turn, apply, fold
 from treadle.engine.steps import TURN_CEILING, AskModel, Compact, Record, Rest, Work, next_step
-from treadle.events import (
-    AgentConfig,
-    AnyFact,
-    ApprovalAnswered,
-    CallFinished,
-    CallStarted,
-    Grant,
-    InputAnswered,
-    InputRequested,
-    Limits,
-    ModelFailed,
-    ModelReplied,
-    RunFinished,
-    RunStarted,
-    TurnStarted,
-    decode_fact,
-    serialize_event,
-    stamp_fact,
-)
 from treadle.messages import Json, Message, Reply, Request
 from treadle.testing import ScriptedModel, SteppingClock
 from treadle.tools.ask_user import AskUser
@@ -93,14 +75,14 @@ class Simulation:
     def __init__(
         self,
         data: st.DataObject,
-        history: Sequence[AnyFact],
-        limits: Limits,
+        history: Sequence[events.AnyFact],
+        limits: events.Limits,
         *,
         meddling: int = 0,
         window: int | None = None,
     ) -> None:
         self.draw = data.draw
-        self.facts: list[AnyFact] = list(history)
+        self.facts: list[events.AnyFact] = list(history)
         self.state = fold(self.facts)
         self.start = len(self.facts)
         self.clock = SteppingClock(max((fact.at for fact in history), default=0.0))
@@ -108,9 +90,9 @@ class Simulation:
         self.setup = Setup(
             model=SummaryModel(window=window),
             tools=TOOLS,
-            config=AgentConfig(instructions="Be brief."),
+            config=events.AgentConfig(instructions="Be brief."),
             limits=limits,
-            grants=(Grant(ask=("write",)),),
+            grants=(events.Grant(ask=("write",)),),
             workspace=Path("/w"),
             gate=later,
             approval_ttl=self.draw(st.sampled_from((None, 60.0)), label="time to answer"),
@@ -155,11 +137,11 @@ class Simulation:
             self.crash()
         self.record(now_or_never(compact_or_note_failure(self.setup, self.state)))
 
-    def record(self, *facts: AnyFact) -> None:
+    def record(self, *facts: events.AnyFact) -> None:
         for fact in facts:
-            stamp_fact(fact, self.state.seq + 1, self.clock.now())
+            events.stamp_fact(fact, self.state.seq + 1, self.clock.now())
             # Fold the decoded fact, so that no state depends on an object that is not stored.
-            stored = decode_fact(serialize_event(fact))
+            stored = events.decode_fact(events.serialize_event(fact))
             apply(self.state, stored)
             self.facts.append(stored)
 
@@ -189,7 +171,7 @@ class Simulation:
             return
         will_retry = said.retryable and step.attempt < self.state.run.limits.attempts
         self.record(
-            ModelFailed(
+            events.ModelFailed(
                 kind=said.kind,
                 message=str(said),
                 retryable=said.retryable,
@@ -237,7 +219,7 @@ class Simulation:
                 return
             status = "error" if how == "fatal" else how
             id, name = ready.call.call.id, ready.tool.name
-            self.record(CallFinished(call_id=id, tool=name, status=status, output="x", fatal=how == "fatal"))
+            self.record(events.CallFinished(call_id=id, tool=name, status=status, output="x", fatal=how == "fatal"))
 
     def _answer_question(self, rest: Rest) -> None:
         assert rest.wake_at is None or rest.wake_at > self.clock.now(), "it wakes in the past"
@@ -248,16 +230,16 @@ class Simulation:
             return
         question = self.draw(st.sampled_from(questions), label="question")
         self.clock.step(5.0)
-        if isinstance(question, InputRequested):
-            self.record(InputAnswered(call_id=question.call_id, answers=("this",), by="user"))
+        if isinstance(question, events.InputRequested):
+            self.record(events.InputAnswered(call_id=question.call_id, answers=("this",), by="user"))
             return
         decision = self.draw(st.sampled_from(("allow", "deny")), label="decision")
         scope = self.draw(st.sampled_from(("call", "tool", "pattern", "session")), label="scope")
-        self.record(ApprovalAnswered(call_id=question.call_id, decision=decision, scope=scope, by="user"))
+        self.record(events.ApprovalAnswered(call_id=question.call_id, decision=decision, scope=scope, by="user"))
 
 
-def _build_start(ready: ReadyCall) -> CallStarted:
-    return CallStarted(
+def _build_start(ready: ReadyCall) -> events.CallStarted:
+    return events.CallStarted(
         call_id=ready.call.call.id,
         tool=ready.tool.name,
         arguments=ready.parsed.arguments,
@@ -266,18 +248,18 @@ def _build_start(ready: ReadyCall) -> CallStarted:
     )
 
 
-def split_runs(facts: Iterable[AnyFact]) -> list[list[AnyFact]]:
+def split_runs(facts: Iterable[events.AnyFact]) -> list[list[events.AnyFact]]:
     """Return the facts of each run, from its start to the next one."""
-    runs: list[list[AnyFact]] = []
+    runs: list[list[events.AnyFact]] = []
     for fact in facts:
-        if isinstance(fact, RunStarted):
+        if isinstance(fact, events.RunStarted):
             runs.append([])
         if runs:
             runs[-1].append(fact)
     return runs
 
 
-def check_runs(facts: Iterable[AnyFact]) -> int:
+def check_runs(facts: Iterable[events.AnyFact]) -> int:
     """Check that each run in these facts ends once, within its limits. Returns the number of runs."""
     runs = split_runs(facts)
     for run in runs:
@@ -285,13 +267,13 @@ def check_runs(facts: Iterable[AnyFact]) -> int:
     return len(runs)
 
 
-def _check_run(run: list[AnyFact]) -> None:
+def _check_run(run: list[events.AnyFact]) -> None:
     begin, limits = run[0], run[0].limits  # type: ignore[union-attr]
-    endings = select_events(run, RunFinished)
+    endings = select_events(run, events.RunFinished)
     assert len(endings) == 1, f"{begin} has {len(endings)} endings"
     end = endings[0]
     assert end.run_id == begin.run_id  # type: ignore[union-attr]
-    turns = select_events(run, TurnStarted)
+    turns = select_events(run, events.TurnStarted)
     wrap_ups = [turn for turn in turns if turn.wrap_up is not None]
     assert len(wrap_ups) <= 1
     if wrap_ups and end.reason not in ("cancelled", "failed"):
@@ -299,33 +281,33 @@ def _check_run(run: list[AnyFact]) -> None:
     allowed = min(limits.turns, TURN_CEILING) or 5  # text only: one, and at most two more for each bad kind of reply
     assert len(turns) - len(wrap_ups) <= allowed
     assert end.turns == len(turns) - len(wrap_ups)
-    started = {fact.call_id for fact in select_events(run, CallStarted)}
+    started = {fact.call_id for fact in select_events(run, events.CallStarted)}
     assert len(started) <= limits.calls and end.calls == len(started)
     assert end.reason == "answered" or end.can_continue
     _check_spending(run, limits, end)
 
 
-def _check_spending(run: list[AnyFact], limits: Limits, end: RunFinished) -> None:
+def _check_spending(run: list[events.AnyFact], limits: events.Limits, end: events.RunFinished) -> None:
     """Check that only a wrap-up turn starts without budget, and that only it exceeds the budget."""
     tokens, cost, wrapping = 0, 0.0, False
     for fact in run:
-        if isinstance(fact, TurnStarted):
+        if isinstance(fact, events.TurnStarted):
             wrapping = fact.wrap_up is not None
             assert wrapping or not tokens or limits.tokens is None or tokens < limits.tokens
             assert wrapping or not cost or limits.cost is None or cost < limits.cost
-        elif isinstance(fact, ModelReplied):
+        elif isinstance(fact, events.ModelReplied):
             assert not fact.calls or not (wrapping or limits.turns == 0), "a call without tools"
             tokens, cost = tokens + fact.usage.output_tokens, cost + fact.usage.cost
             assert wrapping or limits.tokens is None or tokens <= limits.tokens
     assert (end.usage.output_tokens, end.usage.cost) == (tokens, cost)
 
 
-def check_results(facts: Sequence[AnyFact]) -> int:
+def check_results(facts: Sequence[events.AnyFact]) -> int:
     """Check that each call has exactly one result, after it. Returns the number of calls."""
-    made = [call.id for fact in select_events(facts, ModelReplied) for call in fact.calls]
-    results = select_events(facts, CallFinished)
+    made = [call.id for fact in select_events(facts, events.ModelReplied) for call in fact.calls]
+    results = select_events(facts, events.CallFinished)
     assert Counter(made) == Counter(fact.call_id for fact in results)
-    started = {fact.call_id for fact in select_events(facts, CallStarted)}
+    started = {fact.call_id for fact in select_events(facts, events.CallStarted)}
     refused = {fact.call_id for fact in results if fact.status in ("refused", "denied")}
     assert not started & refused, "a call that ran has a result that says it did not"
     return len(made)

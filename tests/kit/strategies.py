@@ -9,38 +9,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from treadle import events
 from treadle.engine.state import State, fold
 from treadle.errors import ModelError
-from treadle.events import (
-    AnyFact,
-    ApprovalAnswered,
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    CancelRequested,
-    ContextCompacted,
-    Custom,
-    FilesKept,
-    InputAnswered,
-    InputRequested,
-    KeptFile,
-    Limits,
-    MessageReceived,
-    ModelFailed,
-    ModelReplied,
-    Question,
-    Rewound,
-    RunFinished,
-    RunRequested,
-    RunStarted,
-    SessionConfigured,
-    SessionCreated,
-    SessionRenamed,
-    SignalDetected,
-    SignalKind,
-    Truncation,
-    TurnStarted,
-)
 from treadle.messages import Call, ImagePart, Reply, TextPart, Usage
 
 json_values: SearchStrategy[Any] = st.recursive(
@@ -92,91 +63,96 @@ CALLS = (
 )
 CALL_IDS = ("c1", "c2", "c3", "c4", "c9")
 LIMITS = (
-    Limits(turns=3, calls=3, attempts=2),
-    Limits(turns=0, calls=1, attempts=1),
-    Limits(turns=4, calls=1),
-    Limits(turns=2, calls=0, tokens=30, seconds=40, cost=1.0, attempts=3),
+    events.Limits(turns=3, calls=3, attempts=2),
+    events.Limits(turns=0, calls=1, attempts=1),
+    events.Limits(turns=4, calls=1),
+    events.Limits(turns=2, calls=0, tokens=30, seconds=40, cost=1.0, attempts=3),
 )
 SOME_CALLS = ((), CALLS[:1], CALLS[1:3], CALLS[:4], (CALLS[0], CALLS[0]), CALLS[4:])
 TEXTS = ("", " ", "so", "né 🎈")
-KINDS: tuple[SignalKind, ...] = get_args(SignalKind)
+CUTS = (None, events.Truncation(1, 2), events.Truncation(1, 2, "art"))
+KINDS: tuple[events.SignalKind, ...] = get_args(events.SignalKind)
 
-_FACTS: list[list[AnyFact]] = [
-    [SessionCreated(session_id="s", limits=limits) for limits in LIMITS],
-    [SessionRenamed(name="n", by=by) for by in ("user", "auto")],
+_FACTS: list[list[events.AnyFact]] = [
+    [events.SessionCreated(session_id="s", limits=limits) for limits in LIMITS],
+    [events.SessionRenamed(name="n", by=by) for by in ("user", "auto")],
     [
-        MessageReceived(id=id, parts=parts, mode=mode)
+        events.MessageReceived(id=id, parts=parts, mode=mode)
         for id, parts, mode in product(
             ("m1", "m2"), ((), (TextPart(" "),), (TextPart("do it"),), (ImagePart("aGk="),)), ("queue", "interrupt")
         )
     ],
-    [RunRequested(trigger=trigger) for trigger in ("message", "continue", "regenerate", "recover")],
-    [CancelRequested(by="someone"), CancelRequested()],
+    [events.RunRequested(trigger=trigger) for trigger in ("message", "continue", "regenerate", "recover")],
+    [events.CancelRequested(by="someone"), events.CancelRequested()],
     [
-        RunStarted(run_id="r", limits=limits, trigger=trigger)
+        events.RunStarted(run_id="r", limits=limits, trigger=trigger)
         for limits, trigger in product(LIMITS, ("message", "continue", "regenerate", "recover"))
     ],
     [
-        TurnStarted(turn=turn, messages=messages, wrap_up=wrap_up)
+        events.TurnStarted(turn=turn, messages=messages, wrap_up=wrap_up)
         for turn, messages, wrap_up in product(
             (-1, 1, 2), ((), ("m1",), ("m2", "m9")), (None, "call_limit", "answered")
         )
     ],
     [
-        ModelReplied(text=text, calls=calls, finish=finish, usage=Usage(3, 5, cost=0.3))
+        events.ModelReplied(text=text, calls=calls, finish=finish, usage=Usage(3, 5, cost=0.3))
         for text, calls, finish in product(TEXTS, SOME_CALLS, ("stop", "length", "filter"))
     ],
     [
-        ModelFailed(kind=kind, message="broken", wait=wait, attempt=attempt, partial=partial)
+        events.ModelFailed(kind=kind, message="broken", wait=wait, attempt=attempt, partial=partial)
         for kind, wait, attempt, partial in product(("network", "cancelled"), (None, 2.0), (1, 9), ("", " ", "I was"))
     ],
     [
-        ApprovalRequested(
+        events.ApprovalRequested(
             call_id=id, tool="write", arguments={"path": "a/b"}, safety="caution", why="", rule=rule, expires_at=at
         )
         for id, rule, at in product(CALL_IDS, ("", "write(a/**)"), (None, 20.0, 1e6))
     ],
     [
-        ApprovalAnswered(call_id=id, decision=decision, scope=scope)
+        events.ApprovalAnswered(call_id=id, decision=decision, scope=scope)
         for id, decision, scope in product(CALL_IDS, ("allow", "deny"), ("call", "tool", "pattern", "session"))
     ],
     [
-        InputRequested(call_id=id, questions=(Question("which?"),), expires_at=at)
+        events.InputRequested(call_id=id, questions=(events.Question("which?"),), expires_at=at)
         for id, at in product(CALL_IDS, (None, 20.0))
     ],
-    [InputAnswered(call_id=id, answers=answers) for id, answers in product(CALL_IDS, ((), ("this",)))],
+    [events.InputAnswered(call_id=id, answers=answers) for id, answers in product(CALL_IDS, ((), ("this",)))],
     [
-        CallStarted(call_id=id, tool="look", attempt=attempt, safety=safety)
+        events.CallStarted(call_id=id, tool="look", attempt=attempt, safety=safety)
         for id, attempt, safety in product(CALL_IDS, (1, 3), ("safe", "caution"))
     ],
     [
-        CallFinished(call_id=id, tool="look", status=status, output=output, fatal=fatal, truncation=truncation)
+        events.CallFinished(call_id=id, tool="look", status=status, output=output, fatal=fatal, truncation=truncation)
         for id, status, output, fatal, truncation in product(
-            CALL_IDS, ("ok", "refused"), TEXTS, (False, True), (None, Truncation(1, 2), Truncation(1, 2, "art"))
+            CALL_IDS,
+            ("ok", "refused"),
+            TEXTS,
+            (False, True),
+            (None, events.Truncation(1, 2), events.Truncation(1, 2, "art")),
         )
     ],
-    [SignalDetected(kind=kind, detail="this") for kind in KINDS],
+    [events.SignalDetected(kind=kind, detail="this") for kind in KINDS],
     [
-        ContextCompacted(kind=kind, through=through, summary=summary)
+        events.ContextCompacted(kind=kind, through=through, summary=summary)
         for kind, through, summary in product(("prune", "summary"), (-1, 0, 3, 9, 30, 10**6), ("", "in short"))
     ],
-    [RunFinished(run_id=id, reason="answered", answer="42") for id in ("r", "run_1")],
-    [SessionConfigured(agent=agent, model=model) for agent, model in product(("", "coder"), ("", "local"))],
-    [FilesKept(call_id=id, files=(KeptFile("a", "x"),)) for id in CALL_IDS],
-    [Rewound(to=to, what=what) for to, what in product((-1, 0, 3, 9, 30), ("files", "conversation", "both"))],
-    [Custom(name="acme.audit", data={"x": 1})],
+    [events.RunFinished(run_id=id, reason="answered", answer="42") for id in ("r", "run_1")],
+    [events.SessionConfigured(agent=agent, model=model) for agent, model in product(("", "coder"), ("", "local"))],
+    [events.FilesKept(call_id=id, files=(events.KeptFile("a", "x"),)) for id in CALL_IDS],
+    [events.Rewound(to=to, what=what) for to, what in product((-1, 0, 3, 9, 30), ("files", "conversation", "both"))],
+    [events.Custom(name="acme.audit", data={"x": 1})],
 ]
-_SCENES: list[list[AnyFact]] = [
-    [_FACTS[5][0], _FACTS[6][0], ModelReplied(calls=calls, text=text)]
+_SCENES: list[list[events.AnyFact]] = [
+    [_FACTS[5][0], _FACTS[6][0], events.ModelReplied(calls=calls, text=text)]
     for calls, text in product((*SOME_CALLS, CALLS[1:4]), ("", "so"))
 ]
-facts: SearchStrategy[AnyFact] = st.one_of([st.sampled_from(kind) for kind in _FACTS])
+facts: SearchStrategy[events.AnyFact] = st.one_of([st.sampled_from(kind) for kind in _FACTS])
 kinds_in_histories = {type(fact) for kind in _FACTS for fact in kind}
 
 
-def build_history(*story: AnyFact | float) -> list[AnyFact]:
+def build_history(*story: events.AnyFact | float) -> list[events.AnyFact]:
     """Give facts their positions and times. A number is a pause in seconds before the next fact, or a step back."""
-    history: list[AnyFact] = []
+    history: list[events.AnyFact] = []
     now = 0.0
     for piece in story:
         if isinstance(piece, float):
@@ -187,7 +163,7 @@ def build_history(*story: AnyFact | float) -> list[AnyFact]:
 
 
 _times = st.sampled_from((0.0, 0.5, 15.0, -3.0))
-histories: SearchStrategy[list[AnyFact]] = st.lists(
+histories: SearchStrategy[list[events.AnyFact]] = st.lists(
     st.tuples(facts.map(lambda fact: [fact]) | st.sampled_from(_SCENES), _times), max_size=25
 ).map(lambda pieces: build_history(*(part for piece, passed in pieces for part in (passed, *piece))))
 
@@ -212,26 +188,26 @@ failures: SearchStrategy[ModelError] = st.sampled_from(
         ModelError("broke off", kind="network", retryable=True, partial="It is "),
     ]
 )
-foreign_facts: SearchStrategy[AnyFact] = st.one_of(
+foreign_facts: SearchStrategy[events.AnyFact] = st.one_of(
     [
         st.sampled_from([fact for kind in _FACTS for fact in kind if isinstance(fact, chosen)])
         for chosen in (
-            MessageReceived,
-            RunRequested,
-            CancelRequested,
-            ApprovalAnswered,
-            InputAnswered,
-            ContextCompacted,
-            SessionRenamed,
-            SessionConfigured,
-            FilesKept,
-            Rewound,
-            Custom,
+            events.MessageReceived,
+            events.RunRequested,
+            events.CancelRequested,
+            events.ApprovalAnswered,
+            events.InputAnswered,
+            events.ContextCompacted,
+            events.SessionRenamed,
+            events.SessionConfigured,
+            events.FilesKept,
+            events.Rewound,
+            events.Custom,
         )
     ]
 )
 
 
-def fold_story(*story: AnyFact | float) -> State:
+def fold_story(*story: events.AnyFact | float) -> State:
     """Fold facts in the order they happened."""
     return fold(build_history(*story))

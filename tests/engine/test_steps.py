@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.facts import BEGIN, MESSAGE, RUN, TURN, approval, build_cases, message, new_run, result, start
+from tests.kit.facts import BEGIN, MESSAGE, RUN, TURN, approval, begin, build_cases, message, new_run, result, start
 from tests.kit.simulation import Simulation, check_results, check_runs, check_session
 from tests.kit.strategies import LIMITS, build_history, histories
 from treadle.engine.state import OUTCOME_UNKNOWN, fold
@@ -44,6 +44,9 @@ DONE = (*CALLED, result(A), result(B))
 EMPTY = (ModelReplied(), SignalDetected(kind="empty_reply"))
 INVALID = (ModelReplied(text="4x"), SignalDetected(kind="invalid_output"))
 TEXT_ONLY = (MESSAGE, new_run(Limits(turns=0)))
+BUSY = ModelFailed(kind="overloaded", message="busy", retryable=True, attempt=2, wait=4.0)
+BROKEN = ModelFailed(kind="network", message="broke off")
+END = RunFinished(run_id="run_1", reason="turn_limit")
 STOPPED = ModelFailed(kind="cancelled", message="stopped", partial="It is ")
 LAST = TurnStarted(turn=2, tools=False, wrap_up="turn_limit")
 YES = ApprovalAnswered(call_id="b", decision="allow")
@@ -132,19 +135,10 @@ def test_next_step_is_pure(history: list[AnyFact], now: float) -> None:
         a_new_session=((SessionCreated(session_id="s"),), Rest()),
         a_held_message=((MESSAGE, CancelRequested()), Rest()),
         a_turn=(BEGIN, AskModel(1)),
-        a_busy_model=(
-            (*BEGIN, 10.0, ModelFailed(kind="overloaded", message="busy", retryable=True, attempt=2, wait=4.0)),
-            AskModel(3, 14.0),
-        ),
-        a_busy_model_at_the_wrap_up=(
-            (*DONE, LAST, ModelFailed(kind="overloaded", message="busy", wait=1.0)),
-            AskModel(2, 1.0),
-        ),
+        a_busy_model=((*BEGIN, 10.0, BUSY), AskModel(3, 14.0)),
+        a_busy_model_at_the_wrap_up=((*DONE, LAST, BUSY), AskModel(3, 4.0)),
         an_open_question=((*CALLED, approval(A)), Rest(waiting=True)),
-        an_open_question_in_the_last_turn=(
-            (MESSAGE, new_run(Limits(turns=1)), TURN, CALLS, result(A), approval(B)),
-            Rest(waiting=True),
-        ),
+        an_open_question_in_the_last_turn=((*begin(turns=1), CALLS, result(A), approval(B)), Rest(waiting=True)),
     ),
 )
 def test_a_session_rests_or_asks_the_model(story: Story, step: Step) -> None:
@@ -155,79 +149,56 @@ OWN = Limits(turns=7)
 
 
 @pytest.mark.parametrize(
-    ("story", "limits", "fact"),
+    ("story", "fact"),
     build_cases(
-        default_limits=((MESSAGE,), None, new_run()),
-        given_limits=((MESSAGE,), OWN, new_run(OWN)),
-        the_sessions_limits=((SessionCreated(session_id="s", limits=OWN), MESSAGE), None, new_run(OWN)),
-        a_requested_run=(
-            (RUN, RunFinished(run_id="run_1", reason="turn_limit"), RunRequested(trigger="continue", limits=OWN)),
-            None,
-            new_run(OWN, 2, "continue"),
-        ),
-        an_interrupting_message=(
-            (*BEGIN, INTERRUPT, RunFinished(run_id="run_1", reason="cancelled")),
-            None,
-            new_run(number=2),
-        ),
-        all_queued_messages=((MESSAGE, INTERRUPT, RUN), None, TurnStarted(turn=1, messages=("m1", "m2"))),
-        a_message_during_a_turn=(
-            (*CALLED, message("m3"), result(A), result(B)),
-            None,
-            TurnStarted(turn=2, messages=("m3",)),
-        ),
-        text_only=(TEXT_ONLY, None, TurnStarted(turn=1, messages=("m1",), tools=False)),
-        an_empty_reply_in_text_only=((*TEXT_ONLY, TURN, ModelReplied()), None, TurnStarted(turn=2, tools=False)),
-        an_invalid_reply_in_text_only=((*TEXT_ONLY, TURN, *INVALID), None, TurnStarted(turn=2, tools=False)),
-        no_tokens=((MESSAGE, new_run(Limits(tokens=0))), None, TURN),
-        no_time=((MESSAGE, new_run(Limits(seconds=0))), None, TURN),
-        no_money=((MESSAGE, new_run(Limits(cost=0))), None, TURN),
+        default_limits=((MESSAGE,), new_run()),
+        the_sessions_limits=((SessionCreated(session_id="s", limits=OWN), MESSAGE), new_run(OWN)),
+        a_requested_run=((RUN, END, RunRequested(trigger="continue", limits=OWN)), new_run(OWN, 2, "continue")),
+        an_interrupting_message=((*BEGIN, INTERRUPT, END), new_run(number=2)),
+        all_queued_messages=((MESSAGE, INTERRUPT, RUN), TurnStarted(turn=1, messages=("m1", "m2"))),
+        a_message_during_a_turn=((*CALLED, message("m3"), result(A), result(B)), TurnStarted(turn=2, messages=("m3",))),
+        text_only=(TEXT_ONLY, TurnStarted(turn=1, messages=("m1",), tools=False)),
+        an_empty_reply_in_text_only=((*TEXT_ONLY, TURN, ModelReplied()), TurnStarted(turn=2, tools=False)),
+        an_invalid_reply_in_text_only=((*TEXT_ONLY, TURN, *INVALID), TurnStarted(turn=2, tools=False)),
+        no_tokens=(begin(tokens=0)[:2], TURN),
+        no_time=(begin(seconds=0)[:2], TURN),
+        no_money=(begin(cost=0)[:2], TURN),
     ),
 )
-def test_a_message_starts_a_run_and_a_run_starts_a_turn(story: Story, limits: Limits | None, fact: AnyFact) -> None:
-    assert fact_after(*story, limits=limits) == fact
+def test_a_message_starts_a_run_and_a_run_starts_a_turn(story: Story, fact: AnyFact) -> None:
+    assert fact_after(*story) == fact
+
+
+def test_a_run_has_the_given_limits() -> None:
+    assert fact_after(MESSAGE, limits=OWN) == new_run(OWN)
 
 
 # ── limits and the wrap-up ─────────────────────────────────────────────────────────────────────────────────
 
 
 REPLY = ModelReplied(calls=(A,), usage=Usage(50, 5, cost=0.5))
-LONG_WAIT = (MESSAGE, new_run(Limits(seconds=60)), TURN, 10.0, CALLS, result(A), approval(B), 1000.0, YES)
-WARNING = SignalDetected(kind="doom_loop")
+LONG_WAIT = (*begin(seconds=60), 10.0, CALLS, result(A), approval(B), 1000.0, YES)
+WARNING, AGAIN = SignalDetected(kind="doom_loop"), ModelReplied(calls=(C,))
 MANY_TURNS = (MESSAGE, new_run(Limits(turns=10_000)), *[TURN, CALLS, result(A), result(B)] * TURN_CEILING)
 
 
 @pytest.mark.parametrize(
     ("story", "limit"),
     build_cases(
-        turns=((MESSAGE, new_run(Limits(turns=1)), TURN, REPLY, result(A)), "turn_limit"),
-        tokens=((MESSAGE, new_run(Limits(tokens=5)), TURN, REPLY, result(A)), "token_limit"),
-        cost=((MESSAGE, new_run(Limits(cost=0.5)), TURN, REPLY, result(A)), "cost_limit"),
-        time=((MESSAGE, new_run(Limits(seconds=60)), TURN, REPLY, 60.0, result(A)), "time_limit"),
-        just_below_every_limit=(
-            (MESSAGE, new_run(Limits(turns=2, tokens=6, cost=0.6, seconds=61)), TURN, REPLY, 60.0, result(A)),
-            None,
-        ),
+        turns=((*begin(turns=1), REPLY, result(A)), "turn_limit"),
+        tokens=((*begin(tokens=5), REPLY, result(A)), "token_limit"),
+        cost=((*begin(cost=0.5), REPLY, result(A)), "cost_limit"),
+        time=((*begin(seconds=60), REPLY, 60.0, result(A)), "time_limit"),
+        just_below_every_limit=((*begin(turns=2, tokens=6, cost=0.6, seconds=61), REPLY, 60.0, result(A)), None),
         the_ceiling=(MANY_TURNS, "turn_limit"),
         just_below_the_ceiling=(MANY_TURNS[:-4], None),
         a_refused_call=((*CALLED, result(A), result(B, status="refused")), "call_limit"),
         a_doomed_run=(
-            (
-                *CALLED,
-                WARNING,
-                *DONE[4:],
-                TurnStarted(turn=2),
-                ModelReplied(calls=(C,)),
-                WARNING,
-                result(C, "", "refused"),
-            ),
+            (*CALLED, WARNING, *DONE[4:], TurnStarted(turn=2), AGAIN, WARNING, result(C, "", "refused")),
             "doom_loop",
         ),
-        a_model_stopped_by_the_time_limit=((MESSAGE, new_run(Limits(seconds=30)), TURN, 29.0, STOPPED), "time_limit"),
-        a_failure_after_the_time_limit=(
-            (MESSAGE, new_run(Limits(seconds=30)), TURN, 31.0, ModelFailed(kind="network", message="broke off")),
-            "time_limit",
-        ),
+        a_model_stopped_by_the_time_limit=((*begin(seconds=30), 29.0, STOPPED), "time_limit"),
+        a_failure_after_the_time_limit=((*begin(seconds=30), 31.0, BROKEN), "time_limit"),
         a_reply_cut_for_its_length=((*BEGIN, ModelReplied(text="And then", finish="length")), "token_limit"),
         one_empty_reply=((*BEGIN, *EMPTY), None),
         two_empty_replies=((*BEGIN, *EMPTY, TURN, *EMPTY), None),
@@ -239,7 +210,7 @@ MANY_TURNS = (MESSAGE, new_run(Limits(turns=10_000)), *[TURN, CALLS, result(A), 
         a_long_wait_for_a_person=((*LONG_WAIT, 40.0, result(B)), None),
         a_long_wait_and_the_time_limit=((*LONG_WAIT, 50.0, result(B)), "time_limit"),
         an_answered_question_in_the_last_turn=(
-            (MESSAGE, new_run(Limits(turns=1)), TURN, CALLS, result(A), approval(B), YES, result(B)),
+            (*begin(turns=1), CALLS, result(A), approval(B), YES, result(B)),
             "turn_limit",
         ),
     ),
@@ -359,13 +330,13 @@ def test_calls_run_in_their_order_and_after_earlier_questions(story: Story, call
 
 
 @pytest.mark.parametrize(
-    ("call", "begin"),
+    ("call", "first"),
     [(B, start(B)), (B, start(B, "destructive")), (A, start(A, "safe", attempt=3))],
     ids=["caution", "destructive", "safe, for the third time"],
 )
-def test_an_interrupted_call_that_may_not_run_again_has_an_unknown_outcome(call: Call, begin: CallStarted) -> None:
+def test_an_interrupted_call_that_may_not_run_again_has_an_unknown_outcome(call: Call, first: CallStarted) -> None:
     before = [result(one) for one in (A,) if one is not call]
-    assert fact_after(*CALLED, *before, begin) == result(call, OUTCOME_UNKNOWN, "interrupted")
+    assert fact_after(*CALLED, *before, first) == result(call, OUTCOME_UNKNOWN, "interrupted")
 
 
 def test_the_first_question_that_expires_ends_the_wait() -> None:

@@ -37,5 +37,10 @@ def approval(call: Call, rule: str = "", **options: Any) -> events.ApprovalReque
     )
 
 
+def begin(**limits: Any) -> tuple[events.AnyFact, ...]:
+    """Return a message, a run with these limits, and its first turn."""
+    return MESSAGE, new_run(events.Limits(**limits)), TURN
+
+
 MESSAGE, RUN, TURN = message("m1"), new_run(), events.TurnStarted(turn=1, messages=("m1",))
 BEGIN = (MESSAGE, RUN, TURN)

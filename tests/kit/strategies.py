@@ -123,13 +123,7 @@ _FACTS: list[list[events.AnyFact]] = [
     ],
     [
         events.CallFinished(call_id=id, tool="look", status=status, output=output, fatal=fatal, truncation=truncation)
-        for id, status, output, fatal, truncation in product(
-            CALL_IDS,
-            ("ok", "refused"),
-            TEXTS,
-            (False, True),
-            (None, events.Truncation(1, 2), events.Truncation(1, 2, "art")),
-        )
+        for id, status, output, fatal, truncation in product(CALL_IDS, ("ok", "refused"), TEXTS, (False, True), CUTS)
     ],
     [events.SignalDetected(kind=kind, detail="this") for kind in KINDS],
     [

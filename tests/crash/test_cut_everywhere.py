@@ -276,8 +276,7 @@ async def test_after_a_crash_the_model_reads_that_a_call_may_have_run(tmp_path: 
     model, log = ScriptedModel("I will check"), InMemoryLog()
     await point.plant(log)
     async with open_session(log, model, EffectTools(), point.session_id) as (session, _):
-        outcome = await kit.resume_run(session)
-        assert outcome is not None and outcome.answer == "I will check"
+        assert (await kit.finish_run(session.resume())).answer == "I will check"
         assert (await kit.run_to_end(session, "and?")).reason == "failed", "the script has no more lines"
     [shown] = [m for m in model.requests[0].messages if isinstance(m, ResultMessage) and m.call_id == "w1"]
     assert "may have run" in shown.text and not shown.ok

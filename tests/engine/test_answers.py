@@ -38,8 +38,8 @@ async def test_an_unanswered_question_expires_and_a_late_answer_is_refused(
         assert question.expires_at == pytest.approx(clock.now() + 60)
         assert (await kit.resume_run(session)) is None, "not yet"
         clock.step(61)
-        outcome = await kit.resume_run(session)
-        assert outcome is not None and outcome.answer == "done"
+        outcome = await kit.finish_run(session.resume())
+        assert outcome.answer == "done"
         with pytest.raises(Expired, match="the time to answer is over"):
             await answer(session)
         kit.check_settled(await session.facts())
@@ -91,9 +91,9 @@ async def test_an_answer_that_is_stored_just_before_the_expiry_counts(on_file: S
 
         log.post = slow_post  # type: ignore[method-assign]
         clock.step(61)
-        outcome = await kit.resume_run(session)
+        outcome = await kit.finish_run(session.resume())
         facts = await session.facts()
-    assert outcome is not None and outcome.answer == "done"
+    assert outcome.answer == "done"
     assert [fact.by for fact in kit.select_events(facts, ApprovalAnswered)] == ["ada"]
     assert tables.done == ["users"] and kit.select_results(tables.model.requests[1])["a"].text == "dropped users"
 

@@ -79,7 +79,7 @@ async def test_a_gate_that_fails_leaves_the_question_for_anyone_to_answer(
     async with tables.open_session(store.open(), "done", gate=gate) as session:
         assert "no terminal" in caplog.text and "still waits" in caplog.text
         await session.approve("a")
-        assert (outcome := await kit.resume_run(session)) and outcome.answer == "done"
+        assert (await kit.finish_run(session.resume())).answer == "done"
     assert tables.done == ["users"]
     assert [record.levelno for record in caplog.records if record.name == "treadle"] == [logging.ERROR]
 
@@ -139,9 +139,9 @@ async def test_an_approved_call_runs_also_if_its_approver_leaves_at_once(store: 
     assert not tables.done
     again, _ = kit.build_agent("done", tools=tables.tools)
     async with again.session(store.open()) as session:
-        outcome = await kit.resume_run(session)
+        outcome = await kit.finish_run(session.resume())
         result = (await kit.read_finished_calls(session))["a"]
-    assert outcome is not None and outcome.reason == "answered"
+    assert outcome.reason == "answered"
     assert (result.status, tables.done) == ("ok", ["users"])
 
 
@@ -150,8 +150,8 @@ async def test_a_gate_is_asked_again_after_a_restart(on_file: Store, tables: Tab
         pass
     again, _ = kit.build_agent("done", tools=tables.tools, gate=kit.build_gate(Answer("allow", by="terminal")))
     async with again.session(on_file.open()) as session:
-        outcome = await kit.resume_run(session)
-    assert outcome is not None and outcome.answer == "done" and tables.done == ["users"]
+        outcome = await kit.finish_run(session.resume())
+    assert outcome.answer == "done" and tables.done == ["users"]
 
 
 # --- answers for more than one call

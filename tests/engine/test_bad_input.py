@@ -317,9 +317,7 @@ async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(on
             with pytest.raises(StoreFull, match="no room left"):
                 await session.ask("go")
             full[0] = False
-            assert (outcome := await kit.resume_run(session)) and outcome.answer == "done", (
-                "long before its lease lapses"
-            )
+            assert (await kit.finish_run(session.resume())).answer == "done", "long before its lease lapses"
         kit.check_settled(await session.facts())
     assert len(model.requests) == 2
 

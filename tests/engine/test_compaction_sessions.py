@@ -78,9 +78,7 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
         outcome = await kit.run_to_end(session, FIRST)
         while outcome.reason == "turn_limit":
             turns += outcome.turns
-            async with session.continue_() as run:
-                outcome = await run.wait()
-            assert outcome is not None
+            outcome = await kit.finish_run(session.continue_())
         assert outcome.reason == "answered", outcome.error
         assert model.refused == 0 and turns + outcome.turns >= 299
         for number, (request, plan) in enumerate(zip(model.requests, reader.plans, strict=True)):
@@ -193,9 +191,8 @@ async def test_a_message_that_is_too_long_ends_only_its_own_run(before: list[str
         assert (await kit.run_to_end(session, f"{WORDS} " * 200)).reason == "failed"
         outcome = await kit.run_to_end(session, "Never mind. Are you there?")
         assert outcome.reason == "answered", outcome.error
-        async with session.regenerate() as run:
-            outcome = await run.wait()
-    assert outcome is not None and outcome.reason == "answered"
+        outcome = await kit.finish_run(session.regenerate())
+    assert outcome.reason == "answered"
     assert "Never mind" in render_request(model.requests[-1]), "the regenerated question is never left out"
 
 

@@ -161,8 +161,8 @@ async def test_waiting_for_a_person_does_not_count_as_time(store: Store, tables:
     async with tables.open_session(store.open(), *lines, clock=clock, limits=Limits(seconds=60)) as session:
         clock.step(86_400)
         await session.approve("a")
-        outcome = await kit.resume_run(session)
-    assert outcome is not None and outcome.reason == "answered"
+        outcome = await kit.finish_run(session.resume())
+    assert outcome.reason == "answered"
 
 
 async def test_no_run_gets_more_turns_than_the_ceiling() -> None:

@@ -167,7 +167,11 @@ class Simulation:
         self.clock.step(max(0.0, step.not_before - self.clock.now()))
         said = self.draw(failures if self._chance(5) else replies, label="model")
         if isinstance(said, Reply):
-            self.record(*build_reply_facts(self.state, request, self._cut_to_budget(said), self.setup.polling))
+            self.record(
+                *build_reply_facts(
+                    self.state, request, self._cut_to_budget(said), self.setup.polling, self.setup.check_output
+                )
+            )
             return
         will_retry = said.retryable and step.attempt < self.state.run.limits.attempts
         self.record(

@@ -16,7 +16,6 @@ from tests.kit.sessions import (
     PATIENCE,
     HeldTool,
     Store,
-    build_agent,
     either_store,
     list_user_texts,
     resume_run,
@@ -66,10 +65,9 @@ async def test_changes_can_start_from_a_position(place: Place, store: Store) -> 
 
 async def test_a_rewind_shows_its_diff_then_restores_files_and_conversation(place: Place, store: Store) -> None:
     place.put("a.txt", "one\n")
-    agent, model = build_agent(
-        write("a.txt", "two\n"), "first", write("new/b.txt", "b\n"), "second", "third", tools=place.tools
-    )
-    async with agent.session(store.open(), workspace=place.workspace) as session:
+    async with place.session(
+        store, write("a.txt", "two\n"), "first", write("new/b.txt", "b\n"), "second", "third"
+    ) as session:
         await run_to_end(session, "one")
         between = place.holds()
         last = len(await session.facts())
@@ -81,28 +79,26 @@ async def test_a_rewind_shows_its_diff_then_restores_files_and_conversation(plac
         assert (await session.rewind(last)).done
         assert place.holds() == between and not (place.workspace / "new").exists()
         await run_to_end(session, "three")
-        assert list_user_texts(model.requests[-1]) == ["one", "three"]
+        assert list_user_texts(place.model.requests[-1]) == ["one", "three"]
 
 
 async def test_files_alone_or_the_conversation_alone_can_be_rewound(place: Place, store: Store) -> None:
-    agent, model = build_agent(write("a.txt", "1"), "one", "two", "three", tools=place.tools)
-    async with agent.session(store.open(), workspace=place.workspace) as session:
+    async with place.session(store, write("a.txt", "1"), "one", "two", "three") as session:
         await run_to_end(session, "first")
         await session.rewind(1, "files")
         assert place.holds() == {}
         await run_to_end(session, "second")
-        assert list_user_texts(model.requests[-1]) == ["first", "second"]
+        assert list_user_texts(place.model.requests[-1]) == ["first", "second"]
         place.put("a.txt", "kept")
         await session.rewind(1, "conversation")
         assert place.holds() == {"a.txt": "kept"}
         await run_to_end(session, "third")
-        assert list_user_texts(model.requests[-1]) == ["third"]
+        assert list_user_texts(place.model.requests[-1]) == ["third"]
 
 
 async def test_a_rewind_can_be_undone_and_the_undoing_too(place: Place, store: Store) -> None:
     place.put("a.txt", "zero")
-    agent, model = build_agent(write("a.txt", "1"), write("b.txt", "2"), "one", "two", tools=place.tools)
-    async with agent.session(store.open(), workspace=place.workspace) as session:
+    async with place.session(store, write("a.txt", "1"), write("b.txt", "2"), "one", "two") as session:
         await run_to_end(session, "first")
         after = place.holds()
         await session.rewind(1)
@@ -112,7 +108,7 @@ async def test_a_rewind_can_be_undone_and_the_undoing_too(place: Place, store: S
             await session.undo_rewind()
             assert place.holds() == expected
         await run_to_end(session, "second")
-        assert list_user_texts(model.requests[-1]) == ["first", "second"]
+        assert list_user_texts(place.model.requests[-1]) == ["first", "second"]
 
 
 async def test_without_a_rewind_there_is_nothing_to_undo(place: Place, store: Store) -> None:

@@ -47,7 +47,8 @@ class Place:
         return {str(path.relative_to(self.workspace)): path.read_text() for path in paths}
 
     def agent(self, *script: Any, **options: Any) -> Agent:
-        return build_agent(*script, tools=[*self.tools, *options.pop("tools", ())], **options)[0]
+        agent, self.model = build_agent(*script, tools=[*self.tools, *options.pop("tools", ())], **options)
+        return agent
 
     @asynccontextmanager
     async def session(self, store: Store, *script: Any, **options: Any) -> AsyncIterator[Session]:

@@ -116,17 +116,17 @@ class WireFormat(ABC):
 
 
 class ListFormat(WireFormat):
-    """A format whose messages are the entries of one list, each written without a look at the others."""
+    """A format whose messages are the entries of one list. Each entry is written independently of the others."""
 
     head_fields: tuple[str, ...] = ("tools", "tool_choice", "sampling", "output_schema")
     """The fields of a request that its head depends on."""
     list_field: ClassVar[bytes] = b"messages"
     carries_parts: ClassVar[bool] = True
-    """Whether images and files of a tool result are shown in a user message behind it."""
+    """Whether images and files of a tool result are shown in a user message after it."""
 
     def __init__(self, provider: str, model: str, info: ModelInfo = UNKNOWN_MODEL) -> None:
         super().__init__(provider, model, info)
-        self._last_head, self._last_head_key = b"", tuple[Any, ...]()
+        self._last_head = Head()
 
     def build_body(self, request: Request, window: int | None) -> bytes:
         buffer = get_buffer(request, self.key)
@@ -141,11 +141,12 @@ class ListFormat(WireFormat):
     def _get_head(self, request: Request, buffer: MessageBuffer, window: int | None) -> bytes:
         """All but the messages and the token limit. It is serialised again only when it changes; sessions share it."""
         key = (window, *(getattr(request, name) for name in self.head_fields))
-        if buffer.head_key != key:
-            if self._last_head_key != key:
-                self._last_head, self._last_head_key = encode(self._build_fields(request, window))[:-1], key
-            buffer.head, buffer.head_key = self._last_head, key
-        return buffer.head
+        if buffer.head.key != key:
+            head = self._last_head  # one object, because another thread may replace it
+            if head.key != key:
+                head = self._last_head = Head(key, encode(self._build_fields(request, window))[:-1])
+            buffer.head = head
+        return buffer.head.data
 
     @abstractmethod
     def _build_fields(self, request: Request, window: int | None) -> dict[str, Json]: ...
@@ -170,13 +171,20 @@ class ListFormat(WireFormat):
 
     @abstractmethod
     def _write_user(self, parts: Sequence[Part]) -> bytes:
-        """The entry of a user message, after a comma. Empty where there is nothing to show. So are the others."""
+        """The entry of a user message, after a comma. Empty where there is nothing to show."""
 
     @abstractmethod
     def _write_reply(self, message: ModelMessage) -> bytes: ...
 
     @abstractmethod
     def _write_result(self, message: ResultMessage) -> bytes: ...
+
+
+class Head(NamedTuple):
+    """All of a request but its messages and limits, and the values that it was written from."""
+
+    key: tuple[Any, ...] = ()
+    data: bytes = b""
 
 
 class MessageBuffer:
@@ -189,8 +197,7 @@ class MessageBuffer:
     def __init__(self) -> None:
         self.data = bytearray()
         self.ends: list[int] = []
-        self.head = b""
-        self.head_key: tuple[Any, ...] = ()
+        self.head = Head()
         self._messages: list[Message] = []
         self._states: list[Any] = []
 

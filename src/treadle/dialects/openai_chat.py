@@ -130,14 +130,14 @@ class ReplyFormat(Protocol):
     It takes a bare model's events up to its `Reply`, or an agent's events up to `RunFinished`.
     """
 
-    end_mark: bytes
+    end_mark: bytes = b"[DONE]"
     """Sent after the last frame of a stream, if it is not empty."""
-    can_report_failure: bool
+    can_report_failure: bool = False
     """Whether a whole document can say that the run failed. Otherwise the server answers with an error."""
 
     def begin(self) -> Sequence[Struct]:
-        """The frames that a stream starts with."""
-        ...
+        """The frames that a stream starts with, before the first event."""
+        return ()
 
     def feed(self, event: events.Event | Reply) -> Sequence[Struct]:
         """The frames of one event."""
@@ -152,21 +152,14 @@ class ReplyFormat(Protocol):
         ...
 
 
-class ChatChunkDialect:
-    """A reply in the format of Chat Completions."""
-
-    end_mark = b"[DONE]"
-    can_report_failure = False
+class ChatChunkDialect(ReplyFormat):
+    """A reply in the format of Chat Completions. The first chunk carries the role."""
 
     def __init__(self, completion_id: str, model: str, created: int, *, usage: bool = False) -> None:
         self._id, self._model, self._created, self._has_usage = completion_id, model, created, usage
         self._has_begun = False
         self._has_text = False
         self._tracker = EventTracker()
-
-    def begin(self) -> Sequence[ChatChunk]:
-        """Nothing: the first chunk carries the role."""
-        return ()
 
     def feed(self, event: events.Event | Reply) -> Sequence[ChatChunk | CompletionFailure]:
         """The chunks of one event."""
@@ -231,19 +224,12 @@ class ChatChunkDialect:
         return ChatChunk(self._id, self._created, self._model, choices, usage=usage, treadle=treadle)
 
 
-class TextChunkDialect:
+class TextChunkDialect(ReplyFormat):
     """A reply in the format of the old Completions, which have only text."""
-
-    end_mark = b"[DONE]"
-    can_report_failure = False
 
     def __init__(self, completion_id: str, model: str, created: int, *, usage: bool = False) -> None:
         self._id, self._model, self._created = completion_id, model, created
         self._chat = ChatChunkDialect(completion_id, model, created, usage=usage)
-
-    def begin(self) -> Sequence[TextCompletion]:
-        """Nothing comes before the first text."""
-        return ()
 
     def feed(self, event: events.Event | Reply) -> Sequence[TextCompletion | CompletionFailure]:
         """The chunks of one event: those of a chat that have text, an end or the usage."""

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
 from treadle.dialects.base import Activity, EventTracker
-from treadle.dialects.openai_chat import UsageDocument, build_usage
+from treadle.dialects.openai_chat import ReplyFormat, UsageDocument, build_usage
 from treadle.events import LIMIT_REASONS, AnyFact, Event, RunFinished
 from treadle.messages import Json, Reply
 
@@ -87,7 +87,7 @@ class ResponseEvent(Struct, frozen=True, omit_defaults=True):
     treadle: AnyFact | UnsetType = UNSET
 
 
-class ResponsesDialect:
+class ResponsesDialect(ReplyFormat):
     """A reply in the format of Responses: of a bare model's events, or of an agent's run."""
 
     end_mark = b""

@@ -82,17 +82,16 @@ def test_every_command_of_the_first_screen_does_what_it_says(tmp_path: Path) -> 
     settings = {"TREADLE_MODEL": "local", "TREADLE_STORE": str(tmp_path / "sessions.db")}
     env = {**os.environ, **settings, "XDG_CONFIG_HOME": str(tmp_path / "config")}
     for words in FIRST_SCREEN:
-        told = (
-            spoken(words[1:], tmp_path / "work", env) if words[1] == "chat" else said(words[1:], tmp_path / "work", env)
-        )
+        run_command = run_at_terminal if words[1] == "chat" else run_in_pipe
+        told = run_command(words[1:], tmp_path / "work", env)
         expected = {"notes.txt": "the bike is fixed", "--json": '"answer":', "list": "answered", "doctor": "sandbox"}
         for word, text in expected.items():
             if word in " ".join(words):
                 assert text in told, (words, told)
 
 
-def said(words: list[str], folder: Path, env: dict[str, str]) -> str:
-    """What a command says that is not at a terminal; a server is stopped as soon as it serves."""
+def run_in_pipe(words: list[str], folder: Path, env: dict[str, str]) -> str:
+    """The output of a command without a terminal. A server is stopped as soon as it serves."""
     serves = words[0] == "serve"
     command = [sys.executable, "-m", "treadle", *words, *(["--allow-root", "--port", "0"] if serves else [])]
     errors = subprocess.PIPE if serves else None
@@ -105,8 +104,8 @@ def said(words: list[str], folder: Path, env: dict[str, str]) -> str:
     return told
 
 
-def spoken(words: list[str], folder: Path, env: dict[str, str]) -> str:
-    """What a command shows at a terminal that leaves when it is asked for a message."""
+def run_at_terminal(words: list[str], folder: Path, env: dict[str, str]) -> str:
+    """The output of a chat at a terminal that is left at its first prompt."""
     ours, theirs = pty.openpty()
     told = b""
     with subprocess.Popen(

@@ -273,7 +273,7 @@ async def test_the_doctor_finds_what_does_not_work_and_says_what_to_do(
     assert "sk-old" not in done.out and (place.work / "broken.db").read_text() == text
 
 
-async def test_a_server_of_tools_that_does_not_start_is_told(place: Place) -> None:
+async def test_an_mcp_server_that_does_not_start_gives_a_warning(place: Place) -> None:
     file = place.home / "mine.toml"
     file.write_text('[mcp.issues]\ncommand = "there-is-no-such-server"\n')
     async with StrictChat([Reply(text="Hello.")]) as fake:

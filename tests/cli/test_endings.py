@@ -135,7 +135,7 @@ async def test_a_call_runs_that_was_approved_beforehand_unless_it_is_forbidden(
     assert (place.work / "AGENTS.md").exists() is (status == "ok")
 
 
-async def test_a_pattern_that_names_no_tool_is_told(place: Place) -> None:
+async def test_a_pattern_that_names_no_tool_gives_a_warning(place: Place) -> None:
     patterns = ("--forbid", "shel(rm *)", "bash", "issues__close", "write_*", "--approve", "writefile")
     async with StrictChat([Reply(text="done")]) as fake:
         done = await place.quick("run", "tidy up", *model_options(fake), *patterns)
@@ -267,7 +267,7 @@ async def test_the_objective_may_come_from_stdin_with_files_and_images(place: Pl
     assert any(part["type"] == "image_url" for part in content)
 
 
-async def test_a_workspaces_file_narrows_the_run_and_what_it_asks_too_much_is_said(place: Place) -> None:
+async def test_a_workspaces_file_narrows_the_run_and_a_warning_names_what_it_may_not_set(place: Place) -> None:
     (place.work / ".treadle").mkdir()
     (place.work / ".treadle" / "config.toml").write_text('access = "read-only"\nbase_url = "http://127.0.0.1:9"\n')
     async with StrictChat([ASK, Reply(text="no")]) as fake:
@@ -301,7 +301,7 @@ async def test_a_session_keeps_the_model_it_had_last_and_a_flag_has_the_last_wor
     assert (flagged.code, flagged.out) == (0, "Me again.\n")
 
 
-async def test_nothing_to_take_up_is_said(place: Place) -> None:
+async def test_a_session_without_unfinished_work_cannot_be_resumed(place: Place) -> None:
     async with StrictChat([Reply(text="done")]) as fake:
         await place.quick("run", "hello", *model_options(fake), "--name", "one")
         done = await place.quick("run", "--session", "one", *model_options(fake))

@@ -154,7 +154,7 @@ async def test_a_chat_goes_on_with_the_folders_last_session_and_never_with_a_hel
         assert "continue with: treadle chat --session mine" in screen.text
 
 
-async def test_an_agent_that_cannot_be_had_is_told_with_the_reason_and_a_model_flag_mends_it(place: Place) -> None:
+async def test_an_agent_that_cannot_be_used_gives_the_reason_and_a_model_flag_helps(place: Place) -> None:
     folder = place.work / ".treadle" / "agents"
     folder.mkdir(parents=True)
     (folder / "poet.md").write_text("---\nsteps: many\n---\nYou rhyme.", "utf-8")

@@ -65,7 +65,7 @@ class Wobbly:
             self._streams.remove(request)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
+    async def serve(self) -> AsyncIterator[str]:
         runner = web.ServerRunner(web.Server(self.handle), handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -76,9 +76,9 @@ class Wobbly:
             await runner.cleanup()
 
 
-async def test_a_server_that_goes_down_is_told_and_nothing_typed_is_lost(place: Place) -> None:
+async def test_a_server_that_goes_down_gives_a_note_and_nothing_typed_is_lost(place: Place) -> None:
     server = Wobbly(SessionCreated(seq=1, session_id=SESSION))
-    async with server.serving() as url, place.screen("attach", "job", "--url", url) as screen:
+    async with server.serve() as url, place.screen("attach", "job", "--url", url) as screen:
         await screen.until("›")
         server.fail()
         await screen.until("the server is unreachable; trying again …")
@@ -98,7 +98,7 @@ async def test_an_answer_that_did_not_arrive_is_asked_for_again(place: Place) ->
         seq=2, call_id="c", tool="shell", arguments={"command": "make"}, safety="caution", why="so"
     )
     server = Wobbly(SessionCreated(seq=1, session_id=SESSION, workspace=str(place.work)), asked)
-    async with server.serving() as url, place.screen("attach", "job", "--url", url) as screen:
+    async with server.serve() as url, place.screen("attach", "job", "--url", url) as screen:
         await screen.until("answer>")
         server.fail()
         screen.type("n not now\r")

@@ -283,7 +283,7 @@ def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_status(console: St
     assert console.status == ""
 
 
-def test_a_run_that_is_taken_up_is_in_the_status_and_its_calls_keep_their_arguments(console: StatusConsole) -> None:
+def test_a_restored_run_is_in_the_status_and_its_calls_keep_their_arguments(console: StatusConsole) -> None:
     facts = [
         RunStarted(seq=1, run_id="r1", limits=Limits(turns=7)),
         TurnStarted(seq=2, turn=3),
@@ -382,7 +382,7 @@ def test_a_plain_console_gives_prose_back_as_it_is_however_it_is_cut(lines: list
         (["--approve", "a"], None, ["a"], None),
     ],
 )
-def test_an_objective_behind_a_list_of_globs_is_told_from_them(
+def test_an_objective_behind_a_list_of_globs_is_found(
     words: list[str], objective: str | None, approve: list[str] | None, forbid: list[str] | None
 ) -> None:
     args = run.parser().parse_args(words)

@@ -47,11 +47,11 @@ def number(x86, arm): return x86 if os.uname().machine == "x86_64" else arm
 """
 
 
-def reading(path: str) -> str:
+def read(path: str) -> str:
     return f"has(open({path}, errors='replace').read())"
 
 
-def writing(path: str) -> str:
+def write(path: str) -> str:
     return f"open({path}, 'w').write('spoiled'); escaped()"
 
 
@@ -100,35 +100,35 @@ def env_link(place: Place) -> None:
 
 
 READS = [
-    Attempt("a key outside", reading("E['OUTSIDE'] + '/key'")),
-    Attempt("a key by dots", reading("'../outside/key'")),
-    Attempt("a key by a link in the workspace", reading("'to-key'"), links),
-    Attempt("a key by a linked folder", reading("'to-folder/key'"), links),
-    Attempt("a key by the root of a process", reading("'/proc/self/root' + E['OUTSIDE'] + '/key'")),
-    Attempt("a key by the root of the first process", reading("'/proc/1/root' + E['OUTSIDE'] + '/key'"), rights=True),
+    Attempt("a key outside", read("E['OUTSIDE'] + '/key'")),
+    Attempt("a key by dots", read("'../outside/key'")),
+    Attempt("a key by a link in the workspace", read("'to-key'"), links),
+    Attempt("a key by a linked folder", read("'to-folder/key'"), links),
+    Attempt("a key by the root of a process", read("'/proc/self/root' + E['OUTSIDE'] + '/key'")),
+    Attempt("a key by the root of the first process", read("'/proc/1/root' + E['OUTSIDE'] + '/key'"), rights=True),
     Attempt("the passwords of the system", "open('/etc/shadow').read(); escaped()", rights=True),
     Attempt("the names of the system's users", "'root:' in open('/etc/passwd').read() and escaped()"),
     Attempt("what lies in the user's home", "os.listdir(os.path.expanduser('~root')); escaped()", rights=True),
     Attempt("the machine's identity", "open('/etc/machine-id').read(); escaped()", rights=True),
-    Attempt("the environment of another process", reading("f\"/proc/{E['PID']}/environ\"")),
-    Attempt("the arguments of another process", reading("f\"/proc/{E['PID']}/cmdline\"")),
+    Attempt("the environment of another process", read("f\"/proc/{E['PID']}/environ\"")),
+    Attempt("the arguments of another process", read("f\"/proc/{E['PID']}/cmdline\"")),
     Attempt("the memory of another process", "open(f\"/proc/{E['PID']}/mem\", 'rb'); escaped()"),
     Attempt(
         "the files of another process",
         "p = f\"/proc/{E['PID']}/fd/\"\nfor f in os.listdir(p):\n"
         "    if 'held' in os.readlink(p + f): has(open(p + f).read())",
     ),
-    Attempt("a key by the root of another process", reading("f\"/proc/{E['PID']}/root{E['OUTSIDE']}/key\"")),
-    Attempt("the folder of another process", reading("f\"/proc/{E['PID']}/cwd/temporary\"")),
-    Attempt("another program's temporary file", reading("E['TEMPORARY']")),
+    Attempt("a key by the root of another process", read("f\"/proc/{E['PID']}/root{E['OUTSIDE']}/key\"")),
+    Attempt("the folder of another process", read("f\"/proc/{E['PID']}/cwd/temporary\"")),
+    Attempt("another program's temporary file", read("E['TEMPORARY']")),
     Attempt("the list of temporary files", "E['ABSTRACT'] in os.listdir('/tmp') and escaped()", rights=True),
-    Attempt("another program's shared memory", reading("E['SHARED']")),
-    Attempt("an env file", reading("'.env'"), env_file),
-    Attempt("an env file of another name", reading("'.env.local'"), env_file),
-    Attempt("an env file deep below", reading("'app/deep/.env'"), env_file),
-    Attempt("an env file after its folder was moved", "os.rename('app', 'b'); " + reading("'b/deep/.env'"), env_file),
-    Attempt("an env file behind a link", reading("'.env'"), env_link),
-    Attempt("an env file by a hard link", "os.link('.env', 'copy'); " + reading("'copy'"), env_file),
+    Attempt("another program's shared memory", read("E['SHARED']")),
+    Attempt("an env file", read("'.env'"), env_file),
+    Attempt("an env file of another name", read("'.env.local'"), env_file),
+    Attempt("an env file deep below", read("'app/deep/.env'"), env_file),
+    Attempt("an env file after its folder was moved", "os.rename('app', 'b'); " + read("'b/deep/.env'"), env_file),
+    Attempt("an env file behind a link", read("'.env'"), env_link),
+    Attempt("an env file by a hard link", "os.link('.env', 'copy'); " + read("'copy'"), env_file),
     Attempt("the kernel's messages", "os.open('/dev/kmsg', os.O_RDONLY); escaped()", rights=True),
     Attempt("the kernel's memory", "os.open('/proc/kcore', os.O_RDONLY); escaped()", rights=True),
     Attempt("the pages of the kernel", "open('/proc/kpageflags', 'rb').read(8) and escaped()", rights=True),
@@ -141,17 +141,17 @@ READS = [
 ]
 
 WRITES = [
-    Attempt("a file outside", writing("E['OUTSIDE'] + '/victim'")),
-    Attempt("a new file outside", writing("E['OUTSIDE'] + '/new'")),
-    Attempt("a file by dots", writing("'../outside/victim'")),
-    Attempt("a file by new folders and dots", "os.mkdir('a'); " + writing("'a/../../outside/victim'")),
-    Attempt("a file by a link in the workspace", writing("'to-victim'"), links),
-    Attempt("a file by a link of one's own", "os.symlink(E['OUTSIDE'], 'way'); " + writing("'way/victim'")),
+    Attempt("a file outside", write("E['OUTSIDE'] + '/victim'")),
+    Attempt("a new file outside", write("E['OUTSIDE'] + '/new'")),
+    Attempt("a file by dots", write("'../outside/victim'")),
+    Attempt("a file by new folders and dots", "os.mkdir('a'); " + write("'a/../../outside/victim'")),
+    Attempt("a file by a link in the workspace", write("'to-victim'"), links),
+    Attempt("a file by a link of one's own", "os.symlink(E['OUTSIDE'], 'way'); " + write("'way/victim'")),
     Attempt("a hard link to a key", "os.link(E['OUTSIDE'] + '/key', 'copy'); escaped()"),
     Attempt("a file moved in from outside", "os.rename(E['OUTSIDE'] + '/key', 'key'); escaped()"),
     Attempt("a file moved out", "open('x', 'w'); os.rename('x', E['OUTSIDE'] + '/x'); escaped()"),
     Attempt("the workspace itself moved", "os.rename(E['WORKSPACE'], E['WORKSPACE'] + '2'); escaped()"),
-    Attempt("a folder that is shown read-only", writing("E['TOOLS'] + '/tool'")),
+    Attempt("a folder that is shown read-only", write("E['TOOLS'] + '/tool'")),
     Attempt(
         "the system's programs",
         "open('/usr/treadle-test', 'w'); escaped(); os.unlink('/usr/treadle-test')",
@@ -159,37 +159,37 @@ WRITES = [
     ),
     Attempt(
         "a hook in a repository that is not there yet",
-        "os.makedirs('.git/hooks', exist_ok=True); " + writing("'.git/hooks/pre-commit'"),
+        "os.makedirs('.git/hooks', exist_ok=True); " + write("'.git/hooks/pre-commit'"),
     ),
-    Attempt("a common folder for a repository", "os.makedirs('.git', exist_ok=True); " + writing("'.git/commondir'")),
-    Attempt("a hook in a repository", writing("'.git/hooks/pre-commit'"), git),
-    Attempt("a repository's settings", writing("'.git/config'"), git),
-    Attempt("a repository moved away", "os.rename('.git', 'old'); os.mkdir('.git'); " + writing("'.git/config'"), git),
+    Attempt("a common folder for a repository", "os.makedirs('.git', exist_ok=True); " + write("'.git/commondir'")),
+    Attempt("a hook in a repository", write("'.git/hooks/pre-commit'"), git),
+    Attempt("a repository's settings", write("'.git/config'"), git),
+    Attempt("a repository moved away", "os.rename('.git', 'old'); os.mkdir('.git'); " + write("'.git/config'"), git),
     Attempt("a repository removed", "import shutil; shutil.rmtree('.git'); escaped()", git),
     Attempt("a repository replaced by a link", "os.rename('.git', 'old'); os.symlink('old', '.git'); escaped()", git),
     Attempt(
         "a missing repository as a file",
         "os.path.isdir('.git') and os.rmdir('.git'); open('.git', 'w').write('gitdir: x'); escaped()",
     ),
-    Attempt("a hook in a repository further down", writing("'sub/.git/hooks/pre-commit'"), repositories),
+    Attempt("a hook in a repository further down", write("'sub/.git/hooks/pre-commit'"), repositories),
     Attempt(
         "a repository further down, moved with its folder",
-        "os.rename('sub', 'moved'); " + writing("'moved/.git/config'"),
+        "os.rename('sub', 'moved'); " + write("'moved/.git/config'"),
         repositories,
     ),
     Attempt("a repository further down, moved away", "os.rename('sub/.git', 'old'); escaped()", repositories),
-    Attempt("a submodule pointed elsewhere", writing("'module/.git'"), repositories),
+    Attempt("a submodule pointed elsewhere", write("'module/.git'"), repositories),
     Attempt("a submodule exchanged", "os.unlink('module/.git'); escaped()", repositories),
-    Attempt("a repository by another name", writing("'store/config'"), repositories),
-    Attempt("our settings further down", writing("'deep/er/.treadle/config.toml'"), repositories),
+    Attempt("a repository by another name", write("'store/config'"), repositories),
+    Attempt("our settings further down", write("'deep/er/.treadle/config.toml'"), repositories),
     Attempt("the log, with an approval in it", "open('words.db', 'r+b').write(b'yes'); escaped()", store),
-    Attempt("the log's newest facts", writing("'words.db-wal'"), store),
+    Attempt("the log's newest facts", write("'words.db-wal'"), store),
     Attempt("the log exchanged", "os.rename('words.db', 'old'); escaped()", store),
     Attempt("the log read", "has(open('words.db', 'rb').read().decode('latin-1'))", store),
-    Attempt("our settings", writing("'.treadle/config.toml'"), settings),
+    Attempt("our settings", write("'.treadle/config.toml'"), settings),
     Attempt(
         "our settings where there are none",
-        "os.makedirs('.treadle', exist_ok=True); " + writing("'.treadle/config.toml'"),
+        "os.makedirs('.treadle', exist_ok=True); " + write("'.treadle/config.toml'"),
     ),
     Attempt(
         "what the kernel runs for a crash",

@@ -56,7 +56,7 @@ async def test_the_private_temporary_folder_is_gone_afterwards(place: Place) -> 
 
 
 @needs_landlock
-async def test_a_program_that_is_not_there_is_told_as_such(place: Place) -> None:
+async def test_a_missing_program_gives_127(place: Place) -> None:
     ran = await behind_landlock(place.job("no-such-program"))
     assert ran.ended.code == 127 and "No such file" in ran.output
 

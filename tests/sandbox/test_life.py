@@ -136,7 +136,7 @@ async def test_a_command_that_ignores_every_signal_is_killed(run: Run, place: Pl
 @pytest.mark.parametrize("run", EVERYWHERE)
 async def test_cancelling_at_any_moment_leaves_nothing_behind(run: Run, place: Place) -> None:
     await collect(run, place.shell("true"))
-    before = left_behind(place)
+    before = list_leftovers(place)
     for step in range(12):
         task = asyncio.ensure_future(collect(run, place.shell(f"sleep {LONG}")))
         for _ in range(step):
@@ -175,7 +175,7 @@ async def test_cancelling_while_the_sandbox_is_set_up_ends_what_bubblewrap_has_s
 @pytest.mark.parametrize("run", EVERYWHERE)
 async def test_many_commands_leave_no_process_descriptor_or_file_behind(run: Run, place: Place) -> None:
     await collect(run, place.shell("true"))
-    before = left_behind(place)
+    before = list_leftovers(place)
     for _ in range(10):
         results = await asyncio.gather(
             *(collect(run, place.shell(f"(setsid sleep {LONG} &); echo {n}")) for n in range(2))
@@ -188,7 +188,7 @@ async def test_many_commands_leave_no_process_descriptor_or_file_behind(run: Run
 @pytest.mark.parametrize("run", EVERYWHERE)
 async def test_a_thousand_commands_leave_nothing_behind(run: Run, place: Place) -> None:
     await collect(run, place.shell("true"))
-    before = left_behind(place)
+    before = list_leftovers(place)
     for _ in range(500):
         await asyncio.gather(
             *(collect(run, place.shell(f"(setsid sleep {LONG} &); mkdir -p d; touch d/x")) for _ in range(2))
@@ -200,12 +200,12 @@ async def test_a_thousand_commands_leave_nothing_behind(run: Run, place: Place) 
 async def check_nothing_more(place: Place, before: dict[str, set[str]]) -> None:
     """Nothing has come to stay; the kernel, and a thread that still looks at the workspace, are given their time."""
     end = time.monotonic() + PATIENCE
-    while more := {kind: found - before[kind] for kind, found in left_behind(place).items() if found - before[kind]}:
+    while more := {kind: found - before[kind] for kind, found in list_leftovers(place).items() if found - before[kind]}:
         assert time.monotonic() < end, more
         await asyncio.sleep(0.05)
 
 
-def left_behind(place: Place) -> dict[str, set[str]]:
+def list_leftovers(place: Place) -> dict[str, set[str]]:
     """Our children that live, what we hold open, and every file that a command could have left."""
     gc.collect()
     children = subprocess.run(
@@ -314,12 +314,12 @@ async def test_output_comes_while_the_command_runs(run: Run, place: Place) -> No
 
 @pytest.mark.parametrize("run", EVERYWHERE)
 async def test_a_listener_that_fails_ends_the_command(run: Run, place: Place) -> None:
-    def broken(data: bytes) -> None:
+    def fail(data: bytes) -> None:
         raise ValueError("cannot take it")
 
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(ValueError, match="cannot take it"):
-            await run(place.shell("echo first; sleep 600"), broken)
+            await run(place.shell("echo first; sleep 600"), fail)
 
 
 @pytest.mark.parametrize("run", EVERYWHERE)

@@ -89,12 +89,12 @@ async def test_the_working_folder_is_kept_to_the_workspace(place: Place) -> None
     assert ran.output == f"{place.workspace}/sub\n"
 
 
-async def test_the_exit_code_and_a_signal_are_told(place: Place) -> None:
+async def test_the_result_has_the_exit_code_and_the_signal(place: Place) -> None:
     assert (await inside(place.shell("exit 7"))).ended.code == 7
     ended = (await inside(place.shell("kill -SEGV $$"))).ended
     assert (ended.reason, ended.signal, ended.code) == ("signalled", 11, 139)
 
 
-async def test_a_program_that_is_not_there_is_told_as_such(place: Place) -> None:
+async def test_a_missing_program_gives_127(place: Place) -> None:
     ran = await inside(place.job("no-such-program"))
     assert ran.ended.code == 127 and "not found" in ran.output

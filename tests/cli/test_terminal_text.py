@@ -28,7 +28,7 @@ from treadle.cli.console import (
 )
 from treadle.cli.drive import ReportBuilder, RunOutput
 from treadle.cli.message_content import build_message
-from treadle.cli.question_text import parse_decision, parse_reply, preview_diff, render_approval, render_choices
+from treadle.cli.questions import parse_decision, parse_reply, preview_diff, render_approval, render_choices
 from treadle.cli.screen import MarkdownStyler, Screen, describe_ending, render_call
 from treadle.errors import BadInput
 from treadle.events import (

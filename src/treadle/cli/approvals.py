@@ -23,8 +23,7 @@ from treadle.cli.console import (
 from treadle.cli.find_session import open_command_store
 from treadle.cli.open_session import open_stored_session
 from treadle.cli.options import Parser, add_actions, add_session_argument, add_store_options, create_parser
-from treadle.cli.question_text import render_approval
-from treadle.cli.questions import AgentQuestion
+from treadle.cli.questions import AgentQuestion, render_approval
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
 from treadle.permissions.saved_rules import forget_rule, load_all_rules

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.sessions import build_agent, read_finished_calls, run_message, run_to_end, select_events, wait_for
 from treadle import Agent, Answer, CallStarted, RunFinished, Session
-from treadle.cli.question_text import render_approval
+from treadle.cli.questions import render_approval
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant
 from treadle.messages import Call, Reply

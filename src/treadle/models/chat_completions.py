@@ -51,16 +51,12 @@ class ChatCompletions(ListFormat):
     def __init__(self, provider: str, model: str, quirks: Quirks = _NO_QUIRKS, info: ModelInfo = UNKNOWN_MODEL) -> None:
         super().__init__(provider, model, info)
         self.quirks = quirks
-        self.id_rule = quirks.id_rule
+        self.id_rule, self.limit_field = quirks.id_rule, quirks.limit_field
         if quirks.sends_cache_key:
             self.head_fields = (*self.head_fields, "session_id")
 
     def open_reader(self, request: Request, sent: int) -> ChatReader:
         return ChatReader(self, request, sent)
-
-    def _write_limit(self, request: Request) -> bytes:
-        limit = self.limit_output(request)
-        return b"" if limit is None else b',"%b":%d' % (self.quirks.limit_field.encode(), limit)
 
     def _write_system(self, request: Request) -> bytes:
         text = request.system
@@ -88,12 +84,7 @@ class ChatCompletions(ListFormat):
             elif quirks.schema_mode == "json_object":
                 fields["response_format"] = {"type": "json_object"}
         fields |= self.build_extra(request)
-        wire_format.add_tools(
-            fields,
-            request,
-            wire_format.describe_function,
-            lambda name: {"type": "function", "function": {"name": name}},
-        )
+        wire_format.add_tools(fields, request, lambda function: {"type": "function", "function": function})
         return fields
 
     def _write_user(self, parts: Sequence[Part]) -> bytes:

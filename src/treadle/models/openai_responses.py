@@ -19,8 +19,6 @@ from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageSt
 from treadle.models.strict_schema import is_strict
 from treadle.models.wire_format import ListFormat, ReportedUsage, encode, read_raw
 
-_LEAST_OUTPUT = 16
-
 
 class OpenAIResponses(ListFormat):
     """The wire format of one model behind the Responses API, which knows neither `seed` nor `stop`."""
@@ -30,6 +28,8 @@ class OpenAIResponses(ListFormat):
     own_fields = frozenset(("model", "input", "instructions", "stream", "tools", "store"))
     head_fields = (*ListFormat.head_fields, "system", "session_id")
     list_field = b"input"
+    limit_field = "max_output_tokens"
+    least_output = 16
     carries_parts = False
 
     def __init__(
@@ -40,10 +40,6 @@ class OpenAIResponses(ListFormat):
 
     def open_reader(self, request: Request, sent: int) -> ResponsesReader:
         return ResponsesReader(self, sent)
-
-    def _write_limit(self, request: Request) -> bytes:
-        limit = self.limit_output(request)
-        return b"" if limit is None else b',"max_output_tokens":%d' % max(limit, _LEAST_OUTPUT)
 
     def _build_fields(self, request: Request, window: int | None) -> dict[str, Json]:
         fields: dict[str, Json] = {"model": self.model, "stream": True, "store": False}
@@ -58,12 +54,9 @@ class OpenAIResponses(ListFormat):
         if (schema := request.output_schema) is not None:
             form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
             fields["text"] = {**fields.get("text", {}), "format": form}
-        wire_format.add_tools(
-            fields,
-            request,
-            lambda tool: {"type": "function", **wire_format.describe_function(tool)["function"], "strict": False},
-            lambda name: {"type": "function", "name": name},
-        )
+        wire_format.add_tools(fields, request, lambda function: {"type": "function", **function})
+        for tool in fields.get("tools", ()):
+            tool["strict"] = False
         return fields
 
     def _write_user(self, parts: Sequence[Part]) -> bytes:

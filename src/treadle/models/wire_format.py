@@ -70,11 +70,6 @@ class WireFormat(ABC):
     def open_reader(self, request: Request, sent: int) -> ReplyReader[Any]:
         """A reader for the response to `request`, of which `sent` bytes were sent."""
 
-    def limit_output(self, request: Request) -> int | None:
-        """How many tokens the reply may have, as far as that is limited."""
-        wanted, most = request.max_tokens, self.info.max_output
-        return wanted if wanted is None or most is None else min(wanted, most)
-
     def build_sampling(self, request: Request) -> dict[str, Json]:
         """Temperature and top-p, where they are set and the model accepts them."""
         if not self.info.accepts_sampling:
@@ -121,6 +116,9 @@ class ListFormat(WireFormat):
     head_fields: tuple[str, ...] = ("tools", "tool_choice", "sampling", "output_schema")
     """The fields of a request that its head depends on."""
     list_field: ClassVar[bytes] = b"messages"
+    limit_field: str = ""
+    """The field that limits the reply's tokens, if there is one outside the head."""
+    least_output: ClassVar[int] = 0
     carries_parts: ClassVar[bool] = True
     """Whether images and files of a tool result are shown in a user message after it."""
 
@@ -153,7 +151,10 @@ class ListFormat(WireFormat):
 
     def _write_limit(self, request: Request) -> bytes:
         """The field that limits the reply's tokens, after a comma."""
-        return b""
+        if request.max_tokens is None or not self.limit_field:
+            return b""
+        limit = min(request.max_tokens, self.info.max_output or request.max_tokens)
+        return b',"%b":%d' % (self.limit_field.encode(), max(limit, self.least_output))
 
     def _write_system(self, request: Request) -> bytes:
         """The entry with the instructions, where they are an entry of the list."""
@@ -284,20 +285,15 @@ def describe_function(tool: messages.ToolSpec) -> dict[str, Json]:
     return {"type": "function", "function": function}
 
 
-def add_tools(
-    fields: dict[str, Json],
-    request: Request,
-    describe: Callable[[messages.ToolSpec], Json],
-    choose: Callable[[str], Json],
-) -> None:
-    """Add the tools to a request's fields. `choose` builds the choice of one tool by its name."""
+def add_tools(fields: dict[str, Json], request: Request, wrap: Callable[[dict[str, Json]], dict[str, Json]]) -> None:
+    """Add the tools to a request's fields. `wrap` builds the entry of a function, or the choice of one by its name."""
     if request.tools:
-        fields["tools"] = [describe(tool) for tool in request.tools]
+        fields["tools"] = [wrap(describe_function(tool)["function"]) for tool in request.tools]
         choice = fields.get("tool_choice")
         if request.tool_choice == "none" or choice is None:
             choice = request.tool_choice
         elif isinstance(choice, str) and choice not in ("auto", "none", "required"):
-            choice = choose(choice)
+            choice = wrap({"name": choice})
         fields["tool_choice"] = choice
     for name in ("tool_choice", "parallel_tool_calls"):
         if not request.tools or fields.get(name) == "auto":

@@ -5,7 +5,7 @@ Differences between vendors are data (`Quirks`), never a branch on a vendor's na
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, cast
 
 import msgspec
@@ -86,10 +86,6 @@ class ChatCompletions(ListFormat):
         fields |= self.build_extra(request)
         wire_format.add_tools(fields, request, lambda function: {"type": "function", "function": function})
         return fields
-
-    def _write_user(self, parts: Sequence[Part]) -> bytes:
-        content = wire_format.build_content(parts, self._build_part)
-        return b"," + encode({"role": "user", "content": content}) if content else b""
 
     def _write_result(self, message: ResultMessage) -> bytes:
         call_id = self.id_rule.fit(message.call_id)

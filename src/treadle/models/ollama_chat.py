@@ -72,22 +72,25 @@ class OllamaChat(ListFormat):
         return fields
 
     def _write_user(self, parts: Sequence[Part]) -> bytes:
-        texts: list[str] = []
-        images: list[str] = []
-        for part in parts:
-            match part:
-                case TextPart():
-                    texts.append(part.text)
-                case ImagePart(data=data) if data:
-                    images.append(data)
-                case ImagePart():
-                    texts.append(f"[an image at {part.url}, which cannot be fetched from here]")
-                case FilePart():
-                    texts.append(describe_file(part))
-        fields: dict[str, Json] = {"role": "user", "content": "\n".join(texts)}
-        if images:
+        built = [self._build_part(part) for part in parts]
+        fields: dict[str, Json] = {
+            "role": "user",
+            "content": "\n".join(part["text"] for part in built if "text" in part),
+        }
+        if images := [part["image"] for part in built if "image" in part]:
             fields["images"] = images
         return b"," + encode(fields)
+
+    def _build_part(self, part: Part) -> dict[str, Json]:
+        match part:
+            case TextPart():
+                return {"text": part.text}
+            case ImagePart(data=data) if data:
+                return {"image": data}
+            case ImagePart():
+                return {"text": f"[an image at {part.url}, which cannot be fetched from here]"}
+            case FilePart():
+                return {"text": describe_file(part)}
 
     def _write_reply(self, message: ModelMessage) -> bytes:
         fields: dict[str, Json] = {"role": "assistant", "content": message.text}

@@ -5,7 +5,7 @@ Nothing is stored at the provider. Reasoning comes encrypted and goes back uncha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import msgspec
@@ -59,15 +59,11 @@ class OpenAIResponses(ListFormat):
             tool["strict"] = False
         return fields
 
-    def _write_user(self, parts: Sequence[Part]) -> bytes:
-        content = wire_format.build_content(parts, _build_part)
-        return b"," + encode({"role": "user", "content": content}) if content else b""
-
     def _write_result(self, message: ResultMessage) -> bytes:
         output: Json = message.text
         if message.parts:
             parts = (TextPart(message.text), *message.parts) if message.text else message.parts
-            output = [_build_part(part) for part in parts]
+            output = [self._build_part(part) for part in parts]
         call_id = self.id_rule.fit(message.call_id)
         return b"," + encode({"type": "function_call_output", "call_id": call_id, "output": output})
 
@@ -90,17 +86,20 @@ class OpenAIResponses(ListFormat):
             items.insert(0, encode({"role": "assistant", "content": message.text}))
         return b"".join(b"," + item for item in items)
 
-
-def _build_part(part: Part) -> dict[str, Json]:
-    match part:
-        case TextPart():
-            return {"type": "input_text", "text": part.text}
-        case ImagePart():
-            return {"type": "input_image", "image_url": part.url or wire_format.build_data_url(part), "detail": "auto"}
-        case FilePart(media_type="application/pdf"):
-            return {"type": "input_file", "filename": part.name, "file_data": wire_format.build_data_url(part)}
-        case FilePart():
-            return {"type": "input_text", "text": wire_format.describe_file(part)}
+    def _build_part(self, part: Part) -> dict[str, Json]:
+        match part:
+            case TextPart():
+                return {"type": "input_text", "text": part.text}
+            case ImagePart():
+                return {
+                    "type": "input_image",
+                    "image_url": part.url or wire_format.build_data_url(part),
+                    "detail": "auto",
+                }
+            case FilePart(media_type="application/pdf"):
+                return {"type": "input_file", "filename": part.name, "file_data": wire_format.build_data_url(part)}
+            case FilePart():
+                return {"type": "input_text", "text": wire_format.describe_file(part)}
 
 
 class _Incomplete(Struct, gc=False):

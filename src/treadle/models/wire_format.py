@@ -170,9 +170,14 @@ class ListFormat(WireFormat):
                 due, carried = carried.add_result(message) if self.carries_parts else ((), carried)
                 return self._write_result(message) + (self._write_user(due) if due else b""), carried
 
-    @abstractmethod
     def _write_user(self, parts: Sequence[Part]) -> bytes:
-        """The entry of a user message, after a comma. Empty where there is nothing to show."""
+        """The entry of a user message, after a comma. Its content is a string where all parts are text, else a list."""
+        texts = [part.text for part in parts if isinstance(part, TextPart)]
+        content = "\n".join(texts) if len(texts) == len(parts) else [self._build_part(part) for part in parts]
+        return b"," + encode({"role": "user", "content": content}) if content else b""
+
+    @abstractmethod
+    def _build_part(self, part: Part) -> dict[str, Json]: ...
 
     @abstractmethod
     def _write_reply(self, message: ModelMessage) -> bytes: ...
@@ -298,13 +303,6 @@ def add_tools(fields: dict[str, Json], request: Request, wrap: Callable[[dict[st
     for name in ("tool_choice", "parallel_tool_calls"):
         if not request.tools or fields.get(name) == "auto":
             fields.pop(name, None)
-
-
-def build_content(parts: Sequence[Part], build_part: Callable[[Part], dict[str, Json]]) -> str | list[dict[str, Json]]:
-    """The content of a message: a string where all parts are text, else a list."""
-    if all(isinstance(part, TextPart) for part in parts):
-        return "\n".join(part.text for part in parts if isinstance(part, TextPart))
-    return [build_part(part) for part in parts]
 
 
 def build_data_url(part: messages.ImagePart | FilePart) -> str:

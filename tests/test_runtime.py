@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.kit.sessions import Store, Tables, note
 from treadle import Agent, Answer, Middleware, ModelReplied, RunFinished, Runtime
-from treadle.errors import Conflict
 from treadle.log.in_memory import InMemoryLog
 from treadle.testing import ScriptedModel, call
 
@@ -28,16 +25,6 @@ async def test_a_runtime_that_starts_again_asks_open_questions_again(tmp_path: P
     await store.close()
     assert asked == ["a"]
     assert isinstance(facts[-1], RunFinished) and facts[-1].answer == "done"
-
-
-async def test_a_message_to_a_closed_runtime_is_refused_and_not_stored() -> None:
-    log = InMemoryLog()
-    async with Agent(ScriptedModel("hi")).session(log) as session:
-        await session.ask("hello")
-        before = await log.read(session.id)
-    with pytest.raises(Conflict, match="closed"):
-        await session.send("too late")
-    assert await log.read(session.id) == before
 
 
 async def test_a_reply_is_in_the_log_before_middleware_is_asked_about_its_calls() -> None:

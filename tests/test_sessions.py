@@ -134,16 +134,17 @@ async def test_an_output_can_be_plain_text_or_a_plain_type(output: Any, text: st
 # --- messages while one is running
 
 
-async def test_a_message_sent_while_a_tool_runs_steers_the_next_turn(store: Store) -> None:
+async def test_a_message_sent_while_a_tool_runs_steers_the_next_turn_and_has_the_same_outcome(store: Store) -> None:
     held = HeldTool()
     async with held.open_session(store.open(), "as you say") as session:
-        sent = await session.send("in French")
+        other = asyncio.create_task(kit.run_to_end(session, "in French"))
+        sent = await kit.wait_for(session, MessageReceived, lambda fact: fact.parts == (TextPart("in French"),))
         held.free.set()
-        await kit.wait_for(session, RunFinished)
+        assert await kit.wait_for(session, RunFinished) == await other
         facts = await session.facts()
     kit.check_settled(facts)
     assert len(kit.select_events(facts, RunStarted)) == 1 and held.starts == 1
-    assert kit.select_events(facts, TurnStarted)[1].messages == (sent,)
+    assert kit.select_events(facts, TurnStarted)[1].messages == (sent.id,)
     assert kit.select_results(held.model.requests[1])["a"].text == "waited"
     assert held.model.requests[1].messages[-1] == UserMessage((TextPart("in French"),))
 

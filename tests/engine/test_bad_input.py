@@ -136,16 +136,6 @@ async def test_a_message_with_a_lone_surrogate_is_repaired(store: Store) -> None
     assert run.select(MessageReceived)[0].parts == (TextPart("caf?"),)
 
 
-async def test_a_message_during_a_run_is_queued_and_has_the_same_outcome(store: Store) -> None:
-    held = HeldTool()
-    async with held.open_session(store.open(), "both") as session, session.resume() as run:
-        other = asyncio.create_task(kit.run_to_end(session, "two"))
-        await kit.wait_for(session, MessageReceived, lambda fact: fact.parts == (TextPart("two"),))
-        held.free.set()
-        assert (await run.wait()) == (await other)
-        kit.check_settled(await session.facts())
-
-
 @pytest.mark.parametrize(
     "answer",
     [Answer("maybe"), Answer("allow", "forever"), Answer(by=5), Answer(comment="\udcff")],  # type: ignore[arg-type]

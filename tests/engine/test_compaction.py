@@ -240,14 +240,6 @@ def test_a_compaction_is_due_at_85_percent_of_the_window() -> None:
     assert isinstance(next_step(fold_turn(10**6), 0.0), AskModel), "an unknown window cannot be full"
 
 
-def test_a_compaction_never_comes_between_a_call_and_its_result() -> None:
-    for length in range(len(STORY)):
-        state = fold_with_tokens(STORY[:length], 10**6)
-        step = next_step(state, 0.0, window=1024)
-        if isinstance(step, Compact):
-            assert all(entry.is_settled for entry in state.entries if isinstance(entry, Turn))
-
-
 def test_the_token_count_is_the_providers_plus_an_estimate() -> None:
     counted = events.ModelReplied(text="So.", usage=Usage(900, 50))
     state = fold_story(*STORY[:13], counted)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.kit.facts import BEGIN, MESSAGE, RUN, TURN, build_cases, message, new_run, result
 from tests.kit.simulation import Simulation
 from tests.kit.strategies import LIMITS, build_history, facts, fold_story, histories
-from tests.kit.strict import check_growth, check_request
+from tests.kit.strict import check_request
 from treadle.engine.context import Projection
 from treadle.engine.state import OUTCOME_UNKNOWN, apply, fold
 from treadle.events import (
@@ -250,26 +250,6 @@ def test_the_model_reads_a_note_only_on_signals_that_it_can_act_on(kind: SignalK
 def test_the_wrap_up_note_names_the_limit(limit: EndReason, words: str) -> None:
     last = read_note(project(*BEGIN, TurnStarted(turn=2, tools=False, wrap_up=limit))[-1])
     assert words in last and "Without tools" in last
-
-
-def test_notes_stay_in_the_messages() -> None:
-    state, projection = fold_story(*BEGIN), Projection()
-    seen = list(projection.build_messages(state))
-    turns = [TurnStarted(turn=2), TurnStarted(turn=3, wrap_up="turn_limit")]
-    replies = [(ModelReplied(), SignalDetected(kind="empty_reply")), (ModelReplied(text="So."),)]
-    for reply, turn in zip(replies, turns, strict=True):
-        for fact in (*reply, turn):
-            apply(state, fact)
-            request = Request(system="", messages=projection.build_messages(state))
-        check_growth(seen, request)
-        seen = list(request.messages)
-    assert len(seen) == 4
-
-
-def test_the_models_message_is_never_first_last_or_doubled() -> None:
-    messages = project(RUN, ModelReplied(text="One."), ModelReplied(text="Two."))
-    assert [type(message) for message in messages] == [*(UserMessage, ModelMessage) * 2, UserMessage]
-    assert [type(message) for message in project()] == [UserMessage]
 
 
 # ── compaction ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -54,10 +54,8 @@ async def test_many_sessions_run_at_once_each_in_its_own_order(store: Store) -> 
         return f"met {name}"
 
     def answer(request: Request) -> Any:
-        shown = kit.select_results(request)
-        return (
-            f"done {kit.list_user_texts(request)[0]}" if shown else call("meet", name=kit.list_user_texts(request)[0])
-        )
+        name = kit.list_user_texts(request)[0]
+        return f"done {name}" if kit.select_results(request) else call("meet", name=name)
 
     agent, _ = kit.build_agent(*[answer] * 40, tools=[meet])
     async with Runtime(store.open(), [agent]) as runtime:
@@ -85,22 +83,19 @@ async def test_a_run_is_followed_by_no_task_while_it_is_driven_here(store: Store
         held.free.set()
         outcome = await run.wait()
     assert outcome is not None and outcome.answer == "done"
-    assert {name for name in names if name.startswith("Coordinator.")} == {
-        "Coordinator._run_session",
-        "Coordinator._keep_claims",
-    }
+    tasks = {name for name in names if name.startswith("Coordinator.")}
+    assert tasks == {"Coordinator._run_session", "Coordinator._keep_claims"}
 
 
-async def test_a_closed_runtime_says_so(store: Store) -> None:
-    agent, _ = kit.build_agent("hi")
-    async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
+async def test_a_closed_runtime_refuses_messages_and_stores_nothing(store: Store) -> None:
+    log, run = store.open(), await store.run_script("hi")
+    async with run.agent.session(log, id=run.session_id) as session:
         pass
     with pytest.raises(Conflict, match="this runtime is closed"):
         await session.send("hello?")
+    assert await log.read(session.id) == run.facts
     with pytest.raises(BadInput, match="async with Runtime"):
-        _ = Runtime(store.open(), [agent]).coordinator
-    with pytest.raises(BadInput, match="two agents have the same name"):
-        Runtime(store.open(), [agent, kit.build_agent()[0]])
+        _ = Runtime(log, [run.agent]).coordinator
 
 
 async def test_leaving_a_runtime_with_grace_lets_a_run_finish_and_stops_the_work_after_its_answer(store: Store) -> None:

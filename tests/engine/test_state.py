@@ -98,10 +98,6 @@ def test_a_call_has_at_most_one_result_question_and_answer(history: list[AnyFact
     assert {question.call_id for question in state.pending} <= set(state.calls)
 
 
-def test_no_facts_give_an_empty_state() -> None:
-    assert fold([]) == State()
-
-
 # ── one fact after another ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -275,11 +275,6 @@ def test_a_run_ends_for_a_reason(story: Story, reason: str, answer: str, error: 
     assert error in end.error
 
 
-def test_text_only_means_one_turn() -> None:
-    end = fact_after(*TEXT_ONLY, TURN, ModelReplied(text="42"))
-    assert isinstance(end, RunFinished) and end.reason == "answered"
-
-
 def test_a_run_cancelled_before_its_first_turn_ends() -> None:
     end = fact_after(MESSAGE, RUN, CancelRequested())
     assert isinstance(end, RunFinished) and end.reason == "cancelled"
@@ -303,11 +298,6 @@ def test_a_cancelled_run_settles_its_calls(cancel: AnyFact, error: str) -> None:
     assert (running.call_id, running.status, running.output) == ("b", "interrupted", OUTCOME_UNKNOWN)
     assert (waiting.call_id, waiting.status) == ("c", "cancelled")
     assert (end.reason, end.answer, end.error, end.can_continue) == ("cancelled", "I try.", error, True)
-
-
-def test_an_interrupting_message_starts_the_next_run() -> None:
-    story = (*BEGIN, INTERRUPT)
-    assert isinstance(fact_after(*story, fact_after(*story)), RunStarted)
 
 
 # ── calls ──────────────────────────────────────────────────────────────────────────────────────────────────

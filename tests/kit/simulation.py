@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.kit.facts import start
 from tests.kit.sessions import select_events
 from tests.kit.strategies import failures, foreign_facts, replies
 from tests.kit.strict import check_growth, check_request
 from treadle import events
-from treadle.engine.authorize import ReadyCall, authorize_calls
+from treadle.engine.authorize import authorize_calls
 from treadle.engine.context import Projection
 from treadle.engine.model_call import build_request, compact_or_note_failure
 from treadle.engine.reply import build_reply_facts
@@ -213,7 +214,9 @@ class Simulation:
         ready_calls = authorization.ready
         count = next((place for place, one in enumerate(ready_calls) if one.safety != "safe"), len(ready_calls))
         batch = ready_calls[: max(count, 1)]
-        self.record(*map(_build_start, batch))
+        for ready in batch:
+            began = start(ready.call.call, ready.safety, ready.attempt)
+            self.record(replace(began, tool=ready.tool.name, arguments=ready.parsed.arguments))
         for ready in self.draw(st.permutations(batch), label="order of completion"):
             how = self.draw(
                 st.sampled_from(("ok", "ok", "ok", "error", "timed_out", "fatal", "crash", "crash")), label="tool"
@@ -240,16 +243,6 @@ class Simulation:
         decision = self.draw(st.sampled_from(("allow", "deny")), label="decision")
         scope = self.draw(st.sampled_from(("call", "tool", "pattern", "session")), label="scope")
         self.record(events.ApprovalAnswered(call_id=question.call_id, decision=decision, scope=scope, by="user"))
-
-
-def _build_start(ready: ReadyCall) -> events.CallStarted:
-    return events.CallStarted(
-        call_id=ready.call.call.id,
-        tool=ready.tool.name,
-        arguments=ready.parsed.arguments,
-        attempt=ready.attempt,
-        safety=ready.safety,
-    )
 
 
 def split_runs(facts: Iterable[events.AnyFact]) -> list[list[events.AnyFact]]:

@@ -18,24 +18,21 @@ from tests.kit import sessions as kit
 from tests.kit.fake_model import FunctionModel
 from tests.kit.simulation import split_runs
 from tests.kit.strict import StrictModel
-from treadle import (
-    Agent,
-    Answer,
+from treadle import Agent, Answer, AskUser, Runtime, Session, ToolContext, later, tool
+from treadle.errors import ModelError
+from treadle.events import (
+    AnyFact,
     ApprovalRequested,
-    AskUser,
     CallFinished,
     CallStarted,
+    ContextCompacted,
     Limits,
     ModelReplied,
     RunFinished,
-    Runtime,
-    Session,
-    ToolContext,
-    later,
-    tool,
+    RunRequested,
+    SignalDetected,
+    TurnStarted,
 )
-from treadle.errors import ModelError
-from treadle.events import AnyFact, ContextCompacted, RunRequested, SignalDetected, TurnStarted
 from treadle.log.base import Log
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog

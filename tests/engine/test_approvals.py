@@ -8,20 +8,9 @@ import pytest
 
 from tests.kit import sessions as kit
 from tests.kit.sessions import DROP, PATIENCE, Store, Tables
-from treadle import (
-    Answer,
-    ApprovalRequested,
-    CallStarted,
-    Grant,
-    InputRequested,
-    NotAnswered,
-    RunFinished,
-    Runtime,
-    later,
-    tool,
-)
+from treadle import Answer, Grant, NotAnswered, RunFinished, Runtime, later, tool
 from treadle.errors import AlreadyAnswered, Conflict
-from treadle.events import ApprovalAnswered, CancelRequested
+from treadle.events import ApprovalAnswered, ApprovalRequested, CallStarted, CancelRequested
 from treadle.testing import call
 
 # --- a gate
@@ -30,7 +19,7 @@ from treadle.testing import call
 async def test_a_gate_brings_the_question_to_a_person_and_the_call_runs(store: Store, tables: Tables) -> None:
     asked: list[Any] = []
 
-    async def gate(question: ApprovalRequested | InputRequested) -> Answer:
+    async def gate(question: Any) -> Answer:
         asked.append(question)
         return Answer("allow", by="ada")
 

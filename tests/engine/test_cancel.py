@@ -8,22 +8,10 @@ import pytest
 from tests.kit import sessions as kit
 from tests.kit.fake_model import HangingModel
 from tests.kit.sessions import PATIENCE, QUESTION, HeldTool, Store
-from treadle import (
-    Agent,
-    AskUser,
-    CallStarted,
-    InputRequested,
-    NotAnswered,
-    Run,
-    RunFinished,
-    Runtime,
-    TextDelta,
-    TextPart,
-    later,
-)
+from treadle import Agent, AskUser, NotAnswered, Run, RunFinished, Runtime, TextDelta, TextPart, later
 from treadle.engine.setup import Clock
 from treadle.errors import BadInput, ModelError
-from treadle.events import CancelRequested, MessageReceived, ModelReplied
+from treadle.events import CallStarted, CancelRequested, InputRequested, MessageReceived, ModelReplied
 from treadle.testing import call
 
 

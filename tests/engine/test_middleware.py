@@ -9,20 +9,9 @@ from msgspec.structs import replace
 
 from tests.kit import sessions as kit
 from tests.kit.sessions import DROP, PATIENCE, Store, Tables
-from treadle import (
-    CallFinished,
-    CallStarted,
-    Grant,
-    Limits,
-    Middleware,
-    ModelReplied,
-    RunFinished,
-    TextPart,
-    later,
-    tool,
-)
+from treadle import CallStarted, Grant, Limits, Middleware, RunFinished, TextPart, later, tool
 from treadle.errors import BadInput
-from treadle.events import ApprovalRequested, MessageReceived
+from treadle.events import ApprovalRequested, CallFinished, MessageReceived, ModelReplied
 from treadle.messages import Reply, Request, UserMessage
 from treadle.permissions.policy import Verdict
 from treadle.testing import call

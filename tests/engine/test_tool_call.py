@@ -9,19 +9,8 @@ import pytest
 
 from tests.kit import sessions as kit
 from tests.kit.sessions import PATIENCE, HeldTool, Store
-from treadle import (
-    Agent,
-    CallFinished,
-    CallStarted,
-    Middleware,
-    ModelReplied,
-    TextPart,
-    ToolContext,
-    ToolError,
-    ToolResult,
-    tool,
-)
-from treadle.events import MessageReceived, SignalDetected
+from treadle import Agent, Middleware, TextPart, ToolContext, ToolError, ToolResult, tool
+from treadle.events import CallFinished, CallStarted, MessageReceived, ModelReplied, SignalDetected
 from treadle.testing import ScriptedModel, call
 
 

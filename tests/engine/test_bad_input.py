@@ -261,67 +261,63 @@ async def test_every_error_is_a_treadle_error() -> None:
         assert issubclass(error, TreadleError)
 
 
+def fail_after_start(log: Any, error: StoreError, *names: str) -> list[bool]:
+    """Let methods of a log fail as soon as a call has started, until the returned switch is off."""
+    is_failing = [False]
+
+    def wrap(write: Any) -> Any:
+        async def fail_or_write(*given: Any, **options: Any) -> Any:
+            if is_failing[0]:
+                raise error
+            is_failing[0] = write.__name__ == "append" and any(isinstance(fact, CallStarted) for fact in given[2])
+            return await write(*given, **options)
+
+        return fail_or_write
+
+    for name in names:
+        setattr(log, name, wrap(getattr(log, name)))
+    return is_failing
+
+
 async def test_a_store_error_during_a_run_is_raised_and_the_run_can_be_resumed(on_file: Store) -> None:
     agent, _ = kit.build_agent(call("note", id="a", text="x"), "never", tools=[note])
     log = on_file.open()
     async with Runtime(log, [agent], recover=False) as runtime, runtime.session() as session:
-        append, fail = log.append, [False]
-
-        async def failing(claim: Any, expected_seq: int, facts: Any, key: str = "") -> None:
-            if fail[0]:
-                raise StoreError("no room left")
-            await append(claim, expected_seq, facts, key)
-            fail[0] = any(isinstance(fact, CallStarted) for fact in facts)
-
-        log.append = failing  # type: ignore[method-assign]
+        is_failing = fail_after_start(log, StoreError("no room left"), "append")
         with pytest.raises(StoreError, match="no room left"):
             await session.ask("go")
-        log.append = append  # type: ignore[method-assign]
-        kept = await session.facts()
-        assert isinstance(kept[-1], CallStarted)
+        is_failing[0] = False
+        assert isinstance((await session.facts())[-1], CallStarted)
     again, model = kit.build_agent("checked", tools=[note])
-    async with again.session(on_file.open(), id=session.id) as session, session.resume() as run:
-        await run.wait()
+    async with again.session(on_file.open(), id=session.id) as session:
+        assert (await kit.finish_run(session.resume())).answer == "checked"
         kit.check_settled(await session.facts())
-    assert isinstance(run.outcome, RunFinished) and run.outcome.answer == "checked"
     assert "Outcome unknown" in kit.select_results(model.requests[0])["a"].text
 
 
 async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(on_file: Store) -> None:
     agent, model = kit.build_agent(call("note", id="a", text="x"), "done", tools=[note])
-    log, full = on_file.open(), [False]
-
-    def until_full(write: Any) -> Any:
-        async def writing(*given: Any, **options: Any) -> Any:
-            if full[0]:
-                raise StoreFull("no room left")
-            full[0] = write.__name__ == "append" and any(isinstance(fact, CallStarted) for fact in given[2])
-            return await write(*given, **options)
-
-        return writing
-
-    for name in ("append", "release", "claim", "renew"):
-        setattr(log, name, until_full(getattr(log, name)))
+    log = on_file.open()
+    is_failing = fail_after_start(log, StoreFull("no room left"), "append", "release", "claim", "renew")
     async with Runtime(log, [agent], recover=False, lease=10_000) as runtime, runtime.session() as session:
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(StoreFull, match="no room left"):
                 await session.ask("go")
-            full[0] = False
+            is_failing[0] = False
             assert (await kit.finish_run(session.resume())).answer == "done", "long before its lease lapses"
         kit.check_settled(await session.facts())
     assert len(model.requests) == 2
 
 
 async def test_waiting_for_a_run_elsewhere_raises_when_the_store_is_gone(on_file: Store) -> None:
+    async def fail(*given: Any) -> None:
+        raise StoreError("the file was moved")
+
     agent, _ = kit.build_agent("never")
     async with agent.session(log := on_file.open()) as session:
         assert await on_file.open().claim(make_owner_name(), 10_000, session.id) is not None
         async with asyncio.timeout(PATIENCE), session.run("go") as run:
-            log.claim = _raise_moved  # type: ignore[method-assign]
+            log.claim = fail  # type: ignore[method-assign]
             with pytest.raises(StoreError, match="moved"):
                 await run.wait()
         del log.claim  # type: ignore[attr-defined]
-
-
-async def _raise_moved(*given: Any) -> None:
-    raise StoreError("the file was moved")

@@ -40,21 +40,6 @@ async def test_a_run_is_a_message_turns_calls_and_one_ending(store: Store) -> No
     assert kit.select_results(second)["a"].text == "noted x"
 
 
-async def test_calls_that_are_not_safe_run_one_after_another_in_the_order_given(store: Store) -> None:
-    trace: list[str] = []
-
-    @tool
-    async def act(name: str) -> str:
-        trace.append(f"+{name}")
-        await asyncio.sleep(0)
-        trace.append(f"-{name}")
-        return name
-
-    run = await store.run_script([call("act", name=name) for name in "abc"], "done", tools=[act])
-    assert trace == ["+a", "-a", "+b", "-b", "+c", "-c"]
-    assert [k for k in kit.list_kinds(run.facts) if k.startswith("call_")] == ["call_started", "call_finished"] * 3
-
-
 async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_they_were_asked(store: Store) -> None:
     second_is_done = asyncio.Event()
 
@@ -74,33 +59,23 @@ async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_
     assert list(run.messages) == ["a", "b"]
 
 
-async def test_a_call_that_is_not_safe_runs_alone_between_safe_ones() -> None:
-    running: set[str] = set()
-    together: list[frozenset[str]] = []
+async def test_calls_that_are_not_safe_run_alone_and_in_their_order_between_safe_ones(store: Store) -> None:
+    running, together = set[str](), list[str]()
 
-    async def work(name: str) -> None:
+    @tool(safety=lambda arguments: "caution" if arguments["name"].isupper() else "safe")
+    async def work(name: str) -> str:
         running.add(name)
         for _ in range(5):
             await asyncio.sleep(0)
-        together.append(frozenset(running))
+        together.append("".join(sorted(running)))
         running.discard(name)
-
-    @tool(safety="safe")
-    async def read(name: str) -> str:
-        await work(name)
         return ""
 
-    @tool
-    async def write(name: str) -> str:
-        await work(name)
-        return ""
-
-    calls = [call("write" if name == "C" else "read", name=name) for name in "abCde"]
-    run = await kit.run_script(calls, "done", tools=[read, write])
-    started = [fact.arguments["name"] for fact in run.select(CallStarted)]
-    assert started == ["a", "b", "C", "d", "e"]
-    assert {"a", "b"} in together and {"d", "e"} in together
-    assert [group for group in together if "C" in group] == [{"C"}]
+    run = await store.run_script([call("work", id=name, name=name) for name in "abCDef"], "done", tools=[work])
+    steps = [fact.call_id for fact in run.facts if isinstance(fact, CallStarted | CallFinished)]
+    assert [fact.call_id for fact in run.select(CallStarted)] == list("abCDef") and steps[4:8] == ["C", "C", "D", "D"]
+    assert "ab" in together and "ef" in together
+    assert [group for group in together if {"C", "D"} & {*group}] == ["C", "D"]
 
 
 async def test_the_safety_class_may_depend_on_the_arguments() -> None:
@@ -108,9 +83,8 @@ async def test_the_safety_class_may_depend_on_the_arguments() -> None:
     def touch(path: str) -> str:
         return path
 
-    run = await kit.run_script(
-        [call("touch", id="a", path="/tmp"), call("touch", id="b", path="/etc")], "done", tools=[touch]
-    )
+    calls = [call("touch", id="a", path="/tmp"), call("touch", id="b", path="/etc")]
+    run = await kit.run_script(calls, "done", tools=[touch])
     assert [fact.safety for fact in run.select(CallStarted)] == ["safe"]
     assert (run.results["a"].status, run.results["b"].status) == ("ok", "denied")
 

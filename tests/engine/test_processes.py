@@ -25,7 +25,7 @@ from tests.crash.session_processes import (
     run_order,
     serve_sessions,
 )
-from tests.kit.sessions import PATIENCE, select_events, wait_for
+from tests.kit.sessions import PATIENCE, finish_run, select_events, wait_for
 from treadle import CallFinished, CallStarted, RunFinished, Runtime, Session, TextPart
 from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.events import (
@@ -189,7 +189,7 @@ async def test_a_killed_owner_is_taken_over_without_waiting_for_its_lease(notes:
         last = await wait_for(session, CallFinished)  # before there is anybody else who could take the message up
         with run_child(serve_sessions, notes):
             wait_until(lambda: notes.read("serving"))
-            lapses = _read_lease(notes)
+            _, lapses = _read_claim(notes)
             kill(owner)
             known = (await session.facts())[-1].seq
             taken = await wait_for(session, CallStarted, after=known)
@@ -207,7 +207,7 @@ async def test_a_frozen_owner_is_taken_over_and_can_do_no_harm_when_it_wakes_up(
     async with open_run(notes, "tick", SHORT) as (session, frozen):
         await wait_for(session, CallFinished)
         freeze(frozen, notes.store)
-        lapses = _read_lease(notes)
+        _, lapses = _read_claim(notes)
         known = (await session.facts())[-1].seq
         with run_child(serve_sessions, notes, LONG):
             taken = await wait_for(session, CallStarted, after=known)
@@ -254,7 +254,7 @@ async def test_a_frozen_owner_cannot_write_even_before_its_successor_has(notes: 
         await wait_for(session, TurnStarted)
         freeze(frozen, notes.store)
         with run_child(serve_sessions, notes, LONG) as successor:
-            wait_until(lambda: _is_owned_by(notes, successor.pid))
+            wait_until(lambda: f":{successor.pid}:" in _read_claim(notes)[0])
             freeze(successor, notes.store)
             notes.write("go", "now")
             thaw(frozen)
@@ -267,14 +267,10 @@ async def test_a_frozen_owner_cannot_write_even_before_its_successor_has(notes: 
     assert len(select_events(facts, ModelReplied)) == 1
 
 
-def _read_lease(notes: Notes) -> float:
+def _read_claim(notes: Notes) -> tuple[str, float]:
+    """Read the owner of the session and the end of its lease."""
     with closing(sqlite3.connect(notes.store)) as db:
-        return db.execute("SELECT lease FROM sessions").fetchone()[0]
-
-
-def _is_owned_by(notes: Notes, pid: int | None) -> bool:
-    with closing(sqlite3.connect(notes.store)) as db:
-        return f":{pid}:" in db.execute("SELECT owner FROM sessions").fetchone()[0]
+        return db.execute("SELECT owner, lease FROM sessions").fetchone()
 
 
 async def post_order(notes: Notes, session: Session, text: str) -> None:
@@ -321,14 +317,13 @@ async def test_a_question_outlives_the_process_that_asked_it_and_one_of_many_ans
         wait_until(lambda: len(notes.read("ready")) == len(people))
         notes.write("go", "now")
         join_all(notes, *children)
-        async with session.resume() as run:
-            outcome = await run.wait()
+        outcome = await finish_run(session.resume())
         facts = await session.facts()
     answers = notes.read("answers")
     (winner,) = [by for how, by in answers if how == "won"]
     assert len(answers) == len(people) and {by for _, by in answers} == {winner}, "the late are told who was first"
     assert [fact.by for fact in select_events(facts, ApprovalAnswered)] == [winner]
-    assert outcome is not None and outcome.reason == "answered"
+    assert outcome.reason == "answered"
     assert [name for _, name, _ in notes.read("lines")] == ["careful"]
 
 

@@ -150,21 +150,12 @@ async def test_requests_that_stay_too_long_fail_with_the_providers_numbers() -> 
     assert run.reason == "failed" and run.outcome.error.startswith(f"too_long: {refusal} (")
 
 
-class UnwillingModel(CountingModel):
-    """Refuses to write summaries."""
-
-    async def stream(self, request: Request) -> Any:
-        if is_summary(request):
-            raise ModelError("no notes today", kind="overloaded", retryable=True)
-        async for event in super().stream(request):
-            yield event
-
-
 @pytest.mark.parametrize(
     ("turns", "window", "hard"), [(60, 4096, 3700), (40, 2048, 2048)], ids=["less room than known", "known window"]
 )
 async def test_without_a_summary_from_the_model_one_is_built_from_the_log(turns: int, window: int, hard: int) -> None:
-    model = UnwillingModel(Reader(turns), window)
+    refusal: Any = ModelError("no notes today", kind="overloaded", retryable=True)
+    model = CountingModel(Reader(turns), window, summary=refusal)
     model.hard = hard
     failures = select_failures((await read_book(model)).facts)
     assert failures and "no notes today" in failures[0].detail
@@ -245,12 +236,10 @@ async def test_a_run_can_be_cancelled_during_a_compaction() -> None:
                 yield event
 
     async with open_session(SlowModel(Reader(60), window=2048)) as session:
-        async with session.run(FIRST) as run:
-            waiting = asyncio.create_task(run.wait())
-            await asyncio.wait_for(begun.wait(), PATIENCE)
-            outcome = await session.cancel()
-            await waiting
-        assert outcome is not None and outcome.reason == "cancelled"
+        await session.send(FIRST)
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        outcome = await session.cancel()
+    assert outcome is not None and outcome.reason == "cancelled"
 
 
 async def test_a_compaction_on_request_can_be_undone() -> None:

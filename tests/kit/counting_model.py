@@ -22,7 +22,7 @@ def is_summary(request: Request) -> bool:
 class CountingModel(FakeModel):
     """Says what `script(request, number)` says, and counts as a provider does: tokens in, tokens out, and the money."""
 
-    def __init__(self, script: Script, window: int | None = 4096, *, summary: str = "- it went on") -> None:
+    def __init__(self, script: Script, window: int | None = 4096, *, summary: Line = "- it went on") -> None:
         self.name, self.window = "counting", window
         self.hard = window or 4096
         self.script, self.summary = script, summary
@@ -39,7 +39,7 @@ class CountingModel(FakeModel):
         self.read += tokens
         if is_summary(request):
             self.summaries.append(request)
-            line: Line = self.summary
+            line = self.summary
         else:
             self.requests.append(msgspec.structs.replace(request, messages=tuple(request.messages)))
             line = self.script(request, len(self.requests))

@@ -147,7 +147,7 @@ async def test_a_fork_of_a_session_that_waits_asks_its_own_question(store: Store
 
 
 async def test_a_fork_is_listed_as_made_now_and_keeps_the_times_of_its_past(store: Store) -> None:
-    clock = store.stepping()
+    clock = store.use_stepping_clock()
     agent, _ = kit.build_agent("one", "two", clock=clock)
     async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session(new=True) as session:
         await kit.run_to_end(session)
@@ -165,7 +165,7 @@ async def test_a_fork_is_listed_as_made_now_and_keeps_the_times_of_its_past(stor
 
 
 async def test_a_session_that_is_imported_keeps_its_times(store: Store) -> None:
-    clock = store.stepping()
+    clock = store.use_stepping_clock()
     agent, _ = kit.build_agent("one", clock=clock)
     async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session(new=True) as session:
         await kit.run_to_end(session)

@@ -66,12 +66,12 @@ def test_an_answer_that_does_not_fit_is_answered_with_what_is_wrong(text: str, w
         parse_output(City, text)
 
 
-def test_of_many_faults_few_are_told() -> None:
+def test_only_the_first_faults_are_reported() -> None:
     assert check_output(list[int], '["x","x","x","x","x","x","x"]').count("valid integer") == 5
 
 
 @given(st.text())
-def test_any_text_is_an_answer_or_is_told_why_not(text: str) -> None:
+def test_any_text_is_an_answer_or_has_a_reason_why_not(text: str) -> None:
     said = check_output(City, text)
     assert said.startswith("It must be JSON") and said.endswith(".")
 

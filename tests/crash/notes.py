@@ -99,7 +99,7 @@ class ReportingLog(SqliteLog):
             self._notes.write("acknowledged", session_id, fact.seq, compute_digest(fact))
 
 
-class _Trouble(logging.Handler):
+class _ErrorRecorder(logging.Handler):
     def __init__(self, notes: Notes) -> None:
         super().__init__(logging.INFO)
         self._notes = notes
@@ -114,7 +114,7 @@ def record_errors(notes: Notes) -> None:
     for name in ("treadle", "asyncio"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
-        logger.addHandler(_Trouble(notes))
+        logger.addHandler(_ErrorRecorder(notes))
 
     def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         notes.write("trouble", os.getpid(), context.get("message"), repr(context.get("exception")))

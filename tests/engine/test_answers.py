@@ -32,7 +32,7 @@ Answering = Callable[[Session], Awaitable[Any]]
 async def test_an_unanswered_question_expires_and_a_late_answer_is_refused(
     store: Store, tables: Tables, line: Any, answer: Answering
 ) -> None:
-    clock = store.stepping()
+    clock = store.use_stepping_clock()
     async with tables.open_session(store.open(), "done", first=line, approval_ttl=60, clock=clock) as session:
         [question] = await kit.read_questions(session)
         assert question.expires_at == pytest.approx(clock.now() + 60)
@@ -48,7 +48,7 @@ async def test_an_unanswered_question_expires_and_a_late_answer_is_refused(
 
 
 async def test_a_late_answer_is_refused_before_anybody_has_noticed_the_time(store: Store, tables: Tables) -> None:
-    clock = store.stepping()
+    clock = store.use_stepping_clock()
     async with tables.open_session(store.open(), approval_ttl=60, clock=clock):
         pass
     clock.step(61)
@@ -64,7 +64,7 @@ async def test_a_late_answer_is_refused_before_anybody_has_noticed_the_time(stor
 async def test_questions_expire_while_nobody_looks_also_after_another_session_is_deleted(
     store: Store, tables: Tables
 ) -> None:
-    clock = store.stepping()
+    clock = store.use_stepping_clock()
     agent, _ = kit.build_agent(DROP, DROP, "done", tools=tables.tools, gate=later, approval_ttl=60, clock=clock)
     async with (
         Runtime(store.open(), [agent], recover=False) as runtime,
@@ -80,7 +80,7 @@ async def test_questions_expire_while_nobody_looks_also_after_another_session_is
 
 async def test_an_answer_that_is_stored_just_before_the_expiry_counts(on_file: Store, tables: Tables) -> None:
     """Another process stores its answer after this one has decided that the time is over."""
-    clock, log, elsewhere = on_file.stepping(), on_file.open(), on_file.open()
+    clock, log, elsewhere = on_file.use_stepping_clock(), on_file.open(), on_file.open()
     async with tables.open_session(log, "done", approval_ttl=60, clock=clock) as session:
         post = log.post
 

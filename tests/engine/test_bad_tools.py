@@ -37,34 +37,34 @@ async def test_a_call_whose_arguments_cannot_be_stored_is_denied(store: Store) -
     assert ["could not be found out" in shown.text for shown in run.messages.values()] == [True] * 3
 
 
-def untyped(what):  # type: ignore[no-untyped-def]
+def take_untyped(what):  # type: ignore[no-untyped-def]
     return what
 
 
-def starred(*names: str) -> str:
+def take_many(*names: str) -> str:
     return ""
 
 
-def unreadable(what: "NoSuchType") -> str:  # type: ignore[name-defined]  # noqa: F821
+def take_unreadable(what: "NoSuchType") -> str:  # type: ignore[name-defined]  # noqa: F821
     return ""
 
 
-def unschemable(what: threading.Event) -> str:
+def take_event(what: threading.Event) -> str:
     return ""
 
 
-def odd_default(what: Callable[[], None]) -> str:
+def take_function(what: Callable[[], None]) -> str:
     return ""
 
 
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (untyped, "parameter 'what' has no type hint; add one, such as `what: str`"),
-        (starred, "has no name a model could use"),
-        (unreadable, "its type hints cannot be read"),
-        (unschemable, "no schema can be made"),
-        (odd_default, "no schema can be made"),
+        (take_untyped, "parameter 'what' has no type hint; add one, such as `what: str`"),
+        (take_many, "has no name a model could use"),
+        (take_unreadable, "its type hints cannot be read"),
+        (take_event, "no schema can be made"),
+        (take_function, "no schema can be made"),
         (lambda: None, "cannot be a tool's name"),
         (AskUser, r"pass AskUser\(\)"),
         (3, "pass a function"),

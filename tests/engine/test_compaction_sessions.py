@@ -363,7 +363,7 @@ async def test_an_adapters_estimate_is_not_reported_as_a_count() -> None:
 async def test_the_partial_text_of_a_stopped_model_is_counted() -> None:
     partial = WORDS * 20
 
-    class Stopped(ScriptedModel):
+    class StoppedModel(ScriptedModel):
         async def stream(self, request: Request) -> Any:
             if not self.requests:
                 async for event in super().stream(request):
@@ -372,7 +372,7 @@ async def test_the_partial_text_of_a_stopped_model_is_counted() -> None:
                 yield TextDelta(text=partial)
                 await asyncio.Event().wait()
 
-    async with Agent(StrictModel(Stopped(say("Hello.", usage=Usage(100, 10))))).session() as session:
+    async with Agent(StrictModel(StoppedModel(say("Hello.", usage=Usage(100, 10))))).session() as session:
         await kit.run_to_end(session)
         before = (await session.context()).used
         async with session.run("tell me all") as run:

@@ -107,7 +107,7 @@ async def test_a_limit_ends_the_run_with_a_wrap_up(
 
 @pytest.mark.parametrize(("turns", "late"), [(["a", "b"], ""), (["abcd"], "cd")], ids=["turns", "one reply"])
 async def test_no_call_starts_after_the_time_limit(store: Store, turns: list[str], late: str) -> None:
-    clock, done = store.stepping(), list[str]()
+    clock, done = store.use_stepping_clock(), list[str]()
 
     @tool
     def work(text: str) -> str:
@@ -134,7 +134,7 @@ async def test_the_time_limit_stops_a_running_tool(store: Store) -> None:
 
 @pytest.mark.parametrize("clock", ["real", "set back"])
 async def test_the_time_limit_stops_a_streaming_model_and_keeps_its_partial_text(store: Store, clock: str) -> None:
-    options: Any = {"clock": store.stepping()} if clock == "set back" else {}
+    options: Any = {"clock": store.use_stepping_clock()} if clock == "set back" else {}
     run = await store.run_agent(Agent(HangingModel(reply="half done"), limits=Limits(seconds=0.5), **options))
     assert (run.reason, run.answer) == ("time_limit", "half done")
     assert [fact.partial for fact in run.select(ModelFailed)] == ["Once upon"]
@@ -156,7 +156,7 @@ async def test_a_failure_in_the_last_turn_is_reported_as_a_failure(store: Store)
 
 
 async def test_waiting_for_a_person_does_not_count_as_time(store: Store, tables: Tables) -> None:
-    clock, lines = store.stepping(), [call("note", text="x"), "done"]
+    clock, lines = store.use_stepping_clock(), [call("note", text="x"), "done"]
     async with tables.open_session(store.open(), *lines, clock=clock, limits=Limits(seconds=60)) as session:
         clock.step(86_400)
         await session.approve("a")
@@ -198,7 +198,7 @@ async def test_a_wrap_up_without_text_gets_a_default_text(store: Store, line: An
 
 async def test_a_wrap_up_is_retried_when_the_model_is_busy(store: Store) -> None:
     lines = [call("note", text="1"), ModelError("busy", kind="overloaded", retryable=True), "half done"]
-    run = await store.run_script(*lines, tools=[note], limits=Limits(turns=1), clock=store.stepping())
+    run = await store.run_script(*lines, tools=[note], limits=Limits(turns=1), clock=store.use_stepping_clock())
     assert (run.reason, run.answer) == ("turn_limit", "half done")
 
 

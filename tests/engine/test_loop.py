@@ -1,4 +1,4 @@
-"""The loop as its user sees it: which calls run when, what the model is told, and how a run ends."""
+"""The loop as its user sees it: which calls run when, what the model reads, and how a run ends."""
 
 import asyncio
 from typing import Any
@@ -211,7 +211,7 @@ async def test_a_text_only_agent_that_only_calls_is_nudged_and_ends(store: Store
 
 
 async def test_a_retryable_failure_is_tried_again_with_growing_waits_each_attempt_a_fact(store: Store) -> None:
-    clock = store.stepping()
+    clock = store.use_stepping_clock()
     busy = ModelError("busy", kind="overloaded", retryable=True)
     run = await store.run_script(busy, busy, busy, "at last", clock=clock)
     failed = run.select(ModelFailed)
@@ -226,7 +226,7 @@ async def test_a_retryable_failure_is_tried_again_with_growing_waits_each_attemp
 
 
 async def test_retry_after_is_waited_for_as_asked(store: Store) -> None:
-    clock = store.stepping()
+    clock = store.use_stepping_clock()
     run = await store.run_script(ModelError("quota", kind="quota", retryable=True, retry_after=7), "ok", clock=clock)
     assert run.answer == "ok"
     assert clock.slept == pytest.approx([7])
@@ -240,7 +240,7 @@ def test_pauses_grow_up_to_a_bound_and_are_not_the_same_for_everybody(attempt: i
 
 async def test_attempts_run_out(store: Store) -> None:
     busy = ModelError("busy", kind="overloaded", retryable=True)
-    run = await store.run_script(*[busy] * 9, clock=store.stepping(), limits=Limits(attempts=3))
+    run = await store.run_script(*[busy] * 9, clock=store.use_stepping_clock(), limits=Limits(attempts=3))
     assert (run.reason, run.outcome.error) == ("failed", "overloaded: busy")
     assert [fact.wait is None for fact in run.select(ModelFailed)] == [False, False, True]
     assert len(run.requests) == 3

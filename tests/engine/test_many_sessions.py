@@ -119,7 +119,7 @@ async def test_leaving_a_runtime_with_grace_lets_a_run_finish_and_stops_the_work
 
 
 async def test_a_process_that_slept_through_its_lease_and_finds_its_own_session_runs_it_once(on_file: Store) -> None:
-    clock, stopped, slept = on_file.stepping(), list[str](), list[Any]()
+    clock, stopped, slept = on_file.use_stepping_clock(), list[str](), list[Any]()
 
     @tool(name="wait")
     async def wait() -> None:

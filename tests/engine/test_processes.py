@@ -321,7 +321,7 @@ async def test_a_question_outlives_the_process_that_asked_it_and_one_of_many_ans
         facts = await session.facts()
     answers = notes.read("answers")
     (winner,) = [by for how, by in answers if how == "won"]
-    assert len(answers) == len(people) and {by for _, by in answers} == {winner}, "the late are told who was first"
+    assert len(answers) == len(people) and {by for _, by in answers} == {winner}, "the late ones learn who was first"
     assert [fact.by for fact in select_events(facts, ApprovalAnswered)] == [winner]
     assert outcome.reason == "answered"
     assert [name for _, name, _ in notes.read("lines")] == ["careful"]

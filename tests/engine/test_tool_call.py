@@ -240,13 +240,13 @@ async def test_the_error_of_a_call_survives_a_post_from_another_process(on_file:
 async def test_a_reply_survives_a_post_from_another_process(on_file: Store) -> None:
     elsewhere = Elsewhere(on_file)
 
-    class Posts(Middleware):
+    class PostingCheck(Middleware):
         async def may_run(self, tool: str, safety: Any, arguments: Any) -> None:
             if not elsewhere.posts:
                 elsewhere.post()
 
     agent, model = kit.build_agent(
-        [call("work", id="a"), call("work", id="b")], "ok", tools=[work], middleware=[Posts()]
+        [call("work", id="a"), call("work", id="b")], "ok", tools=[work], middleware=[PostingCheck()]
     )
     async with agent.session(on_file.open()) as session:
         elsewhere.session_id = session.id

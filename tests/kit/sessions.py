@@ -48,7 +48,7 @@ class Store:
         self._memory: InMemoryLog | None = None
         self._opened: list[SqliteLog] = []
 
-    def stepping(self) -> SteppingClock:
+    def use_stepping_clock(self) -> SteppingClock:
         """Switch the store to a stepping clock. Give the clock to the agent too."""
         self.clock = SteppingClock()
         return self.clock

@@ -186,7 +186,7 @@ async def test_the_registry_is_paged_and_filtered_by_status() -> None:
 
 
 async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(store: Store) -> None:
-    made, clock = Tables(), store.stepping()
+    made, clock = Tables(), store.use_stepping_clock()
     agent, _ = build_agent(call("drop", table="t"), tools=made.tools, clock=clock)
     async with serve_agents(agent, store=store.open()) as client, ask_for_approval(client) as (session_id, _, _):
         pass

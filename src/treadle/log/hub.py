@@ -114,8 +114,8 @@ class Hub:
     `on_wait` is called whenever a watch has no event and starts to wait.
     """
 
-    def __init__(self, read: ReadFacts, on_wait: Callable[[], None] | None = None) -> None:
-        self.ring = RING
+    def __init__(self, read: ReadFacts, ring: int | None = None, on_wait: Callable[[], None] | None = None) -> None:
+        self.ring = RING if ring is None else ring
         self.on_wait = on_wait
         self.read = read
         self.channels: dict[str, Channel] = {}

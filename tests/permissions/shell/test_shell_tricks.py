@@ -148,21 +148,21 @@ def test_a_number_that_comes_from_text_is_asked(command: str, grant: Grant) -> N
 @pytest.mark.parametrize(
     "command",
     [
-        ";".join(f"echo {number}" for number in range(9000)),
-        "find . " + "-exec a {} " * 8000,
-        "find . " + "-exec a {} + " * 8000,
-        "a" + " `x`" * 20000,
-        "echo $(" * 5000 + "x" + ")" * 5000,
-        "eval '" + "ls;" * 30000 + "'",
-        "$((" * 20000,
-        "rm " + "x " * 40000,
-        "git " + "-c " * 30000,
-        "echo " + "a[" * 45000,
-        "for x in " + "$a " * 30000 + "; do ls; done",
+        ";".join(f"echo {number}" for number in range(4500)),
+        "find . " + "-exec a {} " * 4000,
+        "find . " + "-exec a {} + " * 4000,
+        "a" + " `x`" * 10000,
+        "echo $(" * 2500 + "x" + ")" * 2500,
+        "eval '" + "ls;" * 15000 + "'",
+        "$((" * 10000,
+        "rm " + "x " * 20000,
+        "git " + "-c " * 15000,
+        "echo " + "a[" * 22500,
+        "for x in " + "$a " * 15000 + "; do ls; done",
     ],
     ids=lambda command: command[:12],
 )
-def test_no_command_takes_long_to_judge(command: str) -> None:
+def test_no_command_takes_long_to_decide(command: str) -> None:
     start = time.process_time()
     decide(command, Grant(ask_all=True, approve=("shell(echo *)", "shell(ls *)"), forbid=("shell(git push *)",)))
-    assert time.process_time() - start < 10  # what is not linear takes minutes
+    assert time.process_time() - start < 5  # what is not linear takes minutes

@@ -165,4 +165,4 @@ def test_a_number_that_comes_from_text_is_asked(command: str, grant: Grant) -> N
 def test_no_command_takes_long_to_decide(command: str) -> None:
     start = time.process_time()
     decide(command, Grant(ask_all=True, approve=("shell(echo *)", "shell(ls *)"), forbid=("shell(git push *)",)))
-    assert time.process_time() - start < 5  # what is not linear takes minutes
+    assert time.process_time() - start < 2.5  # the linear ones take up to half a second

@@ -40,17 +40,18 @@ SEEN = Reply(text="I see.")
 FOREVER = Odd(Reply(text="one\ntwo\nthree"), stall_after=400)
 EDIT = "\x18\x05"
 EDITED = "edited\nin two lines"
-SLOW_REWIND = """\
+SLOW = """\
 import asyncio, sys
 from treadle.cli import chat, main
 from treadle.session import Session
-ended, go, rewind = asyncio.Event(), chat.ChatTerminal.leave, Session.rewind
+ended, go, work = asyncio.Event(), chat.ChatTerminal.leave, {work}
 def leave(self): go(self); ended.set()
-async def slowly(*how, **more): await ended.wait(); return await rewind(*how, **more)
-chat.ChatTerminal.leave, Session.rewind = leave, slowly
+async def slowly(*how, **more): await ended.wait(); return await work(*how, **more)
+chat.ChatTerminal.leave = leave
+{work} = slowly
 sys.exit(main.main())
 """
-"""The program, but a rewind is only prepared when the chat is left."""
+"""The program, but one function of it only works when the chat is left."""
 BROKEN = """\
 import sys, treadle.cli.screen as screen
 from treadle.cli.main import main
@@ -259,7 +260,17 @@ async def test_a_signal_while_a_command_is_prepared_asks_no_more(place: Place) -
         ("/undo\r", Shows("› /undo", at_end=True)),
         (send_signal(signal.SIGTERM), 0),
     ]
-    await play(place, Case("", [Reply(text="Hello.")], steps, program=SLOW_REWIND, counts={"go back?": 0}))
+    program = SLOW.format(work="Session.rewind")
+    await play(place, Case("", [Reply(text="Hello.")], steps, program=program, counts={"go back?": 0}))
+
+
+async def test_a_signal_while_a_chat_changes_its_session_ends_it(place: Place) -> None:
+    steps = [
+        ("hello\r", Fact(RunFinished)),
+        ("/fork\r", "you continue in the new session"),
+        (send_signal(signal.SIGTERM), 0),
+    ]
+    await play(place, Case("", [Reply(text="Hello.")], steps, program=SLOW.format(work="chat.ChatTerminal.show_end")))
 
 
 async def test_a_chat_that_fails_says_so_and_gives_the_terminal_back(place: Place) -> None:

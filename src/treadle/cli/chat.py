@@ -121,6 +121,11 @@ class ChatTerminal(InteractiveTerminal):
         """Leave this session and continue in another one. An empty id ends the chat."""
         self.next_session, self.has_left = session_id, True
 
+    def leave(self) -> None:
+        """End the chat, even if it was about to continue in another session."""
+        self.next_session = ""
+        super().leave()
+
     async def wait_until_idle(self, action: str) -> None:
         """Raise `Conflict` while the agent works. If the end of the run is recorded, wait until the run is released."""
         while self.is_running and not self.has_left and (await self.session.state()).run is None:

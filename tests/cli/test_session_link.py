@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tests.kit.terminal import Place, wait_until
 from treadle import ApprovalRequested
-from treadle.events import AnyFact, CallFinished, SessionCreated, serialize_event
+from treadle.events import AnyFact, CallFinished, SessionCreated, TextDelta, serialize_event
 
 SESSION = "5" * 32
 
@@ -21,6 +21,7 @@ class Wobbly:
         self.facts, self.posted = list(facts), list[tuple[str, dict[str, object]]]()
         self.changed = asyncio.Event()
         self.down = False
+        self.live_text = ""
         self._streams = list[web.Request]()
 
     def fail(self) -> None:
@@ -60,6 +61,8 @@ class Wobbly:
                 for fact in [fact for fact in self.facts if fact.seq > after]:
                     await response.write(b"data: " + serialize_event(fact) + b"\n\n")
                     after = fact.seq
+                if self.live_text:
+                    await response.write(b"data: " + serialize_event(TextDelta(text=self.live_text)) + b"\n\n")
                 await self.changed.wait()
         finally:
             self._streams.remove(request)
@@ -114,3 +117,12 @@ async def test_an_answer_that_did_not_arrive_is_asked_for_again(place: Place) ->
         assert await screen.leave() == 0
     body = {"decision": "deny", "scope": "call", "comment": "never", "digest": asked.digest}
     assert server.posted == [("approvals/c", body)]
+
+
+async def test_the_note_of_leaving_stands_below_an_unfinished_reply(place: Place) -> None:
+    server = Wobbly(SessionCreated(seq=1, session_id=SESSION))
+    server.live_text = "half a sen"
+    async with server.serve() as url, place.screen("attach", "job", "--url", url) as screen:
+        await screen.until("half a sen")
+        assert await screen.leave() == 0
+    assert screen.text.endswith(f"half a sen\ndetached; session {SESSION[:12]}")

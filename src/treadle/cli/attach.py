@@ -128,7 +128,8 @@ class AttachedTerminal(InteractiveTerminal):
 
     async def show_end(self) -> None:
         state = " continues" if self.screen.is_running else ""
-        self.write_note(f"detached; session {self._session.id[:12]}{state}")
+        # A note would stand above a reply that is not finished.
+        self.console.write_line(f"detached; session {self._session.id[:12]}{state}")
 
     def handle_ctrl_c(self) -> None:
         self.leave()

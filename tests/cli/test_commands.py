@@ -108,6 +108,8 @@ async def test_sessions_elsewhere_are_not_listed_for_a_workspace(place: Place, t
     assert "here" in (await place.quick("sessions", "list", "--workspace", ".")).out
     (tmp_path / "other").mkdir()
     assert (await place.quick("sessions", "list", "--workspace", str(tmp_path / "other"))).out == ""
+    place.work = tmp_path / "other"
+    assert "here" in (await place.quick("sessions", "list")).out, "without --workspace, the folder does not matter"
 
 
 async def test_transcripts_are_searched(place: Place) -> None:

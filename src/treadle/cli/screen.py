@@ -25,9 +25,6 @@ from treadle.messages import Json, Usage, render_parts
 TICK_SECONDS = 0.5
 """Seconds between two redraws of the status line while no event arrives."""
 
-STEER_NOTE = "  it reads this at its next turn:"
-"""The note above a message that was sent during a run."""
-
 _SIGNALS = {
     "doom_loop": "the model repeats the same calls: it gets a warning",
     "uncertain": "the model is uncertain",

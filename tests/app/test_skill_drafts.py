@@ -152,6 +152,7 @@ async def test_a_skill_that_was_accepted_or_declined_is_not_drafted_again(
     decide((await work(tmp_path, model, *ASKS[:3])).proposals, "release-notes")
     knowledge = await work(tmp_path, model, ASKS[3])
     assert len(model.drafts) == 1 and knowledge.proposals.list() == []
+    assert set(knowledge.skills) == ({"release-notes"} if decide is SkillProposals.accept else set())
     with pytest.raises(NotFound):
         knowledge.proposals.accept("release-notes")
 

@@ -245,7 +245,11 @@ async def test_the_doctor_looks_at_the_file_that_was_named_and_says_its_keys(pla
             ["--model", "openai:x", "--store", "broken.db"],
             {},
             1,
-            ["✗ model         openai needs a key and OPENAI_API_KEY is not set", "choose another with --store"],
+            [
+                "✗ model         openai needs a key and OPENAI_API_KEY is not set",
+                "✗ store         broken.db",
+                "choose another with --store",
+            ],
         ),
         (
             ["FAKE", "--store", "broken.db/treadle.db"],

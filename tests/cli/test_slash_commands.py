@@ -27,6 +27,11 @@ sys.exit(main.main())
 """
 """The program, but a run is left only when a command has been typed, as may happen on a busy machine."""
 
+
+def check_that_the_old_answer_is_gone(played: Played) -> None:
+    assert "It is two." not in str(played.fake.seen[-1].body["messages"])
+
+
 WORKING = "the agent is working: stop it with Esc before you"
 CASES = [
     Case(
@@ -39,6 +44,7 @@ CASES = [
             ("", "It is two."),
             ("/retry\r", "Two, as I said."),
             ("", Fact(RunFinished, 3)),
+            (check_that_the_old_answer_is_gone, None),
         ],
         ("chat", "--max-turns", "1"),
         said=("add",),

@@ -95,7 +95,7 @@ STREAMS = [
         ],
         said=("count", "abcdefghijklmnopqrstuvwxyz"),
         shows=("\n".join(LINES),),
-        counts={"line 0": 1000},
+        counts={"line 0": 1000, "line 1": 200},
     ),
     Case(
         "a terminal that tells no position is no worse",
@@ -116,7 +116,7 @@ STREAMS = [
         [stream(), SEEN],
         [("count\r", "line 003"), (resize, None), ("next", Fact(RunFinished)), ("", "line 499"), ("\r", "I see.")],
         said=("count", "next"),
-        shows=tuple(STREAM.text.splitlines()),
+        shows=tuple(f"\n{line}\n" for line in STREAM.text.splitlines()),
     ),
 ]
 

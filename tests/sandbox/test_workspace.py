@@ -36,6 +36,12 @@ def test_a_folder_that_is_no_project_is_refused(folder: str, tmp_path: Path) -> 
         resolve_sandbox_workspace(Job(("true",), tmp_path / Path(folder).expanduser()))
 
 
+def test_a_refused_link_is_named_by_its_target(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    with pytest.raises(BadInput, match="/etc cannot be a workspace"):
+        resolve_sandbox_workspace(Job(("true",), tmp_path / "link"))
+
+
 @pytest.mark.parametrize("cwd", ["..", "sub/../..", "/etc", "missing", "link", "file"])
 def test_a_working_folder_elsewhere_is_refused(cwd: str, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()

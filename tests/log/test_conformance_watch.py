@@ -143,6 +143,16 @@ async def test_a_run_that_nobody_watches_keeps_only_the_deltas_after_its_last_fa
     assert [show(item) for item in log._hub.channels["s"].items] == ["c"]  # pyright: ignore
 
 
+async def test_a_closed_watch_of_a_released_session_keeps_no_events(log: Log, mine: Claim) -> None:
+    watch = log.watch("s")
+    say(log, "a")
+    await append(log, mine)
+    channel = log._hub.channels["s"]  # pyright: ignore
+    assert await log.release(mine, expected_seq=None) and channel.items
+    watch.close()
+    assert not channel.items and "s" not in log._hub.channels  # pyright: ignore
+
+
 async def test_a_watcher_that_falls_behind_the_ring_loses_deltas_but_no_fact(log: Log, mine: Claim) -> None:
     watch = log.watch("s")
     assert await take(watch, 1) == [1]

@@ -164,6 +164,7 @@ class Hub:
         is_unused = not channel.epoch and not channel.watchers
         if is_unused and self.channels.get(session_id) is channel:
             del self.channels[session_id]
+            channel.items.clear()  # a closed watch keeps its channel until the garbage collector finds the cycle
 
 
 class HubWatch(Watch):

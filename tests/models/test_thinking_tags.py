@@ -31,6 +31,7 @@ def test_the_parts_are_the_same_wherever_the_text_is_cut(text: str, cuts: list[i
         pytest.param(["<think>a</think>", "\n", "\n\nb", "\nc"], "a", "b\nc", id="empty lines after a block"),
         pytest.param(["<think>all of it</thi"], "all of it</thi", "", id="a block without its end"),
         pytest.param(["<thi"], "", "<thi", id="a tag without its end"),
+        pytest.param(["\n<think>"], "", "", id="a tag with nothing behind it"),
     ],
 )
 def test_a_block_is_separated(pieces: list[str], reasoning: str, text: str) -> None:

@@ -206,3 +206,12 @@ def test_every_descriptor_is_closed_again(traps: Traps) -> None:
                     continue
     assert len(os.listdir("/proc/self/fd")) < before + 20  # one of ours would be there twenty times; others come and go
     shutil.rmtree(traps.workspace)
+
+
+def test_the_names_of_a_folder_that_cannot_be_read_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(opened: int) -> list[str]:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "listdir", fail)
+    with Folder(tmp_path) as folder:
+        assert folder.list_names(".") == folder.list_names("missing") == []

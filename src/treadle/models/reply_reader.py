@@ -208,7 +208,7 @@ class ThinkSplitter:
         text, self._held, reasoning = self._held + text, "", ""
         if self._mode == "start":
             bare = text.lstrip()
-            if _OPENING_TAG.startswith(bare):
+            if bare != _OPENING_TAG and _OPENING_TAG.startswith(bare):
                 self._held = text
                 return "", ""
             if not bare.startswith(_OPENING_TAG):
@@ -485,7 +485,7 @@ class ReplyReader(ABC, Generic[T]):
         wrote = counts.completion_tokens_details or counts.output_tokens_details or TokenDetails()
         cached = read.cached_tokens or counts.prompt_cache_hit_tokens or 0
         usage = Usage(int(inputs or 0), int(outputs or 0), cached, wrote.reasoning_tokens or 0)
-        if counts.cost is not None:
+        if isinstance(counts.cost, int | float):
             return msgspec.structs.replace(usage, cost=counts.cost)
         return self._wire.add_cost(usage, read.cache_write_tokens or 0)
 

@@ -183,14 +183,13 @@ class Folder:
 
     def list_names(self, path: str) -> list[str]:
         """List the names in a folder, sorted; empty when it cannot be read."""
-        try:
+        with suppress(OSError):
             opened = open_beneath(self._fd, self.resolve_path(path), os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            return []
-        try:
-            return sorted(os.listdir(opened))
-        finally:
-            os.close(opened)
+            try:
+                return sorted(os.listdir(opened))
+            finally:
+                os.close(opened)
+        return []
 
     @contextmanager
     def _open(self, name: str, *, links: bool, folders: bool = False) -> Generator[tuple[int, os.stat_result]]:

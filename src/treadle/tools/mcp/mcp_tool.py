@@ -106,7 +106,7 @@ class McpTool(Tool):
             for name, value in given.items():
                 if name not in known and schema.get("additionalProperties") is False:
                     problems.append(f"{name}: is not known")
-                wanted = known[name].get("type") if isinstance(known.get(name), dict) else None
+                wanted = known[name].get("type") if name in known and isinstance(known[name], dict) else None
                 is_whole = isinstance(value, float) and value.is_integer()
                 types = (*_JSON_TYPES[type(value)], *(("integer",) if is_whole else ()))
                 if wanted in _KNOWN_TYPES and wanted not in types:

@@ -18,6 +18,7 @@ from treadle.engine.compaction import (
     HAPPENED,
     SAID,
     CompactionPlan,
+    Room,
     build_compaction_fact,
     build_summary_request,
     compose_summary,
@@ -197,6 +198,15 @@ def test_a_summary_keeps_the_plan_the_files_and_the_failures() -> None:
     assert "- [>] volume two\n- [ ] index" in text
     assert "shelf/list.txt" in text and "no such shelf" in text and text.startswith(f"{HAPPENED}\nThe ink is black.")
     assert text.index("volume two") < text.index(SAID) < text.index(FIRST)
+
+
+@pytest.mark.parametrize(("size", "is_quoted"), [(100, True), (101, False)], ids=["as much as fits", "one byte more"])
+def test_a_summary_quotes_as_much_of_the_newest_messages_as_fits(size: int, is_quoted: bool) -> None:
+    asked = [message("m1", FIRST), message("m2", "a" * 60), message("m3", "b" * (size - 60))]
+    turn = events.TurnStarted(turn=1, messages=("m1", "m2", "m3"))
+    state = fold(build_history(*asked, RUN, turn, events.ModelReplied(text="One.")))
+    text = compose_summary(state, Room(250), CompactionPlan("summary", state.seq), "")
+    assert ("a" * 60 in text, "1 messages in between" in text) == (is_quoted, not is_quoted)
 
 
 @settings(max_examples=50)

@@ -237,7 +237,7 @@ def compose_summary(state: State, room: Room, plan: CompactionPlan, written: str
     size = room.shared * BYTES_PER_TOKEN
     said = [render_parts(entry.parts) for entry in entries if isinstance(entry, MessageReceived)]
     quotes = [f"- {_shorten(text, size // 5)}" for text in said[:1]]
-    newest = _keep_newest((f"- {text}" for text in reversed(said[1:])), size // 10)
+    newest = _keep_newest(reversed(said[1:]), size // 10)
     if left_out := len(said[1:]) - len(newest):
         quotes.append(f"- [{left_out} messages in between left out]")
     sections = [
@@ -245,7 +245,7 @@ def compose_summary(state: State, room: Room, plan: CompactionPlan, written: str
         (FAILED, "\n".join(_keep_newest(_list_failures(entries), size // 24))),
         (TOUCHED, _shorten("\n".join(f"- {path}" for path in state.changed_files), size // 32)),
         (PLANNED, _shorten(render_todo(state.notes.get(TODO)), size // 16)),
-        (SAID, "\n".join(quotes + newest)),
+        (SAID, "\n".join((*quotes, *(f"- {text}" for text in newest)))),
     ]
     return "\n\n".join(f"{title}\n{text}" for title, text in sections if text.strip())
 

@@ -196,6 +196,15 @@ RUNS = [
         shows=("cancelled",),
     ),
     Case(
+        "Ctrl-C at a question stops the run, and nobody is said to have answered",
+        [ASK],
+        [("", "answer>"), ("\x03", 130)],
+        RUN,
+        shows=("(the question is closed)", "Not run: the run was stopped."),
+        counts={"elsewhere": 0},
+        files=NOT_WRITTEN,
+    ),
+    Case(
         "a killed run goes on where it was",
         [WRITE_A, Odd(Reply(text="x"), stall_after=1), Reply(text="It is written.")],
         [

@@ -247,7 +247,7 @@ class TerminalReader:
             if question is self._question:
                 return
             self._reading.cancel()
-            self._console.write_line("(answered elsewhere)")
+            self._console.write_line("(the question is closed)")
         self._question = question
         if question is not None:
             self._reading = asyncio.create_task(self._read_answer(question))

@@ -194,8 +194,8 @@ async def test_a_streaming_client_learns_at_shutdown_that_the_run_continues_late
             await read_until(frames, type="tool_start")
             await anext(chunks)
             async with asyncio.timeout(PATIENCE):
-                while client.held.starts < 3:
-                    await client.json("GET", "/health")
+                while client.held.starts < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
             client.app.state.service.drain()
             assert "goes on" in (await read_until(frames, type="error"))[-1]["message"]
             rest = [one.data async for one in chunks if one.data]

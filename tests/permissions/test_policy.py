@@ -224,7 +224,7 @@ def test_a_command_with_shell_operators_is_never_covered_by_its_first_word(comma
     "command",
     [
         *("git status" + operator.format("rm -rf /") for operator in OPERATORS if operator != "\r{}"),
-        *("rm -rf /", "(cd /; rm -rf .)", "{ rm -rf /; }", "! rm x", "x & 'rm' y; rm"),
+        *("rm -rf /", "(cd /; rm -rf .)", "{ rm -rf /; }", "! rm x", "x & 'rm' y; rm", "git status &&rm -rf /"),
     ],
 )
 def test_a_forbidden_command_is_found_anywhere_among_shell_operators(command: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.sessions import build_agent, run_to_end
 from treadle import Agent, ToolContext, tool
 from treadle.errors import BadInput
-from treadle.events import CallFinished, serialize_event
+from treadle.events import CallFinished, Event, OutputDelta, serialize_event
 from treadle.messages import Call, Reply
 from treadle.secrets.keyring import Keyring
 
@@ -42,13 +42,13 @@ async def test_no_secret_in_the_result_of_a_tool_is_stored_or_shown(
     calls = tuple(Call("", "leak", f'{{"how": "{how}"}}') for how in ("plain", "long", "raise", "note", "live"))
     secrets = [CANARY] if given == "agent" else []
     agent, model = build_agent(Reply(calls=calls), "done", tools=[leak], secrets=secrets)
-    shown: list[bytes] = []
+    shown: list[Event] = []
     async with agent.session() as session:
         watch = session.watch()
 
         async def look() -> None:
             async for event in watch:
-                shown.append(serialize_event(event))
+                shown.append(event)
 
         looking = asyncio.create_task(look())
         await run_to_end(session)
@@ -59,7 +59,8 @@ async def test_no_secret_in_the_result_of_a_tool_is_stored_or_shown(
         watch.close()
         await looking
     assert artifacts and b"[secret]" in whole
-    seen = b"".join(map(serialize_event, facts)) + whole + b"".join(shown) + str(model.requests).encode()
+    live = "".join(event.text for event in shown if isinstance(event, OutputDelta)).encode()
+    seen = b"".join(map(serialize_event, (*facts, *shown))) + whole + live + str(model.requests).encode()
     assert seen.count(b"[secret]") >= 5 and b"and more" in seen
     assert CANARY.encode() not in seen
 

@@ -78,9 +78,12 @@ async def test_an_approval_holds_only_for_the_folder_that_was_shown(workspace: P
     assert (workspace / "out" / "kept").exists() and (workspace / "sub" / "out" / "kept").exists()
 
 
-async def test_an_approval_for_a_folder_that_is_gone_runs_nothing(workspace: Path) -> None:
+@pytest.mark.parametrize("link", ["", "moved"], ids=["gone", "now a link"])
+async def test_an_approval_for_a_folder_that_is_gone_runs_nothing(link: str, workspace: Path) -> None:
     async with run_until_question(workspace, commands("cd sub", "rm -rf out")) as (session, _):
         (workspace / "sub").rename(workspace / "moved")
+        if link:
+            (workspace / "sub").symlink_to(link)
         await session.approve("c2")
         await wait_for(session, RunFinished)
         done = (await read_finished_calls(session))["c2"]

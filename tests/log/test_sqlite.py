@@ -142,15 +142,6 @@ async def test_a_store_opened_read_only_by_sqlite_is_reported_as_read_only(path:
 # --- versions
 
 
-async def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
-    await fill_store(path)
-    run_sql(path, "PRAGMA user_version = 99")
-    before = path.read_bytes()
-    with pytest.raises(StoreTooNew, match=r"version 99.*up to \d+.*Upgrade treadle"):
-        SqliteLog(path)
-    assert path.read_bytes() == before
-
-
 FIRST = ("CREATE TABLE things (name TEXT)", "INSERT INTO things VALUES ('old')")
 SECOND = ("ALTER TABLE things ADD COLUMN colour TEXT DEFAULT 'grey'",)
 
@@ -225,18 +216,27 @@ async def test_a_fact_that_cannot_be_read_is_reported_and_those_before_it_are_re
 # --- damage
 
 
-@pytest.mark.parametrize("content", [b"this is a shopping list\n" * 100, b"\0" * 5000])
-async def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(StoreDamaged, match="not a treadle store"):
-        SqliteLog(path)
-    assert path.read_bytes() == content
+def make_newer_store(path: Path) -> None:
+    store.SqliteFile(path).close()
+    run_sql(path, "PRAGMA user_version = 99")
 
 
-async def test_a_database_of_another_program_is_refused_and_left_as_it_is(path: Path) -> None:
-    run_sql(path, "CREATE TABLE recipes (name TEXT)")
+@pytest.mark.parametrize(
+    ("make_file", "error", "message"),
+    [
+        (lambda path: path.write_bytes(b"this is a shopping list\n" * 100), StoreDamaged, "not a treadle store"),
+        (lambda path: path.write_bytes(b"\0" * 5000), StoreDamaged, "not a treadle store"),
+        (lambda path: run_sql(path, "CREATE TABLE recipes (name TEXT)"), StoreDamaged, "another program"),
+        (make_newer_store, StoreTooNew, r"version 99.*up to \d+.*Upgrade treadle"),
+    ],
+    ids=["text", "zeros", "a database of another program", "a store of a newer version"],
+)
+async def test_a_file_that_is_no_store_of_this_version_is_refused_and_left_as_it_is(
+    path: Path, make_file, error, message: str
+) -> None:
+    make_file(path)
     before = path.read_bytes()
-    with pytest.raises(StoreDamaged, match="another program"):
+    with pytest.raises(error, match=message):
         SqliteLog(path)
     assert path.read_bytes() == before
 

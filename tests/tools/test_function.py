@@ -82,17 +82,11 @@ def test_a_docstring_describes_the_function_and_its_parameters(docstring: str, d
     assert spec.parameters["properties"]["x"]["description"] == f"to the {of_x}"
 
 
-def test_a_description_in_the_hint_stands_unless_the_docstring_has_one() -> None:
+def test_a_field_in_the_hint_or_as_a_default_describes_and_limits_its_parameter() -> None:
+    up = Annotated[int, Field(description="upwards", ge=1)]
+
     @tool
-    def move(x: Annotated[int, Field(description="to the right", ge=1)]) -> None:
-        """Move there."""
-
-    assert move.spec.parameters["properties"]["x"] == {"type": "integer", "minimum": 1, "description": "to the right"}
-
-
-def test_a_field_as_a_default_works_like_one_in_the_hint() -> None:
-    @tool
-    def move(x: int = Field(3, description="to the right", ge=1), y: int = Field(le=9), z: int = 0) -> None:
+    def move(up: up, x: int = Field(3, description="to the right", ge=1), y: int = Field(le=9), z: int = 0) -> None:
         """Move there.
 
         Args:
@@ -100,13 +94,14 @@ def test_a_field_as_a_default_works_like_one_in_the_hint() -> None:
         """
 
     assert move.spec.parameters["properties"] == {
+        "up": {"type": "integer", "minimum": 1, "description": "upwards"},
         "x": {"type": "integer", "minimum": 1, "description": "to the right", "default": 3},
         "y": {"type": "integer", "maximum": 9, "description": "to the top"},
         "z": {"type": "integer", "default": 0},
     }
-    assert move.spec.parameters["required"] == ["y"]
-    assert move.parse('{"y": 1}').values == {"x": 3, "y": 1, "z": 0}
-    assert "x: Input should be greater than or equal to 1" in get_error(move, '{"x": 0, "y": 1}')
+    assert move.spec.parameters["required"] == ["up", "y"]
+    assert move.parse('{"up": 2, "y": 1}').values == {"up": 2, "x": 3, "y": 1, "z": 0}
+    assert "x: Input should be greater than or equal to 1" in get_error(move, '{"up": 2, "x": 0, "y": 1}')
 
 
 def test_options_override_the_function() -> None:
@@ -335,15 +330,6 @@ async def test_an_async_function_runs_in_the_loop_and_a_plain_one_in_a_thread() 
 
     results = [await run_tool(tool(one), "{}") for one in (is_in_loop, is_main_thread, return_awaitable)]
     assert results == [True, False, True], "an awaitable that a plain function returns is awaited"
-
-
-async def test_an_error_of_the_function_is_raised() -> None:
-    @tool
-    def fail() -> None:
-        raise ToolError("no such file")
-
-    with pytest.raises(ToolError, match="no such file"):
-        await run_tool(fail, "{}")
 
 
 # ── asking the user ────────────────────────────────────────────────────────────────────────────────────────

@@ -166,15 +166,15 @@ async def test_a_part_of_an_output_is_never_too_large_itself(read: Any) -> None:
     assert len((await read(("ü" * 1990 + "\n") * 300, limit=300)).encode()) <= read_output.cap
 
 
-@pytest.mark.parametrize("pattern", ["(unclosed", "[", "(?P<a>x)(?P<a>y)"])
-async def test_a_pattern_that_cannot_be_used_is_an_error(pattern: str, read: Any) -> None:
-    with pytest.raises(ToolError, match="pattern cannot be used"):
-        await read("text", pattern=pattern)
-
-
-@pytest.mark.parametrize("arguments", [{"offset": 0}, {"limit": 0}, {"limit": 10**6}])
-async def test_a_part_that_cannot_exist_is_refused(arguments: Any, read: Any) -> None:
-    with pytest.raises(ToolInputError, match="offset starts at 1"):
+@pytest.mark.parametrize(
+    ("kind", "error", "arguments"),
+    [
+        *((ToolInputError, "offset starts at 1", part) for part in ({"offset": 0}, {"limit": 0}, {"limit": 10**6})),
+        *((ToolError, "pattern cannot be used", {"pattern": one}) for one in ("(unclosed", "[", "(?P<a>x)(?P<a>y)")),
+    ],
+)
+async def test_a_part_or_a_pattern_that_cannot_be_is_refused(kind: Any, error: str, arguments: Any, read: Any) -> None:
+    with pytest.raises(kind, match=error):
         await read("text", **arguments)
 
 

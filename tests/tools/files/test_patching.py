@@ -161,20 +161,17 @@ async def test_a_diff_of_git_is_applied_exactly(files: FileTools, tmp_path: Path
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
         return subprocess.check_output(command, cwd=repository, env=environment, text=True)
 
-    def write(folder: Path, path: str, text: str) -> None:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-
     git("init", "-q")
     for folder in (repository, files.workspace):
-        write(folder, "a.py", "".join(f"line {number}\n" for number in range(60)))
-        write(folder, "old name.txt", "kept\n" * 20)
-        write(folder, "gone.txt", "gone")
+        (folder / "a.py").write_text("".join(f"line {number}\n" for number in range(60)))
+        (folder / "old name.txt").write_text("kept\n" * 20)
+        (folder / "gone.txt").write_text("gone")
     git("add", "-A")
     git("commit", "-qm", "x")
-    write(repository, "a.py", "".join(f"line {number}{'!' if number in (3, 30, 59) else ''}\n" for number in range(60)))
-    write(repository, "new name.txt", "kept\n" * 20 + "more")
-    write(repository, "made.txt", "no end")
+    changed = (f"line {number}{'!' if number in (3, 30, 59) else ''}\n" for number in range(60))
+    (repository / "a.py").write_text("".join(changed))
+    (repository / "new name.txt").write_text("kept\n" * 20 + "more")
+    (repository / "made.txt").write_text("no end")
     (repository / "old name.txt").unlink()
     (repository / "gone.txt").unlink()
     git("add", "-A")

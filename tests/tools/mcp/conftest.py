@@ -21,16 +21,15 @@ from treadle.tools.mcp.servers import McpServers
 HERE = Path(__file__).parent
 
 
-def child(name: str = "served", *args: str, **options: Any) -> McpServer:
+def child(name: str = "served", *args: str, script: str = "served.py", **options: Any) -> McpServer:
     """A server written with the SDK, started by us."""
     options = {"start_timeout": PATIENCE, **options}
-    return McpServer(name=name, command=sys.executable, args=(str(HERE / "served.py"), *args), **options)
+    return McpServer(name=name, command=sys.executable, args=(str(HERE / script), *args), **options)
 
 
 def odd(how: str, name: str = "odd", **options: Any) -> McpServer:
     """A server that does something that no good server does."""
-    options = {"start_timeout": PATIENCE, **options}
-    return McpServer(name=name, command=sys.executable, args=(str(HERE / "odd.py"), how), **options)
+    return child(name, how, script="odd.py", **options)
 
 
 def reserve_port() -> socket.socket:
@@ -87,8 +86,6 @@ class McpClient:
 
     def __init__(self, servers: McpServers, tools: list[Tool]) -> None:
         self.servers, self.tools = servers, tools
-        self.progress: list[tuple[Any, ...]] = []
-        self._context = ToolContext("session", "call", Path(), progress=lambda *args: self.progress.append(args))
 
     @property
     def health(self) -> McpHealth:
@@ -97,7 +94,7 @@ class McpClient:
 
     async def call(self, name: str, **arguments: Any) -> ToolResult:
         tool = {tool.name: tool for tool in self.tools}[name]
-        result = await tool.run(tool.parse(json.dumps(arguments)), self._context)
+        result = await tool.run(tool.parse(json.dumps(arguments)), ToolContext("session", "call", Path()))
         assert isinstance(result, ToolResult)
         return result
 

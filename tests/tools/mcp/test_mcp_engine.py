@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,9 +51,10 @@ async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Pa
     assert trace.read_text().splitlines() == ["waiting", "cancelled", "after"]
 
 
-async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("era", ["auto", "legacy"])
+async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(era: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    async with connect(child(safety="caution")) as mcp:
+    async with connect(child(safety="caution", protocol=era)) as mcp:
         agent, _ = build_agent(call("served__wait", path=str(trace)), tools=mcp.tools)
         async with agent.session() as session:
             seen = asyncio.create_task(wait_for(session, Progress))
@@ -64,7 +66,7 @@ async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(tmp
                 outcome = await run.wait()
                 assert outcome is not None and outcome.reason == "cancelled"
         await until(lambda: "cancelled" in trace.read_text())
-        assert mcp.health.state == "up"
+        assert mcp.health.state == "up" and await mcp.add(2, 2) == "4"
     assert trace.read_text().splitlines() == ["waiting", "cancelled"]
 
 

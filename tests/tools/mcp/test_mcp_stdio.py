@@ -59,20 +59,6 @@ async def test_tools_are_listed_and_called_over_each_transport_and_in_both_eras(
             await mcp.call("served__add", a="one", b=2)
 
 
-@pytest.mark.parametrize("era", ["auto", "legacy"])
-async def test_cancelling_a_call_cancels_it_at_the_server_and_progress_is_reported(era: Any, tmp_path: Path) -> None:
-    async with connect(child(protocol=era)) as mcp:
-        waiting = asyncio.create_task(mcp.call("served__wait", path=str(tmp_path / "trace")))
-        await read_lines(tmp_path / "trace", 1)
-        await until(lambda: bool(mcp.progress))
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert await read_lines(tmp_path / "trace", 2) == ["waiting", "cancelled"]
-        assert mcp.progress == [("a quarter", 1.0, 4.0)]
-        assert await mcp.add(2, 2) == "4"
-
-
 async def test_a_call_in_which_the_server_dies_is_not_repeated(any_server: McpServer, tmp_path: Path) -> None:
     async with connect(any_server) as mcp:
         with pytest.raises(ToolError, match="outcome unknown, it may have run"):

@@ -166,7 +166,7 @@ class ChoosingModel(ScriptedModel):
         super().__init__(*script)
         self.asked, self.there = asyncio.Event(), asyncio.Event()
 
-    async def chosen(self) -> None:
+    async def resolve(self) -> None:
         self.asked.set()
         await self.there.wait()
 

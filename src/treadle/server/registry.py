@@ -23,11 +23,7 @@ STATUSES: dict[Status, RunStatus] = {
     "cancelled": "cancelled",
 }
 # These statuses have exactly one counterpart in the list of sessions, so the log can filter by them.
-LISTED_STATUSES: dict[RunStatus, Status] = {
-    "running": "running",
-    "awaiting_approval": "waiting",
-    "cancelled": "cancelled",
-}
+LISTED_STATUSES: dict[RunStatus, Status] = {STATUSES[one]: one for one in ("running", "waiting", "cancelled")}
 _MAX_OBJECTIVE = 2000
 _MAX_SESSIONS = 1000
 

@@ -228,7 +228,7 @@ class Service:
         model = agent.resolve_model()
         if model.name in self.unloaded_models:
             raise build_no_model_error()
-        choose: Any = getattr(model, "chosen", None)
+        choose: Any = getattr(model, "resolve", None)
         if choose is not None:
             try:
                 await choose()

@@ -7,28 +7,18 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 
-from treadle import (
-    ApprovalRequested,
-    FilePart,
-    Grant,
-    ImagePart,
-    InputRequested,
-    Limits,
-    RunFinished,
-    Session,
-    TextPart,
-)
-from treadle.dialects.base import build_approval_id, check_base64, list_options
+from treadle import ApprovalRequested, Grant, InputRequested, Limits, RunFinished, Session
+from treadle.dialects.base import build_approval_id, check_base64, describe_question
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.engine.state import Turn
 from treadle.errors import BadInput, NotFound, TreadleError
 from treadle.events import MessageReceived, ModelReplied, SessionConfigured
 from treadle.log.base import SessionInfo, SessionQuery, Status
-from treadle.messages import Part, render_parts
+from treadle.messages import FilePart, ImagePart, Part, TextPart, render_parts
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer, filter_preapproved
 from treadle.server.streams import SSE_RESPONSES, DialectWriter, EventStream
@@ -74,21 +64,18 @@ class LimitsBody(StrictBody):
 
     def apply_to(self, defaults: Limits) -> Limits:
         """Combine these limits with the defaults. Tokens, seconds and cost never exceed the operator's."""
-        return Limits(
-            turns=defaults.turns if self.turns is None else min(self.turns, MAX_TURNS),
+        return replace(
+            defaults,
+            turns=defaults.turns if self.turns is None else self.turns,
             calls=defaults.calls if self.calls is None else self.calls,
             tokens=_take_smaller(self.tokens, defaults.tokens),
             seconds=_take_smaller(self.seconds, defaults.seconds),
             cost=_take_smaller(self.cost, defaults.cost),
-            attempts=defaults.attempts,
-            doom_loop=defaults.doom_loop,
         )
 
 
 def _take_smaller(requested: Any, default: Any) -> Any:
-    if requested is None or default is None:
-        return default if requested is None else requested
-    return min(requested, default)
+    return min((value for value in (requested, default) if value is not None), default=None)
 
 
 class NewSession(StrictBody):
@@ -153,21 +140,17 @@ class PendingQuestion(BaseModel):
 
     @classmethod
     def from_fact(cls, session_id: str, fact: ApprovalRequested | InputRequested) -> PendingQuestion:
-        pending = cls(
+        question = describe_question(fact)
+        is_input = isinstance(fact, InputRequested)
+        if is_input:
+            question |= {"tool": "", "why": ""}
+        return cls(
             id=build_approval_id(session_id, fact.call_id),
             session_id=session_id,
-            call_id=fact.call_id,
-            kind="input" if isinstance(fact, InputRequested) else "approval",
+            kind="input" if is_input else "approval",
             asked_at=fact.at,
-            expires_at=fact.expires_at,
+            **question,
         )
-        if isinstance(fact, InputRequested):
-            pending.questions = [question.text for question in fact.questions]
-            pending.options = [list(options) for options in list_options(fact)]
-        else:
-            pending.tool, pending.arguments, pending.safety = fact.tool, fact.arguments, fact.safety
-            pending.why, pending.rule, pending.digest = fact.why, fact.rule, fact.digest
-        return pending
 
 
 class SessionView(BaseModel):

@@ -24,7 +24,7 @@ from treadle.log.base import SessionQuery, Watch
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_refusal, describe_validation_error
 from treadle.server.service import CurrentService, Service, StrictBody, Token, Viewer, require_right
-from treadle.server.sessions import Attachment, NewMessage
+from treadle.server.sessions import NewMessage
 from treadle.server.streams import OpenStreams
 
 router = APIRouter(tags=["sockets"])
@@ -35,11 +35,8 @@ POLL_SECONDS = 2.0
 _STATES: dict[str, ChatState] = {"running": "streaming", "waiting": "needs_you"}
 
 
-class UserFrame(StrictBody):
+class UserFrame(NewMessage):
     type: Literal["user"]
-    content: str = ""
-    attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
-    mode: Literal["queue", "interrupt"] = "queue"
     key: str = Field("", max_length=200)
 
 
@@ -71,8 +68,6 @@ class SocketConnection:
         self._socket, self._streams = socket, streams
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
-        self.last = 0.0
-        self.pinging = True  # WebSockets have pings of their own
 
     async def __aenter__(self) -> SocketConnection:
         await self._socket.accept()
@@ -147,9 +142,6 @@ class SocketConnection:
         """Close because the server shuts down. The code tells the client to connect again."""
         self.start_task(self._close(GOING_AWAY))
 
-    async def ping(self) -> None:
-        """Do nothing: the protocol has its own pings."""
-
     async def _close(self, code: int) -> None:
         with suppress(RuntimeError, WebSocketDisconnect):
             await self._socket.close(code)
@@ -181,8 +173,7 @@ async def _handle_frame(service: Service, token: Token, session: Session, frame:
             service.check_open()
             require_right(token, "send")
             await service.check_session_model(session)
-            message = NewMessage(content=frame.content, attachments=frame.attachments)
-            await service.post_message(session, message.build_parts(), frame.mode, frame.key)
+            await service.post_message(session, frame.build_parts(), frame.mode, frame.key)
         case CancelFrame():
             await session.cancel(by=require_right(token, "send").name)
         case ApprovalFrame():

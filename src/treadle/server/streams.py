@@ -95,15 +95,14 @@ class DialectWriter:
 class OpenConnection(Protocol):
     """A connection that stays open: a stream or a WebSocket."""
 
-    last: float
-    pinging: bool
-
     def stop(self) -> None: ...
-    async def ping(self) -> None: ...
 
 
 class OpenStreams:
-    """All open streams. Quiet ones get a comment now and then, and all end when the server shuts down."""
+    """All open connections. Quiet streams get a comment now and then, and all end when the server shuts down.
+
+    WebSockets have pings of their own.
+    """
 
     def __init__(self, keep_alive: float) -> None:
         self._keep_alive = keep_alive
@@ -141,7 +140,7 @@ class OpenStreams:
             await asyncio.sleep(step)
             late = time.monotonic() - self._keep_alive
             for stream in tuple(self._open):
-                if stream.last < late and not stream.pinging:
+                if isinstance(stream, StreamedResponse) and stream.last < late and not stream.pinging:
                     task = asyncio.create_task(stream.ping())
                     self._pings.add(task)
                     task.add_done_callback(self._pings.discard)

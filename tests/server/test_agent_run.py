@@ -10,8 +10,9 @@ import pytest
 from tests.dialects.test_loop_events import accept
 from tests.kit.server import OWNER, Client, SentEvent, listen, read_until, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE, SteppingClock, Store, Tables, build_agent, file_store, note
-from treadle import Limits, Runtime
+from treadle import Agent, Limits, Runtime
 from treadle.events import SessionRenamed
+from treadle.models.default_model import DefaultModel
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.testing import call
@@ -70,8 +71,10 @@ async def test_without_a_model_it_is_503() -> None:
         problem = await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
         assert problem["message"] == "No model loaded. Load a model before running the agent."
         await client.json("POST", "/v1/models/load", {"model": "scripted"})
-    async with serve_agents() as client:
-        await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
+    unreachable = DefaultModel(base_url="http://127.0.0.1:9/v1")
+    for agents in ((), (Agent(unreachable),)):
+        async with serve_agents(*agents) as client:
+            await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
 
 
 async def test_every_tool_is_asked_for_and_the_answers_have_their_statuses() -> None:

@@ -155,23 +155,12 @@ class SentEvent:
     """One server-sent event, or a comment."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        self.id = self.event = self.comment = ""
-        data: list[str] = []
+        fields: dict[str, list[str]] = {}
         for line in lines:
             name, _, value = line.partition(":")
-            value = value.removeprefix(" ")
-            match name:
-                case "":
-                    self.comment = value
-                case "id":
-                    self.id = value
-                case "event":
-                    self.event = value
-                case "data":
-                    data.append(value)
-                case _:
-                    pass
-        self.text = "\n".join(data)
+            fields.setdefault(name, []).append(value.removeprefix(" "))
+        self.id, self.event, self.comment = (fields.get(name, [""])[-1] for name in ("id", "event", ""))
+        self.text = "\n".join(fields.get("data", ()))
 
     @property
     def data(self) -> Any:

@@ -135,10 +135,12 @@ async def test_a_continuation_token_works_once() -> None:
         await client.problem("POST", path, {"continuation_token": token}, 409)
 
 
-async def test_a_run_continues_after_a_limit_without_a_token_and_without_a_body() -> None:
+async def test_a_limit_is_not_listed_as_completed_and_the_run_continues_without_a_token_and_a_body() -> None:
     async with serve_script(call("note", text="a"), "so far", "finished") as client:
-        session_id = (await run_objective(client, maxIterations=1, autoApprove=["*"]))[0]["data"]["session_id"]
-        async with client.request("POST", f"/api/agent/{session_id}/continue") as answer:
+        await run_objective(client, maxIterations=1, autoApprove=["*"])
+        (line,) = (await client.json("GET", "/api/agent/sessions"))["sessions"]
+        assert (line["status"], line["reason"]) == ("failed", "turn_limit")
+        async with client.request("POST", f"/api/agent/{line['session_id']}/continue") as answer:
             assert answer.status == 200 and "finished" in await answer.text()
 
 
@@ -165,13 +167,6 @@ async def test_the_registry_counts_what_happened() -> None:
         assert (line["thoughts"], line["tool_calls"], line["results"], line["errors"]) == (2, 2, 2, 1)
         assert (await client.json("GET", "/api/agent/sessions?status=failed"))["sessions"] == []
         await client.problem("GET", "/api/agent/sessions?status=odd", status=422)
-
-
-async def test_a_limit_is_not_listed_as_completed() -> None:
-    async with serve_script(call("note", text="a"), "so far") as client:
-        await run_objective(client, maxIterations=1, autoApprove=["*"])
-        (line,) = (await client.json("GET", "/api/agent/sessions"))["sessions"]
-        assert (line["status"], line["reason"]) == ("failed", "turn_limit")
 
 
 async def test_the_registry_is_paged_and_filtered_by_status() -> None:

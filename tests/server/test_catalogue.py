@@ -39,11 +39,11 @@ async def test_the_provider_is_the_one_in_the_models_name() -> None:
             assert (await client.json("GET", "/v1/config"))["provider"] == provider
 
 
-async def test_memories_are_added_found_and_deleted() -> None:
+async def test_memories_are_added_found_and_deleted_by_path_by_query_or_by_body() -> None:
     async with serve_script() as client:
         assert await client.json("GET", "/v1/memory") == []
         made = await client.json("POST", "/v1/memory", {"content": "likes green tea", "kind": "preference"}, 201)
-        await client.json("POST", "/v1/memory", {"content": "lives by the sea"}, 201)
+        sea = await client.json("POST", "/v1/memory", {"content": "lives by the sea"}, 201)
         assert [one["id"] for one in await client.json("GET", "/v1/memory/search?q=tea&k=1")] == [made["id"]]
         assert [one["content"] for one in await client.json("GET", "/v1/memory")] == [
             "likes green tea",
@@ -58,6 +58,11 @@ async def test_memories_are_added_found_and_deleted() -> None:
         await client.problem("PATCH", "/v1/memory/nothing", {"content": "x"}, 404)
         await client.json("DELETE", "/v1/memory", {"id": made["id"]}, 204)
         await client.problem("DELETE", f"/v1/memory/{made['id']}", status=404)
+        await client.json("DELETE", f"/v1/memory/{sea['id']}", status=204)
+        last = await client.json("POST", "/v1/memory", {"content": "reads at night"}, 201)
+        await client.json("DELETE", f"/v1/memory?id={last['id']}", status=204)
+        assert await client.json("GET", "/v1/memory") == []
+        assert (await client.problem("DELETE", "/v1/memory", status=422))["param"] == "id"
         await client.problem("GET", "/v1/memory/search", status=422)
         await client.problem("POST", "/v1/memory", {"content": "password: hunter22-and-more"}, 400)
 

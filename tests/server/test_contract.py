@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import InvalidStatus
 
 from tests.kit.server import Client, read_until, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE, build_agent, note
@@ -85,31 +84,6 @@ async def test_an_invalid_cursor_is_refused(tmp_path: Path, path: str, cursor: s
         assert "not a cursor" in (await client.problem("GET", f"{path}?cursor={cursor}"))["message"]
 
 
-async def read_refusal(client: Client, path: str) -> tuple[int, dict[str, Any]]:
-    with pytest.raises(InvalidStatus) as raised:
-        await client.socket(path)
-    answer = raised.value.response
-    return answer.status_code, json.loads(answer.body or b"{}")["error"]
-
-
-async def test_a_socket_with_an_unknown_address_or_an_invalid_field_is_refused() -> None:
-    async with serve_script() as client:
-        status, error = await read_refusal(client, "/v1/nowhere")
-        assert (status, error["type"]) == (404, "not_found")
-        status, error = await read_refusal(client, f"/v1/sessions/{await client.session()}/stream?after=soon")
-        assert (status, error["type"]) == (422, "invalid_field") and error["message"].startswith("after: ")
-
-
-async def test_a_memory_is_deleted_by_path_by_query_or_by_body() -> None:
-    async with serve_script() as client:
-        made = [await client.json("POST", "/v1/memory", {"content": f"tea {n}"}, 201) for n in range(3)]
-        await client.json("DELETE", f"/v1/memory/{made[0]['id']}", status=204)
-        await client.json("DELETE", f"/v1/memory?id={made[1]['id']}", status=204)
-        await client.json("DELETE", "/v1/memory", {"id": made[2]["id"]}, 204)
-        assert await client.json("GET", "/v1/memory") == []
-        assert (await client.problem("DELETE", "/v1/memory", status=422))["param"] == "id"
-
-
 async def test_a_question_during_another_call_is_listed_and_can_be_answered() -> None:
     async with serve_script([call("wait"), call("drop", table="users")], "done") as client:
         session_id, sending, _ = await client.start_run("approval_requested")
@@ -119,19 +93,6 @@ async def test_a_question_during_another_call_is_listed_and_can_be_answered() ->
         client.held.free.set()
         await sending
         assert client.tables.done == ["users"]
-
-
-async def test_a_session_shows_its_new_agent_at_once() -> None:
-    agent, _ = build_agent()
-    other = Agent(ScriptedModel("it is I"), name="second")
-    async with serve_agents(agent, other) as client:
-        session_id = await client.session(agent="agent")
-        changed = await client.json("PATCH", f"/v1/sessions/{session_id}", {"agent": "second"})
-        assert changed["agent"] == "second"
-        assert (await client.send(session_id, "who?"))["reply"] == "it is I"
-        assert (await client.json("GET", f"/v1/sessions/{session_id}"))["agent"] == "second"
-        (listed,) = (await client.json("GET", "/v1/sessions"))["sessions"]
-        assert listed["agent"] == "second"
 
 
 async def test_suggested_answers_are_sent_in_every_format() -> None:

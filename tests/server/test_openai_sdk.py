@@ -95,16 +95,6 @@ async def test_responses_whole_and_streamed() -> None:
         assert asked.output[0].type == "function_call" and asked.output[0].call_id == "c1"
 
 
-async def test_the_old_completions_and_the_list_of_models() -> None:
-    async with open_sdk("once upon", "a\ntime") as (client, _):
-        whole = await client.completions.create(model="scripted", prompt="tell")
-        assert whole.choices[0].text == "once upon"
-        stream = await client.completions.create(model="default", prompt="tell", stream=True)
-        assert "".join([chunk.choices[0].text async for chunk in stream]) == "a\ntime"
-        listed = [model.id async for model in client.models.list()]
-        assert listed == ["scripted", "agent:agent"]
-
-
 async def test_embeddings_are_given_where_the_model_can() -> None:
     class Embedding(ScriptedModel):
         async def embed(self, texts: list[str]) -> list[list[float]]:
@@ -126,6 +116,7 @@ async def test_an_agent_answers_in_a_models_place_and_its_tools_run_here() -> No
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == "let me see\n\nnoted"
         activity = [c.model_extra["treadle"]["type"] for c in chunks if c.model_extra]
         assert activity == ["call_started", "call_finished", "run_finished"]
+        assert not any(c.choices[0].delta.tool_calls for c in chunks)
         whole = await chat(client, model="agent:agent")
         assert whole.choices[0].message.content == "again"
         assert whole.model_extra is not None
@@ -224,10 +215,11 @@ async def test_a_failure_in_the_middle_of_a_stream_is_sent_in_the_stream() -> No
             _ = [chunk async for chunk in stream]
 
 
-async def test_a_model_or_an_agent_is_looked_up_by_its_name() -> None:
+async def test_models_and_agents_are_listed_and_looked_up_by_their_names() -> None:
     async with open_sdk() as (client, _):
-        for name in ("scripted", "agent:agent"):
-            assert (await client.models.retrieve(name)).id == name
+        names = ["scripted", "agent:agent"]
+        assert [model.id async for model in client.models.list()] == names
+        assert [(await client.models.retrieve(name)).id for name in names] == names
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("vendor/unknown")
 

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
@@ -15,8 +14,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.kit.server import OWNER, listen
-from tests.kit.sessions import PATIENCE, build_agent, note
-from treadle import Runtime
+from tests.kit.sessions import PATIENCE, note
+from treadle import Agent, Runtime
 from treadle.server.app import ServerApp, create_app
 from treadle.server.config import ServerConfig
 from treadle.testing import ScriptedModel
@@ -27,17 +26,8 @@ ASKING: Any = {"headers": {"authorization": f"Bearer {OWNER.value}"}, "timeout":
 STREAMS = ("stream", "/events", "/api/agent/run", "/continue")
 
 
-class TalkativeModel(ScriptedModel):
-    """A model that always has an answer."""
-
-    def __init__(self) -> None:
-        super().__init__(*["hello"] * 100_000, keep=False)
-
-
 def build_app() -> ServerApp:
-    agent, _ = build_agent(tools=[note])
-    agent.model = TalkativeModel()
-    agent._model = None
+    agent = Agent(ScriptedModel(*["hello"] * 100_000, keep=False), tools=[note])
     return create_app(Runtime(":memory:", [agent]), ServerConfig(tokens=(OWNER,), rate=1e6))
 
 
@@ -78,15 +68,12 @@ async def test_whatever_the_schema_allows_gets_a_documented_answer_and_never_a_5
             await asyncio.to_thread(check_operation, base, schema, operation)
 
 
-def test_the_schema_names_every_error_and_the_token() -> None:
+def test_the_schema_names_every_error_the_token_and_the_bodies_that_others_rely_on() -> None:
     schema = build_app().openapi()
     assert schema["components"]["securitySchemes"]["token"] == {"type": "http", "scheme": "bearer"}
     for path, methods in schema["paths"].items():
         for method, about in methods.items():
             assert {"400", "401", "403", "404", "413", "429"} <= set(about["responses"]), (method, path)
             assert about["description"], (method, path)
-
-
-@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/chat/completions", "/api/agent/run"])
-def test_the_routes_that_others_rely_on_are_described(path: str) -> None:
-    assert build_app().openapi()["paths"][path]["post"]["requestBody"]
+    for path in ("/v1/sessions", "/v1/chat/completions", "/api/agent/run"):
+        assert schema["paths"][path]["post"]["requestBody"]

@@ -51,22 +51,11 @@ async def test_sessions_are_created_listed_renamed_shown_and_deleted() -> None:
         await client.problem("GET", f"/v1/sessions/{first}", status=404)
 
 
-async def test_the_same_key_gives_the_same_message_and_the_same_answer() -> None:
+async def test_a_key_gives_one_message_and_one_answer_and_is_a_conflict_with_any_other_message() -> None:
     async with serve_script("once") as client:
         session_id = await client.session()
         headers = {"Idempotency-Key": "k1"}
         answers = await asyncio.gather(*(client.send(session_id, "hi", headers=headers) for _ in range(5)))
-        assert {answer["reply"] for answer in answers} == {"once"}
-        assert len({answer["message_id"] for answer in answers}) == 1
-        assert (await client.send(session_id, "hi", headers=headers))["reply"] == "once"
-        assert len(client.model.requests) == 1
-
-
-async def test_a_key_that_was_used_for_another_message_is_a_conflict_and_adds_nothing() -> None:
-    async with serve_script("once") as client:
-        session_id = await client.session()
-        headers = {"Idempotency-Key": "k1"}
-        await client.send(session_id, "hi", headers=headers)
         path = f"/v1/sessions/{session_id}/messages"
         for other in (
             {"content": "something else"},
@@ -76,12 +65,14 @@ async def test_a_key_that_was_used_for_another_message_is_a_conflict_and_adds_no
             for route in (path, f"{path}/stream"):
                 problem = await client.problem("POST", route, other, 409, headers=headers)
                 assert problem["type"] == "key_reused" and "another message" in problem["message"]
-        assert len([fact for fact in await client.facts(session_id) if fact["type"] == "message_received"]) == 1
-        assert (await client.send(session_id, "hi", headers=headers))["reply"] == "once"
-        assert len(client.model.requests) == 1
         async with client.open_socket(session_id=session_id) as socket:
             await socket.send(type="user", content="else", key="k1")
             assert "another message" in (await socket.receive())["message"]
+        answers.append(await client.send(session_id, "hi", headers=headers))
+        assert {answer["reply"] for answer in answers} == {"once"}
+        assert len({answer["message_id"] for answer in answers}) == 1
+        assert len([fact for fact in await client.facts(session_id) if fact["type"] == "message_received"]) == 1
+        assert len(client.model.requests) == 1
 
 
 async def test_null_fields_count_as_missing_and_a_session_needs_no_body() -> None:
@@ -96,19 +87,13 @@ async def test_null_fields_count_as_missing_and_a_session_needs_no_body() -> Non
         assert problem["message"].startswith("decision")
 
 
-async def test_a_session_has_its_own_limits_within_the_operators() -> None:
-    async with serve_script(call("note", text="a"), "so far", limits=Limits(seconds=60)) as client:
+async def test_a_session_has_its_own_limits_within_the_operators_and_continues_after_one() -> None:
+    async with serve_script(call("note", text="a"), "so far", "all done", limits=Limits(seconds=60)) as client:
         session_id = await client.session(limits={"turns": 1, "seconds": 1000})
         answer = await client.send(session_id, "go")
         assert answer["outcome"]["reason"] == "turn_limit" and answer["outcome"]["status"] == "stopped"
         started = next(fact for fact in await client.facts(session_id) if fact["type"] == "run_started")
         assert started["limits"]["turns"] == 1 and started["limits"]["seconds"] == 60
-
-
-async def test_a_run_can_be_continued_after_a_limit() -> None:
-    async with serve_script(call("note", text="a"), "so far", "all done", limits=Limits(turns=1)) as client:
-        session_id = await client.session()
-        await client.send(session_id, "go")
         begun = await client.json("POST", f"/v1/sessions/{session_id}/continue")
         seen = await client.wait_for(session_id, "run_finished", after=begun["after"])
         assert seen[-1]["answer"] == "all done" and seen[0]["trigger"] == "continue"
@@ -132,14 +117,17 @@ async def test_an_answer_can_be_regenerated_and_a_past_forked() -> None:
         await client.problem("POST", f"/v1/sessions/{await client.session()}/continue", status=409)
 
 
-async def test_an_approval_is_waited_for_and_answered_from_elsewhere() -> None:
+async def test_an_approval_is_waited_for_and_answered_from_elsewhere_with_its_own_digest() -> None:
     async with serve_script(call("drop", table="users"), "dropped") as client:
         session_id, sending, _ = await client.start_run("approval_requested")
         (asked,) = (await client.json("GET", f"/v1/sessions/{session_id}"))["pending"]
-        assert asked["tool"] == "drop" and asked["arguments"] == {"table": "users"} and not client.tables.done
+        assert asked["tool"] == "drop" and asked["arguments"] == {"table": "users"}
         assert [one["id"] for one in await client.json("GET", "/v1/approvals")] == [asked["id"]]
         path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
         body = {"decision": "allow", "digest": asked["digest"]}
+        await client.problem("POST", path, {**body, "digest": "0" * 32}, 409)
+        await client.problem("POST", f"/v1/sessions/{session_id}/approvals/nope", {"decision": "allow"}, 404)
+        assert not client.tables.done
         assert await client.json("POST", path, body) == {"resolved": True}
         assert (await sending)["reply"] == "dropped" and client.tables.done == ["users"]
         assert (await client.problem("POST", path, body, 409))["type"] == "already_answered"
@@ -156,21 +144,12 @@ async def test_a_denial_reaches_the_model_and_the_run_continues() -> None:
         assert frames[0]["type"] == "tool_rejected" and frames[-1]["reply"] == "as you like" and not client.tables.done
 
 
-async def test_an_answer_with_the_digest_of_another_question_is_refused() -> None:
-    async with serve_script(call("drop", table="users"), "dropped") as client:
-        session_id = await client.session()
-        waiting = await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "drop"})
-        assert waiting["outcome"]["status"] == "waiting"
-        (*_, asked) = await client.wait_for(session_id, "approval_requested")
-        path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
-        await client.problem("POST", path, {"decision": "allow", "digest": "0" * 32}, 409)
-        await client.problem("POST", f"/v1/sessions/{session_id}/approvals/nope", {"decision": "allow"}, 404)
-        assert not client.tables.done
-
-
 async def test_two_clients_answer_one_approval_and_one_of_them_wins() -> None:
     async with serve_script(call("drop", table="users"), "done with it") as client, Client(client.base) as other:
-        session_id, sending, asked = await client.start_run("approval_requested")
+        session_id = await client.session()
+        sent = await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "drop"})
+        assert sent["outcome"]["status"] == "waiting"
+        (*_, asked) = await client.wait_for(session_id, "approval_requested")
         path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
 
         async def answer_with(by: Client, decision: str) -> int:
@@ -180,24 +159,16 @@ async def test_two_clients_answer_one_approval_and_one_of_them_wins() -> None:
 
         statuses = await asyncio.gather(answer_with(client, "allow"), answer_with(other, "deny"))
         assert sorted(statuses) == [200, 409]
-        await sending
-        answered = [fact for fact in await client.facts(session_id) if fact["type"] == "approval_answered"]
+        facts = await client.wait_for(session_id, "run_finished")
+        answered = [fact for fact in facts if fact["type"] == "approval_answered"]
         assert len(answered) == 1
         assert client.tables.done == (["users"] if answered[0]["decision"] == "allow" else [])
 
 
-async def test_a_question_of_the_model_is_answered_in_words() -> None:
-    async with serve_script(call("ask_user", question="Which colour?"), "red it is") as client:
-        session_id, sending, asked = await client.start_run("input_requested")
-        path = f"/v1/sessions/{session_id}/answers/{asked['call_id']}"
-        await client.json("POST", path, {"answers": ["red"]})
-        assert (await sending)["reply"] == "red it is"
-        await client.problem("POST", path, {"answers": []}, 422)
-
-
-async def test_cancel_answers_when_it_is_recorded() -> None:
+async def test_a_running_session_cannot_be_deleted_and_cancel_answers_when_it_is_recorded() -> None:
     async with serve_script(call("wait"), "never") as client:
         session_id, sending, _ = await client.start_run("call_started")
+        await client.problem("DELETE", f"/v1/sessions/{session_id}", status=409)
         cancelled = await client.json("POST", f"/v1/sessions/{session_id}/cancel")
         assert cancelled["cancelled"] and cancelled["outcome"]["status"] == "cancelled"
         assert (await client.facts(session_id))[-1]["type"] == "run_finished"
@@ -211,14 +182,6 @@ async def test_a_message_that_interrupts_stops_the_run_first() -> None:
         path = f"/v1/sessions/{session_id}/messages"
         second = await client.json("POST", path, {"content": "stop that", "mode": "interrupt"})
         assert second["reply"] == "the second" and (await first)["outcome"]["status"] == "cancelled"
-
-
-async def test_a_session_that_runs_cannot_be_deleted() -> None:
-    async with serve_script(call("wait"), "done") as client:
-        session_id, sending, _ = await client.start_run("call_started")
-        await client.problem("DELETE", f"/v1/sessions/{session_id}", status=409)
-        client.held.free.set()
-        await sending
 
 
 async def test_cut_output_is_kept_whole_and_the_session_can_be_exported() -> None:
@@ -270,26 +233,27 @@ async def test_a_token_without_the_right_to_approve_cannot_approve_in_advance() 
         assert (await waiting)["reply"] == "asked"
 
 
-async def test_the_operators_agent_is_used_when_none_is_named() -> None:
+async def test_a_session_has_the_operators_agent_or_the_agent_and_the_model_that_are_chosen() -> None:
     agent, _ = build_agent()
-    other = Agent(ScriptedModel("it is I"), name="second")
+    other = Agent(ScriptedModel("it is I", "from the other", "I again", name="other"), name="second")
     async with serve_agents(agent, other, agent="second") as client:
-        session_id = await client.session()
-        assert (await client.send(session_id, "who?"))["reply"] == "it is I"
-        assert (await client.json("GET", f"/v1/sessions/{session_id}"))["agent"] == "second"
 
+        async def check(session_id: str, reply: str, agent: str, model: str) -> None:
+            assert (await client.send(session_id, "who?"))["reply"] == reply
+            shown = await client.json("GET", f"/v1/sessions/{session_id}")
+            assert (shown["agent"], shown["model"]) == (agent, model)
 
-async def test_another_model_can_be_chosen_among_those_that_are_offered() -> None:
-    agent, _ = build_agent("from the first")
-    other = Agent(ScriptedModel("from the other", name="other"), name="second")
-    async with serve_agents(agent, other) as client:
-        session_id = await client.session(agent="agent", model="other")
-        assert (await client.send(session_id, "hi"))["reply"] == "from the other"
-        assert (await client.json("GET", f"/v1/sessions/{session_id}"))["model"] == "other"
+        await check(await client.session(), "it is I", "second", "other")
+        chosen = await client.session(agent="agent", model="other")
+        await check(chosen, "from the other", "agent", "other")
+        changed = await client.json("PATCH", f"/v1/sessions/{chosen}", {"agent": "second"})
+        listed = (await client.json("GET", "/v1/sessions"))["sessions"][0]
+        assert changed["agent"] == listed["agent"] == "second"
+        await check(chosen, "I again", "second", "other")
         await client.problem("POST", "/v1/sessions", {"model": "local:/etc/passwd"}, 404)
         await client.problem("POST", "/v1/sessions", {"agent": "nobody"}, 404)
-        await client.problem("PATCH", f"/v1/sessions/{session_id}", {"model": "nope"}, 404)
-        await client.problem("PATCH", f"/v1/sessions/{session_id}", {"agent": "nope"}, 404)
+        await client.problem("PATCH", f"/v1/sessions/{chosen}", {"model": "nope"}, 404)
+        await client.problem("PATCH", f"/v1/sessions/{chosen}", {"agent": "nope"}, 404)
 
 
 @pytest.mark.parametrize(
@@ -375,6 +339,7 @@ async def test_a_question_is_answered_once_by_whom_and_wherever(tmp_path: Path) 
         told = await asyncio.gather(answer_with(client, call_id, "red"), answer_with(other, call_id, "blue"))
         assert sorted(told) == [(200, ""), (409, "already_answered")]
         assert (await sending)["reply"] == "the first"
+        await client.problem("POST", f"/v1/sessions/{session_id}/answers/{call_id}", {"answers": []}, 422)
         sending, call_id = await ask(len(await client.facts(session_id)))
         async with agent.session(store, id=session_id) as elsewhere:
             await elsewhere.answer(call_id, "green")

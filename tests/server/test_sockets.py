@@ -54,24 +54,17 @@ async def test_approvals_and_questions_are_answered_over_the_socket() -> None:
         assert "answered already" in (await socket.receive_last(type="error"))["message"]
 
 
-async def test_an_invalid_frame_is_answered_and_the_socket_stays_open() -> None:
-    async with serve_script("hello") as client, client.open_socket() as socket:
+async def test_an_invalid_frame_is_answered_and_a_binary_one_is_read() -> None:
+    async with serve_script("hello") as client, client.open_socket() as socket, client.open_socket("/v1/rpc") as rpc:
         for text in ("nonsense", "[]", '{"type":"dance"}', '{"type":"user","content":1}', '{"a":1}'):
             await socket.send(text)
             assert (await socket.receive_last(type="error"))["message"]
-        await socket.send(type="user", content="hi")
+        for line in (socket, rpc):
+            await line.send(b"\xff\x00\xfe")
+        assert "JSON" in (await socket.receive_last(type="error"))["message"]
+        assert (await rpc.receive())["error"]["code"] == -32700
+        await socket.send(b'{"type": "user", "content": "hi"}')
         assert (await socket.receive_last(type="done"))["reply"] == "hello"
-
-
-async def test_a_run_continues_when_its_client_closes_the_socket() -> None:
-    async with serve_script(call("wait"), "done") as client:
-        session_id = await client.session()
-        async with client.open_socket(session_id=session_id) as socket:
-            await socket.send(type="user", content="go")
-            await socket.receive_until(type="tool_start")
-        client.held.free.set()
-        async with client.open_socket(f"/v1/sessions/{session_id}/stream?after=0") as socket:
-            assert (await socket.receive_last(type="done"))["reason"] == "answered"
 
 
 async def test_a_page_that_follows_message_frames_shows_what_the_log_says() -> None:
@@ -135,7 +128,7 @@ async def test_a_listed_status_is_not_sent_after_a_newer_one() -> None:
         assert [(one["session_id"], one["status"]) for one in line.sent] == [(first, "idle"), (third, "idle")]
 
 
-async def test_a_socket_needs_a_token_a_session_and_the_right_to_view() -> None:
+async def test_a_socket_needs_a_token_a_session_the_right_to_view_and_valid_fields() -> None:
     blind = create_token("blind", "send")
     async with serve_script(tokens=(OWNER, blind)) as client:
         path = f"/v1/sessions/{await client.session()}/stream"
@@ -145,24 +138,16 @@ async def test_a_socket_needs_a_token_a_session_and_the_right_to_view() -> None:
             (Client(client.base, blind.value), path, 403),
             (client, "/v1/sessions/nope/stream", 404),
             (client, "/v1/ws?session=nope", 404),
+            (client, "/v1/nowhere", 404),
+            (client, f"{path}?after=soon", 422),
         ):
             with pytest.raises(InvalidStatus) as refused:
                 await caller.socket(where)
             answer = refused.value.response
             assert answer.status_code == status and answer.headers["x-content-type-options"] == "nosniff"
-            assert {"type", "message", "hint"} <= set(json.loads(answer.body)["error"])
-
-
-async def test_a_binary_frame_is_read_and_invalid_text_is_answered_with_an_error() -> None:
-    async with serve_script("hello") as client:
-        async with client.open_socket() as socket:
-            await socket.send(b"\xff\x00\xfe")
-            assert "JSON" in (await socket.receive_last(type="error"))["message"]
-            await socket.send(b'{"type": "user", "content": "hi"}')
-            assert (await socket.receive_last(type="done"))["reply"] == "hello"
-        async with client.open_socket("/v1/rpc") as socket:
-            await socket.send(b"\xff\x00\xfe")
-            assert (await socket.receive())["error"]["code"] == -32700
+            error = json.loads(answer.body)["error"]
+            assert {"type", "message", "hint"} <= set(error)
+        assert error["type"] == "invalid_field" and error["message"].startswith("after: ")
 
 
 async def test_a_page_knows_the_window_of_the_model_that_the_session_has() -> None:

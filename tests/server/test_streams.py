@@ -36,22 +36,6 @@ class SlowModel(FakeModel):
         yield Reply("".join(said))
 
 
-async def test_a_stream_that_is_resumed_after_any_event_gives_the_whole_log() -> None:
-    script = [call("note", text="a"), call("note", text="b"), "done"]
-    async with serve_script(*script) as client:
-        session_id = await client.session()
-        await client.send(session_id, "go")
-        facts = await client.facts(session_id)
-        assert len(facts) >= 12
-        path = f"/v1/sessions/{session_id}/events"
-        for cut in range(1, len(facts)):
-            async with client.stream(path) as events:
-                before = [await anext(events) for _ in facts[:cut]]
-            async with client.stream(path, headers={"Last-Event-ID": before[-1].id}) as events:
-                after = [await anext(events) for _ in facts[cut:]]
-            assert [one.data for one in (*before, *after)] == facts
-
-
 async def test_a_live_run_is_seen_whole_by_a_client_that_reconnects_after_every_fact() -> None:
     async with serve_script(*(call("note", text=str(number)) for number in range(6)), "done") as client:
         session_id = await client.session()
@@ -90,20 +74,18 @@ async def test_a_watcher_who_joins_during_a_reply_gets_the_text_so_far_and_then_
 
 
 async def test_a_run_continues_when_its_client_leaves() -> None:
-    async with serve_script(call("wait"), "done") as client:
-        session_id = await client.session()
-        async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "go"}) as events:
-            await read_until(events, type="tool_start")
-        client.held.free.set()
-        assert (await client.wait_for(session_id, "run_finished"))[-1]["reason"] == "answered"
-
-
-async def test_a_run_continues_when_its_blocking_client_leaves() -> None:
-    async with serve_script(call("wait"), "done") as client:
-        session_id, sending, _ = await client.start_run("call_started")
+    async with serve_script(*[call("wait")] * 3, *["done"] * 3) as client:
+        blocked, sending, _ = await client.start_run("call_started")
         sending.cancel()
+        streamed, on_socket = await client.session(), await client.session()
+        async with client.stream(f"/v1/sessions/{streamed}/messages/stream", {"content": "go"}) as events:
+            await read_until(events, type="tool_start")
+        async with client.open_socket(session_id=on_socket) as socket:
+            await socket.send(type="user", content="go")
+            await socket.receive_until(type="tool_start")
         client.held.free.set()
-        assert (await client.wait_for(session_id, "run_finished"))[-1]["reason"] == "answered"
+        for session_id in (blocked, streamed, on_socket):
+            assert (await client.wait_for(session_id, "run_finished"))[-1]["reason"] == "answered"
 
 
 async def test_a_client_that_does_not_read_slows_nobody_and_catches_up() -> None:

@@ -21,27 +21,17 @@ def write(events: list[Event]) -> list[dict[str, Any]]:
 
 
 @every_scenario
-async def test_every_run_is_sent_in_the_six_kinds_and_ends_with_done(scenario: Scenario) -> None:
+async def test_every_run_is_sent_in_the_six_kinds_and_a_late_watcher_gets_the_same_text(scenario: Scenario) -> None:
     events = await scenario()
     sent = write(events)
     assert all(one["jsonrpc"] == "2.0" and one["method"] == "agents.chat.event" for one in sent)
-    params = [one["params"] for one in sent]
+    params, later = ([one["params"] for one in seen] for seen in (sent, write(select_facts(events))))
     assert {one["kind"] for one in params} <= KINDS and {one["session_id"] for one in params} == {"s1"}
     assert [one["id"] for one in params if one["kind"] == "tool_result"] == list_finished_ids(events)
     assert params[-1]["kind"] == "done"
-
-
-@every_scenario
-async def test_a_late_watcher_gets_the_same_text_before_the_next_event(scenario: Scenario) -> None:
-    events = await scenario()
-    live, later = ([one["params"] for one in write(seen)] for seen in (events, select_facts(events)))
-    assert join_text(live) == join_text(later)
-    untold = [one for one in live if one["kind"] != "token"]
-    assert untold == [one for one in later if one["kind"] != "token"]
-
-
-def join_text(params: list[dict[str, Any]]) -> str:
-    return "".join(one.get("text", "|") for one in params)
+    assert [one for one in params if one["kind"] != "token"] == [one for one in later if one["kind"] != "token"]
+    live_text, later_text = ("".join(one.get("text", "|") for one in seen) for seen in (params, later))
+    assert live_text == later_text
 
 
 @pytest.mark.parametrize(
@@ -143,17 +133,18 @@ def test_the_examples_of_the_specification_hold(sent: str, expected: str | None)
     assert (json.loads(written) if written else None) == (json.loads(expected) if expected else None)
 
 
-@pytest.mark.parametrize("called", ["true", "[1]", "{}"])
-def test_an_id_of_another_kind_is_invalid(called: str) -> None:
-    (failure,) = jsonrpc.parse_message(f'{{"jsonrpc":"2.0","method":"sum","id":{called}}}').items
-    assert isinstance(failure, RpcFailure) and failure.error.code == jsonrpc.INVALID_REQUEST
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        *((f'{{"jsonrpc":"2.0","method":"sum","id":{id}}}', jsonrpc.INVALID_REQUEST) for id in ("true", "[1]", "{}")),
+        pytest.param("[" * 100_000 + "]" * 100_000, jsonrpc.PARSE_ERROR, id="nested too deep"),
+    ],
+)
+def test_an_id_of_another_kind_and_a_document_that_is_too_deep_are_failures(text: str, code: int) -> None:
+    (failure,) = jsonrpc.parse_message(text).items
+    assert isinstance(failure, RpcFailure) and failure.error.code == code
 
 
 def test_an_id_of_null_is_a_request_and_not_a_notification() -> None:
     (request,) = jsonrpc.parse_message('{"jsonrpc":"2.0","method":"sum","id":null}').items
     assert isinstance(request, RpcRequest) and not request.is_notification
-
-
-def test_a_document_that_is_nested_too_deep_is_a_parse_error() -> None:
-    (failure,) = jsonrpc.parse_message("[" * 100_000 + "]" * 100_000).items
-    assert isinstance(failure, RpcFailure) and failure.error.code == jsonrpc.PARSE_ERROR

@@ -47,18 +47,12 @@ class Page:
 
 
 @every_scenario
-async def test_no_message_is_left_open_and_every_result_is_shown_once(scenario: Scenario) -> None:
+async def test_a_page_shows_the_messages_and_results_of_the_log_and_leaves_none_open(scenario: Scenario) -> None:
     events = await scenario()
     page = Page(write(events))
     assert not any(message["open"] for message in page.messages.values())
     assert page.results == list_finished_ids(events)
     assert page.messages == Page(write(select_facts(events))).messages
-
-
-@every_scenario
-async def test_a_page_shows_the_messages_of_the_log(scenario: Scenario) -> None:
-    events = await scenario()
-    page = Page(write(events))
     shown = [message["text"] for message in page.messages.values() if message["role"] == "user"]
     assert shown == [render_parts(event.parts) for event in events if isinstance(event, MessageReceived)]
     replies = [event.text for event in events if isinstance(event, ModelReplied)]

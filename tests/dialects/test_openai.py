@@ -238,20 +238,6 @@ async def test_a_late_watcher_of_an_agent_gets_the_same_text(name: str) -> None:
     assert len(texts) == 1
 
 
-async def test_an_agents_run_streams_its_text_with_the_tools_in_the_extension_field() -> None:
-    events = await recordings.two_turns_with_calls()
-    chunks = ChatChunkDialect("id", "agent:a", 1)
-    frames = translate(chunks, events)
-    text = "".join(frame["choices"][0]["delta"].get("content", "") for frame in frames)
-    assert text == "let me see\n\nnoted"
-    activity = [frame["treadle"]["type"] for frame in frames if "treadle" in frame]
-    assert activity == ["call_started", "call_finished", "call_started", "call_finished", "run_finished"]
-    assert not any("tool_calls" in frame["choices"][0]["delta"] for frame in frames)
-    ending = next(event for event in events if isinstance(event, RunFinished))
-    (whole,) = encode([ChatChunkDialect("id", "agent:a", 1).complete_run(ending, [])])
-    assert whole["choices"][0]["message"]["content"] == "noted"
-
-
 async def test_an_agent_that_hits_a_limit_does_not_say_stop() -> None:
     ending = next(event for event in await recordings.a_turn_limit() if isinstance(event, RunFinished))
     (whole,) = encode([ChatChunkDialect("id", "agent:a", 1).complete_run(ending, [])])

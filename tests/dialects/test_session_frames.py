@@ -24,7 +24,7 @@ def select_frames(frames: list[dict[str, Any]], kind: str) -> list[dict[str, Any
 
 
 @every_scenario
-async def test_every_run_ends_in_one_done_and_every_start_has_its_end(scenario: Scenario) -> None:
+async def test_every_run_counts_its_iterations_ends_its_calls_and_ends_in_one_done(scenario: Scenario) -> None:
     events = await scenario()
     frames = write(events)
     assert {frame["type"] for frame in frames} <= TYPES | ADDED
@@ -33,6 +33,8 @@ async def test_every_run_ends_in_one_done_and_every_start_has_its_end(scenario: 
         (e.answer, e.turns) for e in endings
     ]
     assert frames[-1]["type"] == "done"
+    numbers = [frame["n"] for frame in select_frames(frames, "iteration")]
+    assert numbers[0] == 1 and all(after - before in (0, 1) or after == 1 for before, after in pairwise(numbers))
     starts = [start["id"] for start in select_frames(frames, "tool_start")]
     assert starts == [end["id"] for end in select_frames(frames, "tool_end")] and len(set(starts)) == len(starts)
 
@@ -57,13 +59,6 @@ def join_fragments(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             whole.append(frame)
     return whole
-
-
-@every_scenario
-async def test_iterations_count_from_one(scenario: Scenario) -> None:
-    numbers = [frame["n"] for frame in select_frames(write(await scenario()), "iteration")]
-    assert numbers[0] == 1
-    assert all(after - before in (0, 1) or after == 1 for before, after in pairwise(numbers))
 
 
 async def test_a_call_is_sent_with_its_arguments_and_class() -> None:

@@ -14,7 +14,6 @@ from tests.kit.fakes.clients import (
     ask,
     capture_body,
     collect_reply,
-    read_failure,
     read_reply,
     results,
     user,
@@ -182,17 +181,3 @@ async def test_arguments_sent_whole_and_in_pieces_count_once() -> None:
     whole = Call("t", "add", '{"a":1}')
     assert (await reply_to(START, begin, *stop)).calls == (whole,)
     assert (await reply_to(START, begin, delta(0, partial_json='{"a":1}'), *stop)).calls == (whole,)
-
-
-async def test_usage_is_estimated_when_the_provider_does_not_count() -> None:
-    stop = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
-    said = (block_start(0, type="text", text=""), delta(0, type="text_delta", text="a word or two"))
-    begin = {"type": "message_start", "message": {"model": "m"}}
-    reply = await reply_to(begin, *said, {"type": "content_block_stop", "index": 0}, stop, {"type": "message_stop"})
-    assert reply.text == "a word or two"
-    assert reply.usage.estimated and reply.usage.input_tokens > 1 and reply.usage.output_tokens > 1
-
-
-async def test_a_piece_of_an_unknown_block_is_an_error() -> None:
-    error = await read_failure("anthropic", Odd(raw=events(START, delta(3, type="text_delta", text="x"))))
-    assert "does not speak its protocol" in str(error)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.kit.fakes import clients
 from tests.kit.fakes.clients import ADD, PROTOCOLS, TOOLS, as_message, ask, collect_events, collect_reply, results, user
 from tests.kit.fakes.server import Odd
+from tests.kit.fakes.travel import WIRES
 from treadle import messages
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import Call, ImagePart, Message, Messages, ModelMessage, Reply, Request, ResultMessage, Sampling
 from treadle.models.wire_format import WireFormat
 
 CALLS = (Call("call_1", "add", '{"a":1,"b":2}'), Call("call_2", "echo", '{"text":"größer"}'))
-STRICT = ("chat", "anthropic", "responses")
 
 
 def find_wire(protocol: str) -> WireFormat:
@@ -109,14 +109,14 @@ async def test_a_tool_loop_with_reasoning_is_accepted_turn_after_turn(protocol: 
     assert [item["type"] for item in sent] == kinds
 
 
-@pytest.mark.parametrize("protocol", STRICT)
+@pytest.mark.parametrize("protocol", WIRES)
 async def test_ids_names_and_arguments_of_other_models_are_made_acceptable(protocol: str) -> None:
     odd = (Call("toolu_" + "x" * 90, "functions.add", '{"a"'), Call("functions.add:0", "", "[]"))
     odd = (*odd, Call("ü", "add", ""), Call("", "add"))
     await clients.capture_body(protocol, "hi", ModelMessage(" ", odd), *results(odd), tools=TOOLS)
 
 
-@pytest.mark.parametrize("protocol", STRICT)
+@pytest.mark.parametrize("protocol", WIRES)
 async def test_a_last_turn_without_calls_keeps_the_tools_and_forbids_them(protocol: str) -> None:
     fake, make = PROTOCOLS[protocol]
     history = ("hi", ModelMessage("", CALLS), *results(CALLS))

@@ -80,10 +80,6 @@ def test_a_proxy_that_wants_credentials_is_named() -> None:
     assert "the proxy on the way" in str(error) and "HTTPS_PROXY" in str(error)
 
 
-def test_the_variable_of_a_refused_key_is_named() -> None:
-    assert "check ACME_KEY" in str(classify_response(401, {}, b"", WHO))
-
-
 @pytest.mark.parametrize(
     ("headers", "text", "expected"),
     [

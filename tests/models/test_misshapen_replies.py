@@ -111,21 +111,31 @@ def test_any_value_in_any_place_is_a_reply_or_a_failure(way: str, data: st.DataO
 
 
 @pytest.mark.parametrize(
-    ("way", "path", "instead"),
+    ("way", "raw", "partial"),
     [
-        ("anthropic", (5, "content_block"), ["no block"]),
-        ("anthropic", (5, "content_block", "name"), 7),
-        ("responses", (1, "item"), "no item"),
-        ("responses", (3, "item", "arguments"), 7),
+        ("anthropic", events(*replace_value(ANTHROPIC, (5, "content_block"), ["no block"])), "so"),
+        ("anthropic", events(*replace_value(ANTHROPIC, (5, "content_block", "name"), 7)), "so"),
+        ("anthropic", events(ANTHROPIC[0], ANTHROPIC[4]), ""),
+        ("responses", events(*replace_value(RESPONSES, (1, "item"), "no item")), ""),
+        ("responses", events(*replace_value(RESPONSES, (3, "item", "arguments"), 7)), "so"),
+        ("chat", events(CHAT[0]) + b"data: [1]\n\n", "so"),
+        ("chat", events(CHAT[0]) + b"data: {nonsense\n\ndata: {}\n\n", "so"),
     ],
 )
-async def test_a_wrong_value_deeper_in_a_message_is_the_providers_error(
-    way: str, path: tuple[Any, ...], instead: Any
+async def test_a_wrong_value_is_the_providers_error_and_the_text_before_it_is_kept(
+    way: str, raw: bytes, partial: str
 ) -> None:
-    items, write = WAYS[way]
-    error = await read_failure(way, Odd(raw=write(*replace_value(items, path, instead))), tools=(ADD,))
+    error = await read_failure(way, Odd(raw=raw), tools=(ADD,))
     assert "does not speak its protocol" in str(error)
-    assert (error.kind, error.retryable) == ("network", True)
+    assert (error.kind, error.retryable, error.partial) == ("network", True, partial)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_usage_is_estimated_where_a_server_does_not_count(way: str) -> None:
+    items, write = WAYS[way]
+    raw = write(*items).replace(b'"usage"', b'"other"').replace(b"eval_count", b"other")
+    usage = (await read_reply(way, Odd(raw=raw), tools=(ADD,))).usage
+    assert usage.estimated and usage.input_tokens > 20 and usage.output_tokens > 1
 
 
 @pytest.mark.parametrize(
@@ -229,7 +239,3 @@ async def test_a_stream_that_ends_early_is_no_reply(way: str, count: int) -> Non
     error = await read_failure(way, Odd(raw=write(*items[:count])), tools=(ADD,))
     assert "before the reply was complete" in str(error)
     assert (error.kind, error.retryable, error.partial) == ("network", True, "so")
-
-
-async def test_text_before_invalid_data_is_kept() -> None:
-    assert (await read_failure("chat", Odd(raw=events(CHAT[0]) + b"data: [1]\n\n"))).partial == "so"

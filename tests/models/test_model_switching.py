@@ -6,26 +6,12 @@ from typing import Any
 import pytest
 
 from tests.kit.fakes.anthropic import StrictAnthropic
-from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import (
-    PROTOCOLS,
-    TOOLS,
-    anthropic_model,
-    as_message,
-    ask,
-    chat_model,
-    collect_reply,
-    responses_model,
-    results,
-    user,
-)
+from tests.kit.fakes.clients import PROTOCOLS, TOOLS, anthropic_model, collect_reply, responses_model, results, user
 from tests.kit.fakes.responses import StrictResponses
-from treadle.messages import Call, Message, Messages, Reply, Request, Sampling
-from treadle.models.chat_completions import Quirks
+from tests.kit.fakes.travel import WIRES
+from treadle.messages import Call, Message, Messages, ModelMessage, Reply, Request, Sampling
 from treadle.models.remote import RemoteModel
-from treadle.models.wire_format import MISTRAL_IDS
 
-SWITCHED = ("chat", "anthropic", "responses")
 SCRIPT = [
     Reply(
         text="I add.",
@@ -38,19 +24,17 @@ SCRIPT = [
 
 async def take_turns(model: RemoteModel, items: list[Message], cache: dict[str, Any], count: int) -> None:
     """Let `model` answer `count` times, with unique call ids as the engine gives them."""
+    thinks = "Anthropic" in type(model._wire).__name__
+    sampling = Sampling(extra={"thinking": {"type": "enabled", "budget_tokens": 2000}} if thinks else {})
     for _ in range(count):
-        sampling = Sampling(extra={"thinking": {"type": "enabled", "budget_tokens": 2000}})
-        thinks = "Anthropic" in type(model._wire).__name__
-        chosen = sampling if thinks else Sampling()
-        request = Request("You help.", Messages(items), TOOLS, sampling=chosen, render_cache=cache)
+        request = Request("You help.", Messages(items), TOOLS, sampling=sampling, render_cache=cache)
         reply = await collect_reply(model, request)
         calls = tuple(Call(f"{call.id}_{len(items)}", call.tool, call.arguments) for call in reply.calls)
-        message = as_message(reply)
-        items.append(type(message)(message.text, calls, message.reasoning, message.opaque, message.model))
+        items.append(ModelMessage(reply.text, calls, reply.reasoning, reply.opaque, reply.model))
         items += results(calls) if calls else [user("and on")]
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product(SWITCHED, SWITCHED)))
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(WIRES, WIRES)))
 @pytest.mark.parametrize("at", [1, 2, 3])
 async def test_switching_after_any_turn_is_accepted(first: str, second: str, at: int) -> None:
     (fake_a, make_a), (fake_b, make_b) = PROTOCOLS[first], PROTOCOLS[second]
@@ -78,13 +62,3 @@ async def test_own_reasoning_comes_back_after_a_turn_of_another_model() -> None:
         assert kinds[1][0] == "thinking"
         assert "thinking" not in kinds[2] + kinds[3]
         assert one.rejected == []
-
-
-async def test_a_foreign_history_gets_ids_that_a_strict_vendor_accepts() -> None:
-    async with StrictAnthropic(SCRIPT) as one, StrictChat() as two:
-        items: list[Message] = [user("go")]
-        await take_turns(anthropic_model(one), items, {}, 1)
-        await collect_reply(chat_model(two, quirks=Quirks(id_rule=MISTRAL_IDS)), ask(*items, tools=TOOLS))
-        ids = [call["id"] for call in two.seen[0].body["messages"][2]["tool_calls"]]
-    assert [len(call_id) for call_id in ids] == [9, 9]
-    assert two.rejected == []

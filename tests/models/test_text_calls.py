@@ -20,8 +20,8 @@ ADDED = [("add", {"a": 1, "b": 2})]
 ONE = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 
 
-def recover(text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
-    rest, calls = recover_calls(text, tools)
+def recover(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    rest, calls = recover_calls(text, TOOLS)
     return rest, [(call.tool, json.loads(call.arguments)) for call in calls]
 
 
@@ -107,10 +107,6 @@ def test_endless_repetition_is_searched_in_linear_time(start: str, again: str) -
 def test_a_repeated_call_is_found_every_time() -> None:
     rest, calls = recover(f"<tool_call>{ONE}</tool_call>\n" * 5000)
     assert (rest, calls) == ("", ADDED * 5000)
-
-
-def test_without_tools_nothing_is_a_call() -> None:
-    assert recover(ONE, ()) == (ONE, [])
 
 
 def test_several_calls_keep_their_order_and_the_words_between_them() -> None:

@@ -2,11 +2,10 @@
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.models.reply_reader import ThinkSplitter, split_unopened_block
+from treadle.models.reply_reader import ThinkSplitter
 
 
 def split(pieces: list[str]) -> tuple[str, str]:
@@ -25,19 +24,6 @@ def test_the_parts_are_the_same_wherever_the_text_is_cut(text: str, cuts: list[i
         assert split(pieces) == ("", whole)
 
 
-@pytest.mark.parametrize(
-    ("pieces", "reasoning", "text"),
-    [
-        pytest.param(["<think>a</think>", "\n", "\n\nb", "\nc"], "a", "b\nc", id="empty lines after a block"),
-        pytest.param(["<think>all of it</thi"], "all of it</thi", "", id="a block without its end"),
-        pytest.param(["<thi"], "", "<thi", id="a tag without its end"),
-        pytest.param(["\n<think>"], "", "", id="a tag with nothing behind it"),
-    ],
-)
-def test_a_block_is_separated(pieces: list[str], reasoning: str, text: str) -> None:
-    assert split(pieces) == (reasoning, text)
-
-
 def test_text_that_cannot_be_a_tag_is_not_held_back() -> None:
     splitter = ThinkSplitter()
     assert splitter.feed("H") == ("", "H")
@@ -46,9 +32,3 @@ def test_text_that_cannot_be_a_tag_is_not_held_back() -> None:
     assert splitter.feed("b</th") == ("b", "")
     assert splitter.feed("ink>\n\nc") == ("", "c")
     assert splitter.feed("<think>d") == ("", "<think>d")
-
-
-def test_a_missing_opening_tag_is_assumed() -> None:
-    assert split_unopened_block("hm\n</think>\n\nyes") == ("hm", "yes")
-    assert split_unopened_block("no tags") == ("", "no tags")
-    assert split_unopened_block("see <think>x</think>") == ("", "see <think>x</think>")

@@ -26,16 +26,12 @@ FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length", "filter": "
 
 
 class StrictChat(Strict):
-    """Chat Completions. `extra_fields` are vendor fields it takes on top of OpenAI's, `longest_id` its limit."""
+    """The Chat Completions API."""
 
     path = "/chat/completions"
 
-    def __init__(self, script: Any = (), *, extra_fields: set[str] = frozenset(), **options: Any) -> None:  # type: ignore[assignment]
-        super().__init__(script, **options)
-        self._fields = FIELDS | extra_fields
-
     def problems(self, body: dict[str, Any]) -> list[str]:
-        wrong = unknown("request", body, self._fields, {"model", "messages"})
+        wrong = unknown("request", body, FIELDS, {"model", "messages"})
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             return [*wrong, "messages: must be a list that is not empty"]

@@ -60,6 +60,16 @@ screen.Screen._handle_end = finished
 sys.exit(main(sys.argv[1:]))
 """
 """The program with a bug that shows when a run ends."""
+FULL_DISK = """\
+import sys
+from treadle.cli.main import main
+from treadle.errors import StoreError
+from treadle.session import Session
+async def cancel(*_, **__): raise StoreError('no room left on the disk')
+Session.cancel = cancel
+sys.exit(main(sys.argv[1:]))
+"""
+"""The program, but no stop can be recorded."""
 
 
 def stream() -> Odd:
@@ -277,3 +287,8 @@ async def test_a_chat_that_fails_says_so_and_gives_the_terminal_back(place: Plac
     said = "a bug in treadle (ZeroDivisionError: on purpose); nothing that was recorded is lost"
     await play(place, Case("", [Reply(text="Hello.")], [("hello\r", 1)], program=BROKEN, shows=(said,)))
     assert [fact.reason for fact in await place.facts() if isinstance(fact, RunFinished)] == ["answered"]
+
+
+async def test_a_stop_that_fails_says_why(place: Place) -> None:
+    steps = [("count\r", "one"), ("\x1b", "no room left on the disk")]
+    await play(place, Case("", [FOREVER], steps, program=FULL_DISK, counts={"Traceback": 0, "a bug in treadle": 0}))

@@ -99,7 +99,7 @@ class ChatTerminal(InteractiveTerminal):
         self._has_ended = False
         self._shown_seq = 0
         self._idle_watch: Watch | None = None
-        self._stopping: asyncio.Task[events.RunFinished | None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -226,7 +226,13 @@ class ChatTerminal(InteractiveTerminal):
         """Stop the run."""
         if self.is_busy and (self._stopping is None or self._stopping.done()):
             self.write_note("stopping …", "dim")
-            self._stopping = self.start_task(self.session.cancel(why="stopped at the terminal"))
+            self._stopping = self.start_task(self._stop_run())
+
+    async def _stop_run(self) -> None:
+        try:
+            await self.session.cancel(why="stopped at the terminal")
+        except TreadleError as error:
+            self.write_note(str(error), "red")
 
     def handle_ctrl_c(self) -> None:
         """Stop the run, clear the draft, or leave."""

@@ -309,7 +309,8 @@ def test_a_file_that_goes_with_a_message_is_named_and_not_poured_out(console: St
 
 
 def test_the_status_tells_turn_calls_context_tokens_and_cost(console: StatusConsole) -> None:
-    screen = Screen(console, window=4000)
+    screen = Screen(console)
+    screen.window = 4000
     used = Usage(input_tokens=1900, output_tokens=100, cost=0.0125)
     screen.handle_event(RunStarted("r", limits=Limits(turns=7)))
     screen.handle_event(TurnStarted(turn=2, tools=True))

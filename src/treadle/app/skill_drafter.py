@@ -11,13 +11,7 @@ from treadle.app.workspace_knowledge import WorkspaceKnowledge
 from treadle.engine.model_call import ask_quietly
 from treadle.engine.setup import Setup
 from treadle.engine.state import State
-from treadle.knowledge.skill_drafts import (
-    SkillProposal,
-    build_draft_request,
-    build_skill_text,
-    find_answered_requests,
-    is_similar,
-)
+from treadle.knowledge import skill_drafts
 from treadle.knowledge.skills import find_triggered
 from treadle.log.base import SessionQuery
 from treadle.session import Session
@@ -40,10 +34,10 @@ class SkillDrafter:
             data = {"name": proposal.name, "path": proposal.path, "diff": proposal.diff}
             await session.note("treadle.skill_proposed", data)
 
-    async def _propose_skill(self, session: Session, setup: Setup) -> SkillProposal | None:
+    async def _propose_skill(self, session: Session, setup: Setup) -> skill_drafts.SkillProposal | None:
         """Draft a skill when the last request was done twice before, and no skill or draft exists for it."""
         proposals = self._knowledge.proposals
-        requests = list(find_answered_requests(await session.facts()))
+        requests = list(skill_drafts.find_answered_requests(await session.facts()))
         if not requests:
             return None
         *earlier, last = requests
@@ -55,9 +49,9 @@ class SkillDrafter:
         page = await log.list_sessions(SessionQuery(workspace=workspace, status="answered", limit=MAX_SESSIONS))
         for info in page.sessions:
             if info.id != session.id and (info.parent is None or not info.parent.call_id):  # no sessions of helpers
-                earlier.extend(reversed(list(find_answered_requests(await log.read(info.id)))))
-        similar = [last, *(one for one in earlier if is_similar(one.asked, last.asked))][:REPEATS_NEEDED]
+                earlier.extend(reversed(list(skill_drafts.find_answered_requests(await log.read(info.id)))))
+        similar = [last, *(one for one in earlier if skill_drafts.is_similar(one.asked, last.asked))][:REPEATS_NEEDED]
         if len(similar) < REPEATS_NEEDED or not all(one.calls for one in similar):
             return None
-        reply = await ask_quietly(setup, build_draft_request(similar, session.id))
-        return proposals.add(*build_skill_text(similar, reply.text))
+        reply = await ask_quietly(setup, skill_drafts.build_draft_request(similar, session.id))
+        return proposals.add(*skill_drafts.build_skill_text(similar, reply.text))

@@ -11,15 +11,7 @@ from pathlib import Path
 from treadle import Agent, Answer, ApprovalRequested, Runtime, Session, Tool
 from treadle.app.compose import find_default_tools
 from treadle.app.settings import data_folder
-from treadle.cli.console import (
-    escape_hidden,
-    is_terminal,
-    print_line,
-    print_note,
-    style_text,
-    terminal_width,
-    wants_colour,
-)
+from treadle.cli import console
 from treadle.cli.find_session import open_command_store
 from treadle.cli.open_session import open_stored_session
 from treadle.cli.options import Parser, add_actions, add_session_argument, add_store_options, create_parser
@@ -68,16 +60,18 @@ async def main(args: argparse.Namespace) -> int:
         case "rules":
             rules = load_all_rules(data_folder())
             for rule in rules:
-                print_line(f"{rule.decision:6} {escape_hidden(rule.pattern)}  {rule.workspace or 'everywhere'}")
+                console.print_line(
+                    f"{rule.decision:6} {console.escape_hidden(rule.pattern)}  {rule.workspace or 'everywhere'}"
+                )
             if not rules:
-                print_note("there are no permanent answers")
+                console.print_note("there are no permanent answers")
         case "forget":
             rules = [rule for rule in load_all_rules(data_folder()) if rule.pattern == args.rule]
             if not rules:
                 raise BadInput(f"there is no rule {args.rule!r}; `treadle approvals rules` lists the rules")
             for rule in rules:
                 forget_rule(data_folder(), rule)
-            print_note("the rule is deleted; these calls need approval again")
+            console.print_note("the rule is deleted; these calls need approval again")
         case "list":
             await _list_questions(args)
         case _:
@@ -97,25 +91,26 @@ async def _list_questions(args: argparse.Namespace) -> None:
                         _print_question(info, question, tools)
                         shown.add((info.id, question.call_id))
     if not shown:
-        print_note("there are no open questions")
+        console.print_note("there are no open questions")
 
 
 def _print_question(info: SessionInfo, question: AgentQuestion, tools: Mapping[str, Tool]) -> None:
-    colour, width = wants_colour(sys.stdout), terminal_width() if is_terminal(sys.stdout) else 120
-    print_line(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
+    colour = console.wants_colour(sys.stdout)
+    width = console.terminal_width() if console.is_terminal(sys.stdout) else 120
+    console.print_line(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
     if isinstance(question, ApprovalRequested):
         for line in render_approval(question, tools, Path(info.workspace or "."), width, colour=colour):
             sys.stdout.write(f"  {line}\n")
         if question.rule and not question.once:
-            print_line(f"  --scope pattern would also allow: {escape_hidden(question.rule)}")
+            console.print_line(f"  --scope pattern would also allow: {console.escape_hidden(question.rule)}")
     else:
         for one in question.questions:
-            options = f"  ({', '.join(map(escape_hidden, one.options))})" if one.options else ""
-            print_line(f"  {escape_hidden(one.text)}{options}")
+            options = f"  ({', '.join(map(console.escape_hidden, one.options))})" if one.options else ""
+            console.print_line(f"  {console.escape_hidden(one.text)}{options}")
     if question.expires_at is not None:
         left = question.expires_at - time.time()
         text = f"  {'expires in' if left > 0 else 'expired'} {abs(left):.0f} s"
-        sys.stdout.write(style_text(text, "dim", colour) + "\n")
+        sys.stdout.write(console.style_text(text, "dim", colour) + "\n")
 
 
 async def _answer_question(args: argparse.Namespace) -> None:
@@ -137,4 +132,4 @@ async def _answer_question(args: argparse.Namespace) -> None:
             await session.approve(question.call_id, Answer(scope=args.scope), digest=question.digest)
         else:
             raise BadInput(f"call {question.call_id} is a question: treadle approvals answer {args.session} TEXT")
-    print_note(f"recorded; if no process runs the session: treadle sessions resume {info.id[:12]}")
+    console.print_note(f"recorded; if no process runs the session: treadle sessions resume {info.id[:12]}")

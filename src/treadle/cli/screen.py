@@ -69,11 +69,9 @@ class Screen:
     With `hide_answer` it shows only the text between calls, because the caller prints the answer itself.
     """
 
-    def __init__(
-        self, console: Console, *, window: int | None = None, asks_here: bool = False, hide_answer: bool = False
-    ) -> None:
+    def __init__(self, console: Console, *, asks_here: bool = False, hide_answer: bool = False) -> None:
         self.console = console
-        self.window = window
+        self.window: int | None = None
         self.asks_here = asks_here
         """Whether another object asks the questions on the same console."""
         self.own_message = ""

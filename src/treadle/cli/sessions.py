@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treadle.app.compose import is_abandoned
-from treadle.cli.console import (
-    TerminalConsole,
-    escape_controls,
-    format_time_since,
-    is_terminal,
-    print_line,
-    print_note,
-    print_table,
-    terminal_width,
-)
+from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
 from treadle.cli.options import (
     Parser,
@@ -118,7 +109,7 @@ async def main(args: argparse.Namespace) -> int:
             raise BadInput("the name is empty; nothing was changed")
         async with open_stored_session(args, args.session) as (session, _):
             if args.action == "fork":
-                print_line((await session.fork(args.at)).id)
+                console.print_line((await session.fork(args.at)).id)
             else:
                 await session.rename(args.name)
         return 0
@@ -151,14 +142,14 @@ async def _list_sessions(args: argparse.Namespace, log: Log) -> int:
         sys.stdout.write("".join(msgspec.json.encode(info).decode() + "\n" for info in found))
         return 0
     if not found:
-        print_note("no sessions were found")
+        console.print_note("no sessions were found")
         return 0
     heads = ["status", "session", "age", "turns", "cost", "workspace", "name"]
     rows = [
         [
             describe_status(info),
             info.id[:12],
-            format_time_since(info.updated_at),
+            console.format_time_since(info.updated_at),
             str(info.turns),
             f"${info.cost:.2f}" if info.cost >= 0.005 else "–",
             _shorten_folder(info.workspace),
@@ -166,11 +157,11 @@ async def _list_sessions(args: argparse.Namespace, log: Log) -> int:
         ]
         for info in found
     ]
-    if is_terminal(sys.stdout) and terminal_width() < NARROW_COLUMNS:
+    if console.is_terminal(sys.stdout) and console.terminal_width() < NARROW_COLUMNS:
         heads, *rows = [[*row[:3], row[-1]] for row in (heads, *rows)]
-    print_table(rows, heads, _STYLES)
+    console.print_table(rows, heads, _STYLES)
     if has_more:
-        print_note(f"there are more; --limit {args.limit * 4} shows more of them")
+        console.print_note(f"there are more; --limit {args.limit * 4} shows more of them")
     return 0
 
 
@@ -189,8 +180,8 @@ async def _show_session(args: argparse.Namespace, log: Log) -> int:
     from treadle.cli.screen import Screen
 
     info = await find_session(log, args.session)
-    print_line(f"{info.name or 'session'} · {info.id} · {describe_status(info)} · {info.workspace}")
-    screen = Screen(TerminalConsole(sys.stdout))
+    console.print_line(f"{info.name or 'session'} · {info.id} · {describe_status(info)} · {info.workspace}")
+    screen = Screen(console.TerminalConsole(sys.stdout))
     for fact in await log.read(info.id):
         screen.handle_event(fact)
     screen.console.set_status("")
@@ -203,9 +194,9 @@ async def _search_sessions(args: argparse.Namespace, log: Log) -> int:
         info = await log.get_info(hit.session_id)
         rows.append([hit.session_id[:12], str(hit.seq), info.name or "–", hit.snippet])
     if rows:
-        print_table(rows, ["session", "seq", "name", "text"])
+        console.print_table(rows, ["session", "seq", "name", "text"])
     else:
-        print_note("nothing was found")
+        console.print_note("nothing was found")
     return 0
 
 
@@ -221,7 +212,7 @@ async def _export_session(args: argparse.Namespace, log: Log) -> int:
         Path(args.output).expanduser().write_bytes(data)  # noqa: ASYNC240
     except OSError as error:
         raise BadInput(f"{args.output} cannot be written: {error.strerror}") from None
-    print_note(f"{len(data)} bytes written to {args.output}")
+    console.print_note(f"{len(data)} bytes written to {args.output}")
     return 0
 
 
@@ -241,23 +232,25 @@ async def _import_session(args: argparse.Namespace, log: Log) -> int:
         session_id = await import_session(log, carried, generate_session_id() if args.new_id else "")
     except Conflict as error:
         raise Conflict(f"{error}; --new-id imports it under a new id") from None
-    print_line(session_id)
-    folder = escape_controls(carried.first.workspace or "(no folder)")
-    print_note(f"{len(carried.facts)} facts imported; the session works in {folder}")
+    console.print_line(session_id)
+    folder = console.escape_controls(carried.first.workspace or "(no folder)")
+    console.print_note(f"{len(carried.facts)} facts imported; the session works in {folder}")
     return 0
 
 
 async def _delete_session(args: argparse.Namespace, log: Log) -> int:
     info = await find_session(log, args.session)
     if not args.yes:
-        if not is_terminal(sys.stdin):
+        if not console.is_terminal(sys.stdin):
             raise BadInput("there is no terminal to ask on; --yes deletes without asking. Nothing was deleted")
-        sys.stderr.write(escape_controls(f"delete {info.id[:12]} {info.name!r} with its {info.seq} facts? [y/N] "))
+        sys.stderr.write(
+            console.escape_controls(f"delete {info.id[:12]} {info.name!r} with its {info.seq} facts? [y/N] ")
+        )
         sys.stderr.flush()
         if (await asyncio.to_thread(sys.stdin.readline)).strip().lower() not in ("y", "yes"):
-            print_note("nothing was deleted")
+            console.print_note("nothing was deleted")
             return 1
     await log.delete(info.id)
     forks = [one.id[:12] async for one in log.iterate_sessions(SessionQuery(parent=info.id))]
-    print_note(f"deleted {info.id[:12]}" + (f"; its forks are kept: {', '.join(forks)}" if forks else ""))
+    console.print_note(f"deleted {info.id[:12]}" + (f"; its forks are kept: {', '.join(forks)}" if forks else ""))
     return 0

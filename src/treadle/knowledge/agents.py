@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.knowledge.base import Origin, Problem
 from treadle.knowledge.front_matter import MAX_FRONT_LENGTH, Document, Fields, read_document
+from treadle.permissions.policy import Posture
 
-Posture = Literal["cautious", "balanced", "trusting"]
 POSTURES: tuple[Posture, ...] = get_args(Posture)
 MAX_STEPS = 200
 AGENT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?")

@@ -133,11 +133,11 @@ class Log(ABC):
     memories: Memories
     observer: Observer | None = None
 
-    @abstractmethod
-    async def __aenter__(self) -> Self: ...
+    async def __aenter__(self) -> Self:
+        return self
 
-    @abstractmethod
-    async def __aexit__(self, *error: object) -> None: ...
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     @abstractmethod
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:

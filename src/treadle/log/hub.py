@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -279,12 +278,6 @@ class HubLog(Log):
     """The part that all logs share: they show stored facts to watchers, observer and listener."""
 
     _hub: Hub
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
 
     def get_head(self, session_id: str) -> int:
         channel = self._hub.channels.get(session_id)

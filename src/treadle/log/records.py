@@ -16,19 +16,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle import events
 from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved, StoreDamaged, StoreTooNew
-from treadle.events import (
-    AnyFact,
-    Parent,
-    RunFinished,
-    RunStarted,
-    SessionConfigured,
-    SessionCreated,
-    SessionRenamed,
-    decode_fact,
-    serialize_event,
-    stamp_fact,
-)
+from treadle.events import AnyFact, decode_fact, serialize_event, stamp_fact
 from treadle.log.base import Claim, SessionInfo, Status
 from treadle.log.owner import is_gone
 
@@ -88,7 +78,7 @@ class SessionChanges(Struct):
 
 
 NO_CHANGES = SessionChanges()
-_CHANGING = frozenset((RunStarted, RunFinished, SessionRenamed, SessionConfigured))
+_CHANGING = frozenset((events.RunStarted, events.RunFinished, events.SessionRenamed, events.SessionConfigured))
 
 
 def summarize_changes(facts: Sequence[AnyFact]) -> SessionChanges:
@@ -97,16 +87,16 @@ def summarize_changes(facts: Sequence[AnyFact]) -> SessionChanges:
         return NO_CHANGES
     changes = SessionChanges()
     for fact in facts:
-        if isinstance(fact, RunStarted):
+        if isinstance(fact, events.RunStarted):
             changes.status = "running"
-        elif isinstance(fact, RunFinished):
+        elif isinstance(fact, events.RunFinished):
             changes.status = fact.reason if fact.reason in ("answered", "failed", "cancelled") else "stopped"
             changes.turns += fact.turns
             changes.cost += fact.usage.cost
-        elif isinstance(fact, SessionRenamed):
+        elif isinstance(fact, events.SessionRenamed):
             if fact.by == "user" or not changes.named_by_user:
                 changes.name, changes.named_by_user = fact.name, fact.by == "user"
-        elif isinstance(fact, SessionConfigured):
+        elif isinstance(fact, events.SessionConfigured):
             changes.agent = fact.agent or changes.agent
     return changes
 
@@ -114,7 +104,7 @@ def summarize_changes(facts: Sequence[AnyFact]) -> SessionChanges:
 def build_first_info(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
     """Build the list entry of a new session from its stamped facts. Nobody runs it yet."""
     first = facts[0] if facts else None
-    if not isinstance(first, SessionCreated):
+    if not isinstance(first, events.SessionCreated):
         raise BadInput("a session starts with a SessionCreated fact; pass it as the first one")
     changes = summarize_changes(facts)
     status = changes.status or "idle"
@@ -313,7 +303,7 @@ def build_update_values(now: float, changes: SessionChanges) -> tuple[object, ..
 def build_session_info(row: Sequence[Any]) -> SessionInfo:
     """Build the list entry from a row of `INFO_COLUMNS`, which are in the order of its fields."""
     info = SessionInfo(*row[:10], wake_at=row[11], owner=row[12])
-    return replace(info, parent=msgspec.json.decode(row[10], type=Parent)) if row[10] is not None else info
+    return replace(info, parent=msgspec.json.decode(row[10], type=events.Parent)) if row[10] is not None else info
 
 
 def find_longest_due(db: sqlite3.Connection, now: float, agents: Sequence[str] | None = None) -> Candidate | None:

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from treadle.errors import BadInput
 from treadle.permissions.paths import PROTECTED
+from treadle.sandbox import process
 from treadle.sandbox.base import CommandResult, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
 from treadle.sandbox.guarded_paths import (
@@ -28,17 +29,6 @@ from treadle.sandbox.guarded_paths import (
     resolve_working_folder,
 )
 from treadle.sandbox.network import build_proxy_environment
-from treadle.sandbox.process import (
-    CommandOutput,
-    ProcessFollower,
-    ProcessTree,
-    build_limits,
-    create_memory_file,
-    open_pipe,
-    set_limits,
-    spawn_process,
-    wait_until_readable,
-)
 from treadle.sandbox.resource_usage import find_descendants
 from treadle.sandbox.runtime_folder import make_empty_file, prepare_etc
 from treadle.sandbox.seccomp import Machine, build_program
@@ -130,18 +120,18 @@ class _Box:
         self._status = b""
         self._first: int | None = None
         with ExitStack() as theirs:
-            self._status_pipe, status = open_pipe(stack, theirs)
-            read_end, write_end = open_pipe(stack, theirs)
-            stdin, self._release_pipe = open_pipe(theirs, stack)
-            seccomp = create_memory_file("seccomp", build_program(detect_machine()), theirs)
+            self._status_pipe, status = process.open_pipe(stack, theirs)
+            read_end, write_end = process.open_pipe(stack, theirs)
+            stdin, self._release_pipe = process.open_pipe(theirs, stack)
+            seccomp = process.create_memory_file("seccomp", build_program(detect_machine()), theirs)
             options = [*build_arguments(plan), "--json-status-fd", str(status), "--seccomp", str(seccomp)]
-            arguments = create_memory_file("arguments", b"\0".join(map(os.fsencode, options)), theirs)
+            arguments = process.create_memory_file("arguments", b"\0".join(map(os.fsencode, options)), theirs)
             command = [BWRAP, "--args", str(arguments), "--", "/bin/sh", "-c", _WAIT_SCRIPT, "sh", *plan.job.argv]
             # A descriptor that bubblewrap does not use would stay open in the command, and lead around the mount.
             mounted = plan.descriptors.values() if _can_bind_descriptors() else ()
-            self._process = spawn_process(command, stdin, write_end, (status, seccomp, arguments, *mounted))
+            self._process = process.spawn_process(command, stdin, write_end, (status, seccomp, arguments, *mounted))
         os.set_blocking(self._status_pipe, False)
-        self._output = CommandOutput(read_end, plan.job.bounds.output_bytes)
+        self._output = process.CommandOutput(read_end, plan.job.bounds.output_bytes)
         stack.callback(self._output.stop)
 
     async def set_up(self) -> int:
@@ -150,7 +140,7 @@ class _Box:
             async with asyncio.timeout(_TIMEOUT):
                 is_ready = await self._output.wait_for_mark(_READY)
                 while is_ready and b"\n" not in self._status:
-                    await wait_until_readable(self._status_pipe)
+                    await process.wait_until_readable(self._status_pipe)
                     is_ready = self._read_status()
         except TimeoutError:
             raise self._build_error(f"it was not ready within {_TIMEOUT:g} s") from None
@@ -160,7 +150,7 @@ class _Box:
         self._first = os.pidfd_open(pid)
         self._stack.callback(os.close, self._first)
         for waiting in find_descendants(pid):
-            set_limits(waiting, build_limits(self._plan.job.bounds, per_namespace=True))
+            process.set_limits(waiting, process.build_limits(self._plan.job.bounds, per_namespace=True))
             self._check_mounts(waiting)
         return pid
 
@@ -190,8 +180,8 @@ class _Box:
         assert self._first is not None
         outer = os.pidfd_open(self._process.pid)
         self._stack.callback(os.close, outer)
-        tree = ProcessTree(pid, self._kill, (outer, self._first))
-        follower = ProcessFollower(self._process, tree, self._plan.job.bounds, (self._plan.workspace,))
+        tree = process.ProcessTree(pid, self._kill, (outer, self._first))
+        follower = process.ProcessFollower(self._process, tree, self._plan.job.bounds, (self._plan.workspace,))
         return await follower.follow(self._output, on_output, lambda: os.write(self._release_pipe, b"go\n"))
 
     def abandon(self) -> None:

@@ -16,22 +16,9 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from treadle import events
 from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound, TreadleError
-from treadle.events import (
-    ApprovalRequested,
-    Event,
-    Grant,
-    InputRequested,
-    KeptFile,
-    Limits,
-    Parent,
-    Question,
-    RunFinished,
-    Safety,
-    SessionCreated,
-    Tier,
-)
 from treadle.log.base import Log, Watch
 from treadle.memory.base import Memories
 from treadle.messages import NO_USAGE, Json, Part, ToolSpec, Usage
@@ -132,23 +119,23 @@ class HelperAgent(Protocol):
     def name(self) -> str: ...
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> events.Limits: ...
 
     def build_created_fact(
-        self, session_id: str, workspace: Path, grants: Sequence[Grant], parent: Parent | None
-    ) -> SessionCreated: ...
+        self, session_id: str, workspace: Path, grants: Sequence[events.Grant], parent: events.Parent | None
+    ) -> events.SessionCreated: ...
 
 
 class HelperRun(Protocol):
     """One run of a helper."""
 
     @property
-    def outcome(self) -> RunFinished | None: ...
+    def outcome(self) -> events.RunFinished | None: ...
 
     @property
-    def pending(self) -> Sequence[ApprovalRequested | InputRequested]: ...
+    def pending(self) -> Sequence[events.ApprovalRequested | events.InputRequested]: ...
 
-    def __aiter__(self) -> AsyncIterator[Event]: ...
+    def __aiter__(self) -> AsyncIterator[events.Event]: ...
 
 
 class HelperSession(Protocol):
@@ -166,8 +153,8 @@ class HelperHost(Protocol):
     """
 
     log: Log
-    created: SessionCreated
-    grants: tuple[Grant, ...]
+    created: events.SessionCreated
+    grants: tuple[events.Grant, ...]
     slots: asyncio.Semaphore
 
     @property
@@ -194,7 +181,7 @@ class ToolServices:
         """Save something for later calls of this session, also after a restart. The last note of a name counts."""
 
     async def record_kept_files(
-        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+        self, files: Sequence[events.KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
     ) -> None:
         """Record where the old contents of files are kept, before the files are changed."""
 
@@ -230,7 +217,7 @@ class ToolContext:
     progress: ReportProgress = _ignore
     output: Callable[[str], None] = _ignore
     cancelled: bool = False
-    tier: Tier = "sandbox"
+    tier: events.Tier = "sandbox"
     notes: Mapping[str, Json] = field(default_factory=dict[str, Json])
     services: ToolServices = field(default_factory=ToolServices)
 
@@ -268,7 +255,7 @@ class Tool(ABC):
         return ""
 
     @abstractmethod
-    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
+    def assess_safety(self, arguments: Mapping[str, Json]) -> events.Safety:
         """Say how dangerous a call with these arguments is."""
 
     @abstractmethod
@@ -286,19 +273,19 @@ class Tool(ABC):
         """Find a tool by name that is not offered, but that calls of this tool can resolve to."""
         return None
 
-    def questions(self, parsed: ParsedArguments) -> tuple[Question, ...]:
+    def questions(self, parsed: ParsedArguments) -> tuple[events.Question, ...]:
         """Return the questions for the user. A tool that asks does not run: the answers are its result."""
         return ()
 
-    def describe_sandbox(self, tier: Tier) -> str:
+    def describe_sandbox(self, tier: events.Tier) -> str:
         """Name the sandbox of a call, for the log."""
         return "none"
 
-    def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
+    def assess(self, parsed: ParsedArguments, workspace: Path, tier: events.Tier = "sandbox") -> Assessment:
         """Describe for the policy what a call would do. A tool that runs commands names them."""
         return Assessment(self.assess_safety(parsed.arguments))
 
-    def list_traits(self, tier: Tier) -> frozenset[Trait]:
+    def list_traits(self, tier: events.Tier) -> frozenset[Trait]:
         """List what a call lets in or out, whatever its arguments."""
         return frozenset()
 

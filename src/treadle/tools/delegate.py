@@ -13,24 +13,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
+from treadle import events
 from treadle.engine.state import State, fold
 from treadle.errors import Conflict, NotFound
-from treadle.events import (
-    AnyFact,
-    ApprovalAnswered,
-    CallStarted,
-    CancelRequested,
-    Custom,
-    Grant,
-    InputAnswered,
-    Limits,
-    Parent,
-    RunFinished,
-    SessionConfigured,
-    SessionRenamed,
-    TurnStarted,
-    validate_fact,
-)
 from treadle.permissions.data_flow import SEEN_NOTE, list_tools_seen
 from treadle.tools.base import HelperAgent, HelperHost, HelperSession, Tool, ToolContext, ToolError, ToolResult
 from treadle.tools.function import tool
@@ -121,17 +106,17 @@ class Helper:
         if await self._count_ancestors() >= MAX_DEPTH:
             raise ToolError(f"Helpers may have helpers {MAX_DEPTH} deep, and no deeper. Do this part yourself.")
         parent = fold(await host.log.read(context.session_id))
-        grants = (*host.grants, Grant(tier="read-only")) if read_only else host.grants
-        origin = Parent(context.session_id, parent.seq, context.call_id)
-        facts: list[AnyFact] = [
+        grants = (*host.grants, events.Grant(tier="read-only")) if read_only else host.grants
+        origin = events.Parent(context.session_id, parent.seq, context.call_id)
+        facts: list[events.AnyFact] = [
             self._agent.build_created_fact(self._id, self._folder, grants, origin),
-            SessionRenamed(name=" ".join(task.split())[:60], by="auto"),
-            SessionConfigured(limits=self._share_limits(parent), by="delegate"),
+            events.SessionRenamed(name=" ".join(task.split())[:60], by="auto"),
+            events.SessionConfigured(limits=self._share_limits(parent), by="delegate"),
         ]
         if seen := list_tools_seen(parent.used, parent.notes):
-            facts.append(Custom(name=f"{SEEN_NOTE}parent", data=sorted(seen)))
+            facts.append(events.Custom(name=f"{SEEN_NOTE}parent", data=sorted(seen)))
         try:
-            await host.log.create(self._id, [validate_fact(fact) for fact in facts])
+            await host.log.create(self._id, [events.validate_fact(fact) for fact in facts])
         except Conflict:
             return
         note = {"session_id": self._id, "call_id": context.call_id, "agent": self._agent.name, "task": task[:500]}
@@ -147,7 +132,7 @@ class Helper:
                 break
         return depth
 
-    def _share_limits(self, parent: State) -> Limits:
+    def _share_limits(self, parent: State) -> events.Limits:
         """Build the helper's limits: at most the time its parent has left, and an even share of money and tokens."""
         own, call_id = self._agent.limits, self._context.call_id
         run, calls = parent.run, parent.turn.calls if parent.turn is not None else {}
@@ -163,16 +148,16 @@ class Helper:
         if limits.seconds is not None:
             elapsed = self._host.now() - run.started_at - run.waited
             seconds = _choose_least(seconds, max(limits.seconds - elapsed, 0.001))
-        return Limits(own.turns, own.calls, tokens, seconds, cost, own.attempts, own.doom_loop)
+        return events.Limits(own.turns, own.calls, tokens, seconds, cost, own.attempts, own.doom_loop)
 
-    async def _run_session(self, session: HelperSession, task: str) -> RunFinished:
+    async def _run_session(self, session: HelperSession, task: str) -> events.RunFinished:
         failures = 0
         while failures < MAX_ATTEMPTS:
             async with session.run(task, key="task") as run:
                 async for event in run:
-                    if isinstance(event, TurnStarted) and event.wrap_up is None:
+                    if isinstance(event, events.TurnStarted) and event.wrap_up is None:
                         self._context.progress(f"{self._agent.name}: turn {event.turn}")
-                    elif isinstance(event, CallStarted):
+                    elif isinstance(event, events.CallStarted):
                         self._context.progress(f"{self._agent.name}: {event.tool}")
             if run.outcome is not None:
                 return run.outcome
@@ -185,7 +170,10 @@ class Helper:
                 continue
             with closing(session.watch(state.seq)) as watch:
                 async for event in watch:
-                    if isinstance(event, ApprovalAnswered | InputAnswered | CancelRequested | RunFinished):
+                    if isinstance(
+                        event,
+                        events.ApprovalAnswered | events.InputAnswered | events.CancelRequested | events.RunFinished,
+                    ):
                         break
         raise ToolError(f"The helper broke off {MAX_ATTEMPTS} times. What it did is in session {self._id}.")
 

@@ -23,14 +23,7 @@ from typing import Literal, Self
 
 from msgspec import Struct
 
-from treadle.permissions.paths import (
-    LOG_FILE_SUFFIXES,
-    LOG_HEAD_BYTES,
-    is_log_file,
-    is_protected_path,
-    is_secret_path,
-    list_own_folders,
-)
+from treadle.permissions import paths
 from treadle.tools.base import ToolError
 
 MAX_FILE_BYTES = 10 * 1024 * 1024
@@ -77,7 +70,7 @@ class Folder:
             raise PathRefused(f"the workspace {self.root} cannot be opened: {error.strerror}") from None
         real = os.path.realpath(self.root)
         self._names = [f"{name.rstrip('/')}/" for name in (os.path.abspath(self.root), real)]
-        self._own = [os.path.relpath(place, real) for place in list_own_folders() if place.is_relative_to(real)]
+        self._own = [os.path.relpath(place, real) for place in paths.list_own_folders() if place.is_relative_to(real)]
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +108,7 @@ class Folder:
         name = self.resolve_path(path)
         if name == ".":
             raise PathRefused("The workspace itself cannot be written: name a file in it.")
-        if is_protected_path(name):
+        if paths.is_protected_path(name):
             raise PathRefused(f"{name}: tools never write in .git or .treadle. The user can.")
         if repository := self._find_repository(name):
             raise PathRefused(f"{name}: {repository} is a git repository, and tools never write in one.")
@@ -137,17 +130,17 @@ class Folder:
 
     def _is_open_log(self, name: str) -> bool:
         """Whether this is a log that somebody has open, or one of its files."""
-        logs = {name.removesuffix(suffix) for suffix in LOG_FILE_SUFFIXES}
+        logs = {name.removesuffix(suffix) for suffix in paths.LOG_FILE_SUFFIXES}
         for part in (f"{log}{end}" for log in logs if self.look_up(f"{log}-wal") for end in ("", "-wal")):
             with suppress(ToolError), self._open(part, links=False) as (opened, _):
-                if is_log_file(_read_start(opened, LOG_HEAD_BYTES)):
+                if paths.is_log_file(_read_start(opened, paths.LOG_HEAD_BYTES)):
                     return True
         return False
 
     def _refuse_hidden(self, name: str) -> None:
         if any(own == "." or f"{name}/".startswith(f"{own}/") for own in self._own):
             raise PathRefused(f"{name} belongs to treadle itself, so tools neither show nor change it. The user can.")
-        if is_secret_path(name, self.granted):
+        if paths.is_secret_path(name, self.granted):
             raise PathRefused(
                 f"{name} may hold secrets, so tools neither show nor change it. Do without it, or ask the user for "
                 "what you need from it."

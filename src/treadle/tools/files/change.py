@@ -44,10 +44,6 @@ class FileToolSettings(Struct, frozen=True):
     kept: ContentStore
     granted: tuple[str, ...] = ()
 
-    def open_folder(self, context: ToolContext) -> Folder:
-        """Open the session's workspace."""
-        return Folder(context.workspace, self.granted)
-
 
 class WritingTool(FunctionTool):
     """A function that changes files. A rewind finds their old contents in `kept`."""
@@ -83,7 +79,7 @@ class WritingTool(FunctionTool):
 
 def find_file(settings: FileToolSettings, context: ToolContext, path: str) -> tuple[str, FileContent | None]:
     """Return the real path of a file to write, and the file if there is one; raises when it changed unseen."""
-    with settings.open_folder(context) as folder:
+    with Folder(context.workspace, settings.granted) as folder:
         name = folder.resolve_writable(path)
         file = folder.find(name)
     refuse_if_changed(context, name, file)

@@ -63,7 +63,7 @@ def build_apply_patch_tool(settings: FileToolSettings) -> Tool:
 def _plan_changes(settings: FileToolSettings, context: ToolContext, diff: str) -> list[FileChange]:
     """Plan what a diff does. It may name a file more than once."""
     planned: dict[str, FileChange] = {}
-    with settings.open_folder(context) as folder:
+    with Folder(context.workspace, settings.granted) as folder:
         for patch in read_patch(diff):
             source = folder.resolve_writable(patch.source) if patch.source else ""
             target = folder.resolve_writable(patch.target) if patch.target else ""

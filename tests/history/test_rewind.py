@@ -129,24 +129,6 @@ async def test_the_mode_of_a_file_comes_back_with_it(place: Place, store: Store)
     assert (place.workspace / "run.sh").stat().st_mode & 0o777 == 0o755
 
 
-async def test_what_a_command_made_changed_and_deleted_is_rewound(place: Place, store: Store) -> None:
-    before = {"a.txt": "a", "b.txt": "b"}
-    place.fill(before)
-
-    def change() -> None:
-        (place.workspace / "b.txt").unlink()
-        place.fill({"a.txt": "A", "made/c.txt": "c"})
-
-    async with place.run_command(store, change) as session:
-        after = place.holds()
-        kinds = {change.path: change.kind for change in await session.changes()}
-        assert kinds == {"a.txt": "modified", "b.txt": "deleted", "made/c.txt": "added"}
-        await session.rewind(1)
-        assert place.holds() == before
-        await session.undo_rewind()
-        assert place.holds() == after
-
-
 async def test_what_others_changed_since_is_left_alone_unless_forced(place: Place, store: Store) -> None:
     old, theirs = {"a.txt": "old", "b.txt": "old"}, {"a.txt": "the user's", "b.txt": "the user's too"}
     place.fill(old)
@@ -376,22 +358,23 @@ def test_the_environment_chooses_where_old_contents_are_kept(monkeypatch: pytest
     assert not os.path.exists(tmp_path / "share")
 
 
-async def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_come_back_and_go_again(
+async def test_what_a_command_made_changed_deleted_or_exchanged_for_a_folder_comes_back_and_goes_again(
     place: Place, store: Store
 ) -> None:
-    before = {path: path for path in ("one", "two/a", "two/deep/b")}
+    before = {path: path for path in ("one", "two/a", "two/deep/b", "changed", "deleted")}
     place.fill(before)
 
-    def exchange() -> None:
+    def change() -> None:
+        (place.workspace / "deleted").unlink()
         (place.workspace / "one").unlink()
-        place.put("one/in", "new")
         shutil.rmtree(place.workspace / "two")
-        place.put("two", "new")
+        place.fill({"one/in": "new", "two": "new", "changed": "new", "made/c.txt": "new"})
 
-    async with place.run_command(store, exchange) as session:
+    async with place.run_command(store, change) as session:
         after = place.holds()
         kinds = {change.path: change.kind for change in await session.changes()}
-        assert kinds == {**dict.fromkeys(before, "deleted"), "one/in": "added", "two": "added"}
+        added = dict.fromkeys(("one/in", "two", "made/c.txt"), "added")
+        assert kinds == {**dict.fromkeys(before, "deleted"), "changed": "modified", **added}
         assert (await session.rewind(1, "files")).skipped == () and place.holds() == before
         assert (await session.undo_rewind()).skipped == () and place.holds() == after
 

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import stat
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,20 +27,14 @@ def read_old_contents(files: FileTools, kept_files: list[KeptFile]) -> dict[str,
     return {file.path: files.kept.get(file.before) if file.before else None for file in kept_files}
 
 
-def test_the_same_content_is_kept_once_and_only_for_the_user(files: FileTools) -> None:
+def test_the_same_content_is_kept_once_for_later_processes_and_only_for_the_user(files: FileTools) -> None:
     names = files.kept.put(b"one", b"two", b"one")
     assert names[0] == names[2] != names[1]
-    assert [files.kept.get(name) for name in names] == [b"one", b"two", b"one"]
+    with closing(ContentStore(files.kept.folder)) as again:
+        for kept in (files.kept, again):
+            assert [kept.get(name) for name in names] == [b"one", b"two", b"one"]
     database = files.kept.folder / "kept.db"
     assert stat.S_IMODE(database.stat().st_mode) == 0o600 and stat.S_IMODE(files.kept.folder.stat().st_mode) == 0o700
-
-
-def test_contents_survive_the_process_that_kept_them(files: FileTools) -> None:
-    (name,) = files.kept.put(b"kept")
-    files.kept.close()
-    again = ContentStore(files.kept.folder)
-    assert again.get(name) == b"kept"
-    again.close()
 
 
 def test_a_missing_content_and_a_damaged_one_raise_different_errors(files: FileTools) -> None:

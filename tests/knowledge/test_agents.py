@@ -256,21 +256,9 @@ def test_a_workspace_can_narrow_and_never_widen(tmp_path: Path) -> None:
     assert mine.grant.tools == wide.grant.tools == ("read_bed", "fetch_url"), "never more than was given"
 
 
-async def test_the_agent_is_fixed_for_a_run_and_can_be_changed_between_runs(tmp_path: Path) -> None:
+async def test_an_agent_chosen_during_a_run_or_after_it_is_that_of_the_next_run(tmp_path: Path) -> None:
     project = WorkspaceKnowledge(tmp_path)
-    model = StrictModel(ScriptedModel(call("read_bed", number=1), "One.", "Two."))
-    agents = project.build_all_agents(AgentOptions(model, [read_bed]))
-    async with Runtime(":memory:", agents, recover=False) as runtime, runtime.session("default") as session:
-        await run_to_end(session, "look")
-        await session.configure(agent="architect")
-        await run_to_end(session, "and now?")
-    systems = [request.system for request in model.requests]
-    assert systems[0] == systems[1] != systems[2] and systems[2].startswith("You think changes through")
-
-
-async def test_an_agent_chosen_during_a_run_waits_for_the_next_one_also_across_a_question(tmp_path: Path) -> None:
-    project = WorkspaceKnowledge(tmp_path)
-    model = StrictModel(ScriptedModel(call("erase", id="e", path="x"), "One.", "Two."))
+    model = StrictModel(ScriptedModel(call("erase", id="e", path="x"), "One.", "Two.", "Three."))
 
     @tool(safety="destructive")
     def erase(path: str) -> str:
@@ -285,8 +273,10 @@ async def test_an_agent_chosen_during_a_run_waits_for_the_next_one_also_across_a
         await wait_for(session, RunFinished)
         assert (await session.state()).agent == "architect"
         await run_to_end(session, "and now?")
+        await session.configure(agent="coder")
+        await run_to_end(session, "and again?")
     systems = [request.system for request in model.requests]
-    assert systems[0] == systems[1] != systems[2] and systems[2].startswith("You think changes through")
+    assert systems[0] == systems[1] == systems[3] != systems[2] and systems[2].startswith("You think changes through")
 
 
 async def test_a_message_that_comes_with_the_last_words_of_a_run_is_answered_by_the_agent_chosen_meanwhile(

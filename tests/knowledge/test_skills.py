@@ -121,10 +121,10 @@ def test_what_is_wrong_with_a_skill_is_said_with_its_line(front: str, folder: st
     assert skill is None and (problems[0].line, words in problems[0].message) == (line, True), problems
 
 
-def test_keywords_are_whole_words_and_patterns_have_stars() -> None:
+def test_keywords_are_whole_words_and_the_parts_of_patterns_come_in_their_order() -> None:
     skills = {
         "k": build_skill(name="k", keywords=("Größe", "c++")),
-        "p": build_skill(name="p", patterns=("push * to production",)),
+        "p": build_skill(name="p", patterns=("push * to production", "aba*ba")),
         "a": build_skill(name="a", always=True, keywords=("deploy",)),
         "off": build_skill(name="off", keywords=("deploy",), enabled=False),
     }
@@ -135,17 +135,13 @@ def test_keywords_are_whole_words_and_patterns_have_stars() -> None:
     assert find_names("die GRÖSSE von c++ ist") == ["k"]
     assert find_names("größenwahn, abc++x") == []
     assert find_names("Please PUSH the new build to Production now") == ["p"]
-    assert find_names("push it\nto production") == [] and find_names("deploy") == []
+    for text in ("push it\nto production", "deploy", "is it to production that you push?", "aba"):
+        assert find_names(text) == [], text
 
 
 @given(st.text(alphabet="ab*", max_size=40), st.text(alphabet="ab\n", max_size=200))
 def test_any_pattern_is_matched_without_choking(pattern: str, text: str) -> None:
     find_triggered({"s": build_skill(patterns=(pattern,))}, text * 50)
-
-
-def test_a_hostile_pattern_takes_no_time() -> None:
-    skills = {"s": build_skill(patterns=("(a+)+" + "*a" * 500,), keywords=("(a+)+$",))}
-    assert find_triggered(skills, "a" * 20_000 + "!") == []
 
 
 def test_a_skill_cannot_close_its_own_frame() -> None:
@@ -245,13 +241,6 @@ async def test_a_skill_that_is_switched_off_is_neither_listed_nor_read(tmp_path:
     assert "deploy" not in model.requests[0].system and list_user_texts(model.requests[0]) == ["please deploy"]
     (result,) = [one.text for one in model.requests[-1].messages if isinstance(one, ResultMessage)]
     assert "There is no skill named 'deploy'. The skills are: taste." in result
-
-
-def test_what_stands_between_the_stars_of_a_pattern_must_come_in_its_order() -> None:
-    skills = {"s": build_skill(patterns=("cut * version",))}
-    assert find_triggered(skills, "please cut the new version")
-    assert not find_triggered(skills, "which version did you cut?")
-    assert not find_triggered({"s": build_skill(patterns=("aba*ba",))}, "aba"), "no letter counts twice"
 
 
 def test_the_users_own_skill_comes_before_one_of_the_workspace(tmp_path: Path) -> None:

@@ -239,20 +239,15 @@ async def test_memories_can_be_listed_page_by_page_from_either_end(memories: Mem
     assert [one.text[5] for one in await memories.list(MemoryQuery(limit=2, newest=True))] == ["6", "5"]
 
 
-async def test_new_sessions_read_the_newest_of_a_thousand_preferences(store: Store, tmp_path: Path) -> None:
+async def test_new_sessions_read_the_newest_preferences_among_thousands_of_memories(
+    store: Store, tmp_path: Path
+) -> None:
     log = store.open()
     for number in range(1002):
         await log.memories.add(Memory(f"Likes colour number {number}.", "preference", at=1.0 + number))
+    for number in range(1001):
+        await log.memories.add(Memory(f'Fact {number} is no "preference".', at=2000.0))
     preamble = await FileKnowledge().build_preamble(tmp_path, log.memories, 1e9)
     assert "number 1001." in preamble and "number 0." not in preamble and len(preamble) < 2500
-
-
-async def test_new_sessions_read_preferences_among_a_thousand_other_memories(store: Store, tmp_path: Path) -> None:
-    log = store.open()
-    for number in range(1001):
-        await log.memories.add(Memory(f'Fact {number} is no "preference".', at=1.0))
-    await log.memories.add(Memory("The user likes tabs.", "preference", at=2.0))
-    assert "likes tabs" in await FileKnowledge().build_preamble(tmp_path, log.memories, 10.0)
-    assert [one.kind for one in await log.memories.list(MemoryQuery(kind="preference"))] == ["preference"]
-    assert len(await log.memories.list(MemoryQuery(kind="fact"))) == 1000
-    assert await log.memories.list(MemoryQuery(kind="procedure")) == []
+    for kind, count in (("preference", 1000), ("fact", 1000), ("procedure", 0)):
+        assert [one.kind for one in await log.memories.list(MemoryQuery(kind=kind))] == [kind] * count

@@ -63,8 +63,8 @@ class Store:
             self._memory = InMemoryLog(**options)
         return self._memory
 
-    async def run_agent(self, agent: Agent, content: Any = "go") -> "FinishedRun":
-        return await run_agent(agent, content, self.open())
+    async def run_agent(self, agent: Agent, content: Any = "go", **options: Any) -> "FinishedRun":
+        return await run_agent(agent, content, self.open(), **options)
 
     async def run_script(self, *script: Any, content: Any = "go", **options: Any) -> "FinishedRun":
         return await self.run_agent(build_agent(*script, **options)[0], content)
@@ -238,9 +238,11 @@ class FinishedRun:
         check_wrap_up_request(self.requests[-1], words)
 
 
-async def run_agent(agent: Agent, content: Any = "go", log: Log | str = ":memory:") -> FinishedRun:
-    """Run one message of a new session to its end, and check that everything is settled."""
-    async with agent.session(log) as session:
+async def run_agent(
+    agent: Agent, content: Any = "go", log: Log | Path | str = ":memory:", **options: Any
+) -> FinishedRun:
+    """Run one message to its end, and check that everything is settled. The options are those of the session."""
+    async with agent.session(log, **options) as session:
         outcome = await run_to_end(session, content)
         facts = await session.facts()
     check_settled(facts)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sessions import Store, build_agent, either_store, run_to_end, select_results
+from tests.kit.sessions import Store, build_agent, either_store
 from treadle.errors import ModelError
 from treadle.log.sqlite import SqliteLog
 from treadle.memory import search as meaning
@@ -129,8 +129,6 @@ async def test_agents_recall_by_meaning_and_remember_without_waiting_for_it(stor
     embed = Colours()
     remember = [call("remember", text="The gate is crimson."), call("remember", text=BREAD)]
     recall = call("recall", id="r", query="anything red")
-    agent, model = build_agent(*remember, recall, "Done.", tools=build_memory_tools(embed))
-    async with agent.session(store.open(), workspace=tmp_path) as session:
-        await run_to_end(session)
-    shown = select_results(model.requests[-1])["r"].text
+    agent, _ = build_agent(*remember, recall, "Done.", tools=build_memory_tools(embed))
+    shown = (await store.run_agent(agent, workspace=tmp_path)).messages["r"].text
     assert "crimson" in shown and "Bread" not in shown and embed.asked[0] == "anything red"

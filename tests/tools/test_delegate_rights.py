@@ -27,7 +27,6 @@ from tests.tools.test_delegate import (
     build_parent,
     call_then_answer,
     get_helper,
-    list_helpers,
     run_until_helper,
 )
 from treadle import Agent, Answer, Grant, Limits, Runtime, later
@@ -156,10 +155,10 @@ async def test_bad_tasks_are_answered_to_the_model(tmp_path: Path) -> None:
         "Done.",
     ]
     log = InMemoryLog()
-    async with build_parent(*script).session(log, workspace=tmp_path) as session:
-        await run_to_end(session)
-        outputs = {name: fact.output for name, fact in (await read_finished_calls(session)).items()}
-        [child] = await list_helpers(log, session)
+    done = await run_agent(build_parent(*script), log=log, workspace=tmp_path)
+    outputs = {name: fact.output for name, fact in done.results.items()}
+    child = await log.get_info(derive_helper_id(done.session_id, "f"))
+    assert len((await log.list_sessions(SessionQuery(parent=done.session_id))).sessions) == 1
     assert "empty" in outputs["a"] and "The agents are: agent" in outputs["b"]
     assert "no folder inside" in outputs["c"] and "no folder inside" in outputs["e"]
     assert outputs["f"] == "ok" and child.workspace == str((tmp_path / "in").resolve())

@@ -5,15 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sessions import (
-    Store,
-    build_agent,
-    either_store,
-    read_finished_calls,
-    run_script,
-    run_to_end,
-    select_events,
-)
+from tests.kit.sessions import Store, build_agent, either_store, read_finished_calls, run_agent, run_script, run_to_end
 from treadle import CallStarted, Grant, Runtime, ToolContext, tool
 from treadle.errors import NotFound
 from treadle.events import Custom, FilesKept, KeptFile, Safety, SessionConfigured, Tier
@@ -95,11 +87,9 @@ class SandboxedTool(Tool):
 @pytest.mark.parametrize(("narrower", "tier"), [(None, "full"), (Grant(tier="sandbox"), "sandbox")])
 async def test_the_narrowest_tier_decides_about_the_sandbox(narrower: Grant | None, tier: Tier) -> None:
     agent, _ = build_agent(call("shell", id="a"), "done", tools=[SandboxedTool()], grant=Grant(tier="full"))
-    async with agent.session(grant=narrower) as session:
-        await run_to_end(session)
-        (started,) = select_events(await session.facts(), CallStarted)
-        assert (await read_finished_calls(session))["a"].output == f"ran in tier {tier}"
-    assert started.sandbox == f"sandbox of {tier}"
+    done = await run_agent(agent, grant=narrower)
+    assert done.results["a"].output == f"ran in tier {tier}"
+    assert [started.sandbox for started in done.select(CallStarted)] == [f"sandbox of {tier}"]
 
 
 @pytest.mark.parametrize(("grant", "status"), [(Grant(), "ok"), (Grant(forbid=("shell",)), "denied")])

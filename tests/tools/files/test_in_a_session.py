@@ -6,16 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit.file_tools import FileTools, file_tools
-from tests.kit.sessions import (
-    Store,
-    build_agent,
-    either_store,
-    list_kinds,
-    read_finished_calls,
-    read_questions,
-    run_message,
-    run_to_end,
-)
+from tests.kit.sessions import Store, build_agent, either_store, list_kinds, read_questions, run_agent, run_message
 from treadle import Agent, Answer, Grant, later
 from treadle.testing import call
 
@@ -32,9 +23,8 @@ def write(path: str) -> Any:
 
 
 async def test_the_old_content_is_in_the_log_before_the_result(store: Store, files: FileTools) -> None:
-    async with build_file_agent(files, write("a.txt")).session(store.open(), workspace=files.workspace) as session:
-        await run_to_end(session)
-        kinds = list_kinds(await session.facts())
+    done = await store.run_agent(build_file_agent(files, write("a.txt")), workspace=files.workspace)
+    kinds = list_kinds(done.facts)
     assert kinds.index("call_started") < kinds.index("files_kept") < kinds.index("call_finished")
 
 
@@ -61,21 +51,17 @@ async def test_instruction_files_are_asked_for_each_and_ordinary_ones_are_not(st
 async def test_a_forbidden_change_is_denied(store: Store, files: FileTools, grant: Grant, forbidden: Any) -> None:
     files.put("a.txt", "old")
     agent = build_file_agent(files, call("read_file", path="a.txt"), forbidden, grant=grant)
-    async with agent.session(store.open(), workspace=files.workspace) as session:
-        await run_to_end(session)
-        statuses = [fact.status for fact in (await read_finished_calls(session)).values()]
+    done = await store.run_agent(agent, workspace=files.workspace)
+    statuses = [fact.status for fact in done.results.values()]
     assert sorted(statuses) == ["denied", "ok"] and not (files.workspace / "locked").exists()
 
 
 async def test_a_file_read_before_a_restart_is_not_overwritten_unseen(tmp_path: Path, files: FileTools) -> None:
     file = files.put("a.txt", "one\n")
     reader = build_file_agent(files, call("read_file", path="a.txt"))
-    async with reader.session(tmp_path / "store.db", workspace=files.workspace) as session:
-        await run_to_end(session)
+    await run_agent(reader, log=tmp_path / "store.db", workspace=files.workspace)
     file.write_text("one\nmore by the user\n")
     editor = build_file_agent(files, call("edit_file", id="edit", path="a.txt", old="one", new="1"))
-    async with editor.session(tmp_path / "store.db") as session:
-        await run_to_end(session)
-        edit = (await read_finished_calls(session))["edit"]
+    edit = (await run_agent(editor, log=tmp_path / "store.db")).results["edit"]
     assert edit.status == "error" and "changed since you last read it" in edit.output
     assert file.read_text() == "one\nmore by the user\n"

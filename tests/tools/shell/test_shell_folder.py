@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import build_agent, read_finished_calls, run_message, run_to_end, select_events, wait_for
+from tests.kit.sessions import (
+    build_agent,
+    read_finished_calls,
+    run_agent,
+    run_message,
+    run_to_end,
+    select_events,
+    wait_for,
+)
 from treadle import Agent, Answer, CallStarted, RunFinished, Session
 from treadle.cli.questions import render_approval
 from treadle.engine.setup import later
@@ -93,13 +101,10 @@ async def test_an_approval_for_a_folder_that_is_gone_runs_nothing(link: str, wor
 
 async def test_reading_commands_run_together_once_their_folder_is_known(workspace: Path) -> None:
     agent = build_shell_agent(commands("ls", "pwd", "cd sub", "pwd", "ls", "cd out && pwd", "pwd"))
-    async with agent.session(workspace=workspace) as session:
-        await run_to_end(session)
-        facts = await session.facts()
-        done = await read_finished_calls(session)
-    started = select_events(facts, CallStarted)
+    done = await run_agent(agent, workspace=workspace)
+    started = done.select(CallStarted)
     assert [one.arguments.get("folder", "") for one in started] == ["", "", "", "sub", "sub", "sub", "sub/out"]
-    shown = [done[f"c{n}"].output.splitlines()[0] for n in (2, 4, 6, 7)]
+    shown = [done.results[f"c{n}"].output.splitlines()[0] for n in (2, 4, 6, 7)]
     assert shown == [str(workspace / folder) for folder in ("", "sub", "sub/out", "sub/out")]
     # Those that stand together are started together: nothing of their results lies between.
     batches = [{one.seq - place for place, one in enumerate(started)} for started in (started[:3], started[3:6])]
@@ -125,9 +130,8 @@ async def test_writing_instructions_is_asked_also_inside_their_folder(workspace:
 
 async def test_a_command_cannot_choose_its_own_folder(workspace: Path) -> None:
     call = Call("c1", "shell", json.dumps({"command": "pwd", "folder": "sub"}))
-    async with build_shell_agent(Reply(calls=(call,))).session(workspace=workspace) as session:
-        await run_to_end(session)
-        assert (await read_finished_calls(session))["c1"].status == "error"
+    done = await run_agent(build_shell_agent(Reply(calls=(call,))), workspace=workspace)
+    assert done.results["c1"].status == "error"
 
 
 async def test_a_fork_and_a_rewind_restore_the_folder(workspace: Path) -> None:
@@ -149,8 +153,6 @@ async def test_a_fork_and_a_rewind_restore_the_folder(workspace: Path) -> None:
 async def test_a_folder_whose_name_is_not_utf8_is_left_again(workspace: Path) -> None:
     script = commands(r"mkdir $'odd\xff' && cd $'odd\xff'"), commands("pwd", first=2)
     agent = build_shell_agent(*script, grant=Grant(tier="full"))
-    async with agent.session(workspace=workspace) as session:
-        await run_to_end(session)
-        done = await read_finished_calls(session)
+    done = (await run_agent(agent, workspace=workspace)).results
     assert "not UTF-8: the next command starts in the workspace again" in str(done["c1"].output)
     assert str(done["c2"].output).strip() == str(workspace)

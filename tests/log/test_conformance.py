@@ -36,13 +36,7 @@ async def test_a_session_must_begin_with_session_created(log: Log, make) -> None
         await log.read("t")
 
 
-async def test_created_facts_keep_the_time_they_carry_and_others_get_the_time_of_the_clock(log, make) -> None:
-    old = Custom(name="old", at=5.0)
-    await log.create("t", [make.created("t"), old])
-    assert [fact.at for fact in await log.read("t")] == [1000.0, 5.0]
-
-
-async def test_a_fork_takes_copies_and_leaves_the_facts_of_the_first_session_alone(log, make, clock, mine) -> None:
+async def test_a_fork_takes_copies_with_their_times_and_leaves_the_first_session_alone(log, make, clock, mine) -> None:
     await log.append(mine, 1, make.notes("a", "b"))
     clock.now = 2000.0
     original = await log.read("s")
@@ -245,9 +239,7 @@ async def test_agents_narrow_the_choice(log: Log, make) -> None:
     assert await log.claim("me", 30, agents=[]) is None
     assert await log.claim("me", 30, agents=["painter"]) is None
     assert await log.claim("me", 30, "t", agents=["painter"]) is None
-    claimed = await log.claim("me", 30, agents=["painter", "writer"])
-    assert claimed is not None
-    assert claimed.session_id == "t"
+    assert await log.claim("me", 30, agents=["painter", "writer"]) == Claim("t", "me", 1, 30)
 
 
 async def test_a_post_wakes_a_waiting_session_before_its_wake_at_and_waiting_ends_with_the_claim(log, make, mine):

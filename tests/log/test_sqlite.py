@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.log.conftest import sqlite_log
+from tests.log.conftest import claim, sqlite_log
 from tests.log.workers import Start, fill_store, read_line, read_pragma
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 from treadle.events import Custom, SessionCreated
@@ -36,19 +36,17 @@ def run_sql(path: Path, sql: str, *values: object) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])
 async def test_durability_sets_the_synchronous_mode(path: Path, durability, synchronous: int) -> None:
-    log = SqliteLog(path, durability=durability)
-    assert read_pragma(log, "synchronous") == synchronous
-    assert read_pragma(log, "journal_mode") == "wal"
-    await log.close()
+    async with SqliteLog(path, durability=durability) as log:
+        assert read_pragma(log, "synchronous") == synchronous
+        assert read_pragma(log, "journal_mode") == "wal"
 
 
 async def test_a_new_store_is_made_with_its_folders_and_only_its_user_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "log.db"
-    log = SqliteLog(str(path))
-    await log.create("s", [SessionCreated(session_id="s")])
-    for name in ("log.db", "log.db-wal", "log.db-shm"):
-        assert stat.S_IMODE(path.with_name(name).stat().st_mode) == 0o600
-    await log.close()
+    async with SqliteLog(str(path)) as log:
+        await log.create("s", [SessionCreated(session_id="s")])
+        for name in ("log.db", "log.db-wal", "log.db-shm"):
+            assert stat.S_IMODE(path.with_name(name).stat().st_mode) == 0o600
 
 
 async def test_what_was_recorded_is_there_when_the_store_is_opened_again(log: SqliteLog, mine: Claim) -> None:
@@ -292,25 +290,23 @@ async def test_a_full_disk_is_reported_and_the_log_goes_on_when_there_is_room_ag
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
 
 
-async def test_a_store_held_for_too_long_is_reported_as_busy_and_nothing_is_written(path: Path) -> None:
-    log = SqliteLog(path, busy_timeout=0.01)
-    await log.create("s", [SessionCreated(session_id="s")])
-    claim = await log.claim("me", 30, "s")
-    assert claim is not None
+async def test_a_store_held_for_too_long_is_reported_as_busy_and_nothing_is_written(
+    log: SqliteLog, path: Path, mine: Claim
+) -> None:
+    read_pragma(log, "busy_timeout = 10")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         for attempt in (
-            lambda: log.append(claim, 1, [Custom(name="x")]),
-            lambda: log.renew(claim),
-            lambda: log.release(claim, 1),
+            lambda: log.append(mine, 1, [Custom(name="x")]),
+            lambda: log.renew(mine),
+            lambda: log.release(mine, 1),
             lambda: log.put_artifact("s", b"x"),
         ):
             with pytest.raises(StoreBusy, match="held by other processes"):
                 await attempt()
         assert len(await log.read("s")) == 1
         other.execute("ROLLBACK")
-    await log.append(claim, 1, [Custom(name="x")])
-    await log.close()
+    await log.append(mine, 1, [Custom(name="x")])
 
 
 async def test_opening_waits_for_its_turn_as_long_as_the_time_out(path: Path) -> None:
@@ -376,10 +372,9 @@ def test_one_log_serves_one_loop_after_another_and_leaves_nothing_pending(path: 
 async def test_nothing_polls_when_no_session_is_claimed_or_watched(log: SqliteLog, monkeypatch) -> None:
     monkeypatch.setattr("treadle.log.sqlite.POLL_SECONDS", 0.001)
     assert log._timer is None  # pyright: ignore
-    claim = await log.claim("me", 30, "s")
-    assert claim is not None
+    mine = await claim(log)
     assert log._timer is not None  # pyright: ignore
-    await log.release(claim, 1)
+    await log.release(mine, 1)
     while (timer := log._timer) is not None:  # pyright: ignore
         assert not timer.cancelled()
         await asyncio.sleep(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.log.conftest import sqlite_log
+from tests.log.conftest import claim, sqlite_log
 from tests.log.workers import Start, Worker, read_line, send_command
 from treadle.errors import NotFound, StoreTooNew
 from treadle.events import Custom, SessionCreated, TextDelta
@@ -56,17 +56,15 @@ async def test_a_killed_writer_leaves_every_acknowledged_fact_and_its_session_is
         acknowledged = int(read_line(worker))
     worker.send_signal(signal.SIGKILL)
     worker.wait()
-    log = SqliteLog(path)
-    facts = await log.read("s")
-    assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
-    assert len(facts) >= acknowledged
-    assert len(facts) % 2 == 1  # both facts of an append, or none
-    assert (await log.get_info("s")).seq == len(facts)
-    claim = await log.claim("me", 30)
-    assert claim is not None
-    assert claim.epoch == 2
-    await log.append(claim, len(facts), [Custom(name="on")])
-    await log.close()
+    async with SqliteLog(path) as log:
+        facts = await log.read("s")
+        assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
+        assert len(facts) >= acknowledged
+        assert len(facts) % 2 == 1  # both facts of an append, or none
+        assert (await log.get_info("s")).seq == len(facts)
+        mine = await claim(log, "")
+        assert mine.epoch == 2
+        await log.append(mine, len(facts), [Custom(name="on")])
 
 
 async def test_a_session_of_a_live_process_is_not_free(path: Path, start: Start) -> None:

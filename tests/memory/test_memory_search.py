@@ -118,11 +118,11 @@ async def test_a_text_that_changes_while_it_is_embedded_keeps_no_vector_of_the_o
 
 async def test_vectors_are_kept_from_one_process_to_the_next(tmp_path: Path) -> None:
     for number in range(2):
-        log, embed = SqliteLog(tmp_path / "m.db"), Colours()
-        red = await log.memories.add(Memory(RED))
-        assert await log.memories.search("anything red", embed=embed) == [red]
+        embed = Colours()
+        async with SqliteLog(tmp_path / "m.db") as log:
+            red = await log.memories.add(Memory(RED))
+            assert await log.memories.search("anything red", embed=embed) == [red]
         assert embed.asked == ["anything red", *([RED] if not number else [])]
-        await log.close()
 
 
 async def test_agents_recall_by_meaning_and_remember_without_waiting_for_it(store: Store, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.errors import BadInput, NotFound
 from treadle.knowledge.file_knowledge import FileKnowledge
 from treadle.log.base import Log
+from treadle.log.schema import MIGRATIONS
 from treadle.log.sqlite import SqliteLog
+from treadle.log.sqlite_file import SqliteFile
 from treadle.memory.base import Memories, Memory, MemoryQuery
 from treadle.memory.ranking import fuse_rankings, rank_by_similarity
 from treadle.messages import Call
@@ -135,20 +137,9 @@ async def test_empty_and_endless_texts_are_refused(memories: Memories, text: str
 
 
 async def test_an_older_store_gets_its_table_when_it_is_opened(tmp_path: Path) -> None:
-    import sqlite3
-
-    from treadle.log import schema
-
-    path = tmp_path / "old.db"
-    with sqlite3.connect(path) as db:
-        for statement in schema.MIGRATIONS[0]:
-            db.execute(statement)
-        db.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-        db.execute("PRAGMA user_version = 1")
-    db.close()
-    log = SqliteLog(path)
-    await log.memories.add(Memory("It works."))
-    await log.close()
+    SqliteFile(tmp_path / "old.db", migrations=MIGRATIONS[:1]).close()
+    async with SqliteLog(tmp_path / "old.db") as log:
+        await log.memories.add(Memory("It works."))
     assert (tmp_path / "old.db.v1.bak").exists()
 
 

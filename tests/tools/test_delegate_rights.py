@@ -167,7 +167,6 @@ async def test_bad_tasks_are_answered_to_the_model(tmp_path: Path) -> None:
 async def test_the_latest_session_of_an_agent_is_never_a_helpers(store: Store) -> None:
     log = store.open()
     agent = build_parent(DELEGATE, "Done.", "Again.")
-    async with agent.session(log) as session:
-        await run_to_end(session)
+    done = await run_agent(agent, log=log)
     async with agent.session(log) as again:
-        assert again.id == session.id
+        assert again.id == done.session_id

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.file_tools import RecordingServices
-from tests.kit.sessions import build_agent, run_message, run_script
+from tests.kit.sessions import build_agent, run_agent, run_script
 from treadle import tool
 from treadle.engine.compaction import TODO
 from treadle.errors import NotFound
@@ -116,8 +116,7 @@ def test_a_status_that_does_not_exist_is_refused() -> None:
 
 async def test_a_plan_outlives_its_process(tmp_path: Path) -> None:
     agent, _ = build_agent(call("todo", items=["one", "two"]), "planned", tools=[todo])
-    async with agent.session(tmp_path / "s.db") as session:
-        await run_message(session)
+    await run_agent(agent, log=tmp_path / "s.db")
     async with agent.session(tmp_path / "s.db") as session:
         assert [item["text"] for item in (await session.state()).notes[TODO]] == ["one", "two"]
 

@@ -103,11 +103,3 @@ async def test_secrets_are_masked_also_behind_a_link_and_in_any_case(files: File
         assert "may hold secrets" in shown and "canary" not in shown
     files.put(".env.example", "KEY=")
     assert "KEY=" in await files.call("read_file", path=".env.example")  # as in the shell
-
-
-async def test_a_granted_secret_is_shown(files: FileTools) -> None:
-    files.put(".env.test", "KEY=")
-    granting = FileTools(files.workspace.parent, granted=[".env.test"])
-    assert "KEY=" in await granting.call("read_file", path=".env.test")
-    assert "may hold secrets" in await granting.get_error("read_file", path=".env")
-    granting.kept.close()

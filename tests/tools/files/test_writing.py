@@ -94,6 +94,9 @@ PROTECTED = {
     "never write": ".git/hooks/post-checkout .treadle/config.toml sub/.git/config .GIT/config",
     "log of treadle's sessions": "words.db words.db-wal words.db-journal",
     "belongs to treadle": "conf/treadle/config.toml",
+    "leaves the workspace": "../out.txt",
+    "is outside the workspace": "/etc/motd",
+    "may hold secrets": ".env",
     "is a git repository": "store/config store/hooks/post-merge trees/one/config store/HEAD",
     "symbolic link": "link folder/outside.txt folder/new",
     "is a folder": "conf",
@@ -143,9 +146,11 @@ async def test_treadles_own_files_and_logs_are_not_read_edited_or_renamed(protec
     assert "log of treadle's sessions" in await protected.get_error("apply_patch", patch=rename)
 
 
-async def test_a_granted_secret_is_written_but_never_kept(files: FileTools) -> None:
+async def test_a_granted_secret_is_read_and_written_but_never_kept(files: FileTools) -> None:
     granting = FileTools(files.workspace.parent, granted=[".env"])
     granting.put(".env", "KEY=canary")
+    assert "KEY=canary" in await granting.call("read_file", path=".env")
+    assert "may hold secrets" in await granting.get_error("read_file", path=".env.test")
     await granting.call("write_file", path=".env", content="KEY=new")
     assert granting.services.kept == [] and granting.services.left_out == [".env"]
     granting.kept.close()

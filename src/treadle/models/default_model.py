@@ -26,10 +26,10 @@ class ChosenModel(NamedTuple):
     reason: str
 
 
-async def choose_model(*, default: str | None = None, keyring: Keyring | None = None) -> ChosenModel:
+async def choose_model(*, keyring: Keyring | None = None) -> ChosenModel:
     """The first model that works. Raises `NotFound` with a list of attempts when there is none."""
     tried: list[str] = []
-    if chosen := _choose_configured(default, tried, keyring):
+    if chosen := _choose_configured(tried, keyring):
         return chosen
     for provider, path in _SERVERS.items():
         try:
@@ -51,11 +51,10 @@ async def choose_model(*, default: str | None = None, keyring: Keyring | None = 
     raise NotFound(f"no model was found: {'; '.join(tried)}. Set a key, start a server, or name a model")
 
 
-def _choose_configured(default: str | None, tried: list[str], keyring: Keyring | None) -> ChosenModel | None:
-    """The model that the configuration or the environment names. Nothing is sent."""
-    if name := default or os.environ.get("TREADLE_MODEL", "").strip():
-        source = "the configuration names it" if default else "TREADLE_MODEL names it"
-        return ChosenModel(resolve_model(name, keyring=keyring), source)
+def _choose_configured(tried: list[str], keyring: Keyring | None) -> ChosenModel | None:
+    """The model that the environment names. Nothing is sent."""
+    if name := os.environ.get("TREADLE_MODEL", "").strip():
+        return ChosenModel(resolve_model(name, keyring=keyring), "TREADLE_MODEL names it")
     for provider in ("anthropic", "openai"):
         row = PROVIDERS[provider]
         try:
@@ -76,7 +75,7 @@ class DefaultModel:
         self._base_url = base_url
         self._api_key_env = api_key_env
         self._keyring = keyring
-        self._chosen: ChosenModel | None = None if base_url else _choose_configured(None, [], keyring)
+        self._chosen: ChosenModel | None = None if base_url else _choose_configured([], keyring)
 
     @property
     def name(self) -> str:

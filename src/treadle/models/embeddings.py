@@ -31,7 +31,6 @@ def resolve_embedding(
     name: str, *, base_url: str | None = None, api_key_env: str | None = None, keyring: Keyring | None = None
 ) -> Embedding:
     """The embedding of that name. The base URL is for a name without a provider."""
-    provider = name.partition(":")[0]
-    if provider in PROVIDERS or provider == "local":
-        return Embedding(resolve_model(name, keyring=keyring))
+    if name.partition(":")[0] in (*PROVIDERS, "local"):
+        base_url = api_key_env = None
     return Embedding(resolve_model(name, base_url=base_url, api_key_env=api_key_env, keyring=keyring))

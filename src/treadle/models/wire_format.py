@@ -29,23 +29,21 @@ _object = msgspec.json.Decoder(dict[str, Raw])
 
 
 class IdRule(Struct, frozen=True):
-    """Which call ids a provider accepts: the characters, and the least and greatest length."""
+    """Which call ids a provider accepts: a pattern, and the greatest length."""
 
     pattern: str = r"[a-zA-Z0-9_-]+"
-    shortest: int = 1
     longest: int = 40
 
     def fit(self, call_id: str) -> str:
         """`call_id` if the provider accepts it, else an id that is always the same for it."""
-        fits = self.shortest <= len(call_id) <= self.longest
-        if fits and re.fullmatch(self.pattern, call_id):
+        if len(call_id) <= self.longest and re.fullmatch(self.pattern, call_id):
             return call_id
         digest = hashlib.blake2b(call_id.encode("utf-8", "replace"), digest_size=20).hexdigest()
         return digest[: self.longest] if self.longest < 30 else "call_" + digest[:24]
 
 
 OPENAI_IDS = IdRule()
-MISTRAL_IDS = IdRule(pattern=r"[a-zA-Z0-9]{9}", shortest=9, longest=9)
+MISTRAL_IDS = IdRule(pattern=r"[a-zA-Z0-9]{9}", longest=9)
 
 
 class WireFormat(ABC):

@@ -36,6 +36,10 @@ MAGIC = b"GGUF"
 BLOCK_BYTES = 1 << 20
 
 
+def _ignore_progress(message: str, done: float, total: float) -> None:
+    pass
+
+
 def find_models_dir() -> Path:
     """The folder of the weights."""
     return find_data_folder() / "models"
@@ -68,30 +72,25 @@ def ensure_weights(
     return _fetch_small(progress or _ignore_progress, stop or threading.Event())
 
 
-def pull_weights(source: str, progress: Progress | None = None, stop: threading.Event | None = None) -> Path:
+def pull_weights(source: str, progress: Progress = _ignore_progress) -> Path:
     """Bring weights into the models folder: `local` for the small model, or the URL or path of a GGUF file."""
     if source == "local":
-        return ensure_weights(None, progress, stop)
-    address = urllib.parse.urlsplit(source)
-    if address.scheme in ("http", "https"):
-        return _download(source, progress or _ignore_progress, stop or threading.Event())
+        return ensure_weights(None, progress)
+    if urllib.parse.urlsplit(source).scheme in ("http", "https"):
+        return _download(source, progress)
     path = Path(source).expanduser()
     if not path.is_file():
         raise NotFound(f"{source} is neither a file, nor an http(s) address, nor `local`.")
     kept = find_models_dir() / path.name
     if kept.exists() and kept.samefile(path):
         return kept
-    with _lock_models_folder(progress or _ignore_progress), _open_staging_folder() as folder:
+    with _lock_models_folder(progress), _open_staging_folder() as folder:
         copy = folder / path.name
         try:
             os.link(path.resolve(), copy)
         except OSError:
             shutil.copyfile(path, copy)
         return _install(copy, kept)
-
-
-def _ignore_progress(message: str, done: float, total: float) -> None:
-    pass
 
 
 def _is_complete(path: Path) -> bool:
@@ -197,7 +196,7 @@ def _build_advice() -> str:
     )
 
 
-def _download(url: str, progress: Progress, stop: threading.Event) -> Path:
+def _download(url: str, progress: Progress) -> Path:
     name = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name
     if not name.endswith(".gguf"):
         raise BadInput(f"The address of a model file must end in .gguf, and {name or url} does not.")
@@ -207,7 +206,7 @@ def _download(url: str, progress: Progress, stop: threading.Event) -> Path:
             return kept
         part = find_models_dir() / f".{name}.part"
         try:
-            _fetch_rest(url, part, lambda done, total: progress(f"fetching {name}", done, total), stop)
+            _fetch_rest(url, part, lambda done, total: progress(f"fetching {name}", done, total))
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise ModelError(
@@ -217,7 +216,7 @@ def _download(url: str, progress: Progress, stop: threading.Event) -> Path:
         return _install(part, kept)
 
 
-def _fetch_rest(url: str, part: Path, progress: Callable[[float, float], None], stop: threading.Event) -> None:
+def _fetch_rest(url: str, part: Path, progress: Callable[[float, float], None]) -> None:
     """Fetch `url` into `part`. A broken download goes on where it stopped if the server still has the same file."""
     mark = part.with_suffix(".mark")
     done = part.stat().st_size if part.exists() and mark.exists() else 0
@@ -232,7 +231,7 @@ def _fetch_rest(url: str, part: Path, progress: Callable[[float, float], None], 
             raise
         error.close()
         part.unlink()  # It has as much as the server has, or more, so the download cannot go on from here.
-        _fetch_rest(url, part, progress, stop)
+        _fetch_rest(url, part, progress)
         return
     with response:
         if response.status != 206:
@@ -249,8 +248,6 @@ def _fetch_rest(url: str, part: Path, progress: Callable[[float, float], None], 
                 file.write(block)
                 done += len(block)
                 progress(done, total or done)
-                if stop.is_set():
-                    raise ModelError("Fetching was cancelled. The part that arrived is kept.", kind="cancelled")
     if done < total:
         raise OSError(f"the connection broke off after {done} of {total} bytes")
     mark.unlink(missing_ok=True)

@@ -87,7 +87,6 @@ class ChatRpcDialect:
         self._tracker = EventTracker()
 
     def feed(self, event: events.Event) -> Sequence[ChatNotification]:
-        """Return the notifications of one event."""
         return tuple(ChatNotification(params) for params in self._translate(event))
 
     def _translate(self, event: events.Event) -> Sequence[ChatEvent | ChatApprovalPending]:

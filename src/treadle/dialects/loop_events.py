@@ -216,7 +216,6 @@ class LoopDialect:
         self._tracker = EventTracker()
 
     def feed(self, event: events.Event) -> Sequence[LoopEnvelope]:
-        """Return the loop events of one of our events."""
         if type(event) is events.TextDelta:  # nearly all events are fragments, and this dialect keeps no text
             return (_wrap(TokenGenerated(event.text)),)
         self._tracker.track(event)

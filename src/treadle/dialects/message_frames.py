@@ -170,7 +170,6 @@ class MessageFramesDialect:
         self._shown: list[tuple[int, str, Role]] = []
 
     def feed(self, event: events.Event) -> Sequence[Frame]:
-        """Return the frames of one event."""
         frames = self._translate_message(event) or self._translate_other(event)
         self._tracker.track(event)  # afterwards: a message that is broken off is completed with its text so far
         return frames

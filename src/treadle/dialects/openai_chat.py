@@ -162,7 +162,6 @@ class ChatChunkDialect(ReplyFormat):
         self._tracker = EventTracker()
 
     def feed(self, event: events.Event | Reply) -> Sequence[ChatChunk | CompletionFailure]:
-        """The chunks of one event."""
         if text := self._tracker.track(event):
             self._has_text = True
             return (self._build_chunk(ChunkDelta(content=text)),)
@@ -191,7 +190,6 @@ class ChatChunkDialect(ReplyFormat):
                 return (self._build_chunk(ChunkDelta(), treadle=event),) if isinstance(event, Activity) else ()
 
     def complete_reply(self, reply: Reply) -> ChatCompletion:
-        """A bare model's reply, whole."""
         calls = _build_calls(reply)
         message = MessageOut(
             reply.text if reply.text or not calls else None,
@@ -203,7 +201,6 @@ class ChatChunkDialect(ReplyFormat):
         return ChatCompletion(self._id, self._created, self._model, (choice,), usage)
 
     def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact]) -> ChatCompletion:
-        """An agent's answer, whole, with what its tools did in the extension field."""
         choice = MessageChoice(MessageOut(ending.answer), map_finish_reason(ending))
         usage, facts = build_usage(ending.usage), (*activity, ending)
         return ChatCompletion(self._id, self._created, self._model, (choice,), usage, treadle=facts)
@@ -244,7 +241,6 @@ class TextChunkDialect(ReplyFormat):
         return chunks
 
     def complete_reply(self, reply: Reply) -> TextCompletion:
-        """A model's reply to a bare prompt, whole."""
         return self._complete(reply.text, FINISH_REASONS[reply.finish], reply.usage)
 
     def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact] = ()) -> TextCompletion:

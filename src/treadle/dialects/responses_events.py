@@ -102,14 +102,12 @@ class ResponsesDialect(ReplyFormat):
         self._tracker = EventTracker()
 
     def begin(self) -> Sequence[ResponseEvent]:
-        """The events that come before any text."""
         return (
             self._build_event("response.created", response=self._response),
             self._build_event("response.in_progress", response=self._response),
         )
 
     def feed(self, event: Event | Reply) -> Sequence[ResponseEvent]:
-        """The events of one of ours."""
         if text := self._tracker.track(event):
             return self._add_text(text)
         match event:
@@ -123,7 +121,6 @@ class ResponsesDialect(ReplyFormat):
                 return (self._build_event("treadle.activity", treadle=event),) if isinstance(event, Activity) else ()
 
     def complete_reply(self, reply: Reply) -> ResponseObject:
-        """A bare model's reply, whole."""
         cut = {"length": "max_output_tokens", "filter": "content_filter"}.get(reply.finish)
         return msgspec.structs.replace(
             self._response,
@@ -134,7 +131,6 @@ class ResponsesDialect(ReplyFormat):
         )
 
     def complete_run(self, ending: RunFinished, activity: Sequence[AnyFact]) -> ResponseObject:
-        """An agent's run, whole, with what its tools did in the extension field."""
         return msgspec.structs.replace(self._complete_run(ending, ending.answer), treadle=(*activity, ending))
 
     def _complete_run(self, ending: RunFinished, text: str) -> ResponseObject:

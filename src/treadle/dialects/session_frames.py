@@ -108,7 +108,6 @@ class SessionFramesDialect:
         self._tracker = EventTracker()
 
     def feed(self, event: events.Event) -> Sequence[Frame]:
-        """Return the frames of one event."""
         if text := self._tracker.track(event):
             return (DeltaFrame(text),)
         match event:
@@ -132,9 +131,7 @@ class SessionFramesDialect:
                 question_id = build_approval_id(self._session_id, event.call_id)
                 texts = tuple(question.text for question in event.questions)
                 return (InputRequestFrame(question_id, texts, event.expires_at, list_options(event)),)
-            case events.CallStarted() if (
-                self._tracker.calls[event.call_id].starts == 1
-            ):  # a repeated start is not sent again
+            case events.CallStarted() if self._tracker.calls[event.call_id].starts == 1:  # a repeated start is not sent
                 return (ToolStartFrame(event.tool, event.arguments, event.safety, event.call_id),)
             case events.CallFinished():
                 return self._finish_call(event)

@@ -404,9 +404,7 @@ class AnthropicReader(ReplyReader[_Event]):
                             self._refusal = [event.delta.stop_details.explanation]
                 case "message_stop":
                     self.is_done = True
-                case "error":
-                    raise ReportedFailure(event.error)
-                case _ if event.error:  # the form of a proxy's own errors
+                case _ if event.type == "error" or event.error:  # a proxy's own errors have no type
                     raise ReportedFailure(event.error)
                 case _:
                     pass

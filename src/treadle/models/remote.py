@@ -101,7 +101,6 @@ class RemoteModel:
         return self._window
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        """The reply to `request`, as it comes."""
         if self._probe is not None:
             await self.fetch_window()
         wire = self._wire

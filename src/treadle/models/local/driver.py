@@ -66,12 +66,8 @@ def build_options(request: Request, *, temperature: float, tokens: int) -> dict[
         "temperature": temperature if sampling.temperature is None else sampling.temperature,
         "n_predict": tokens if request.max_tokens is None else request.max_tokens,
     }
-    if sampling.top_p is not None:
-        options["top_p"] = sampling.top_p
-    if sampling.seed is not None:
-        options["seed"] = sampling.seed
-    if sampling.stop:
-        options["stop"] = list(sampling.stop)
+    more: dict[str, Json] = {"top_p": sampling.top_p, "seed": sampling.seed, "stop": list(sampling.stop) or None}
+    options |= {name: value for name, value in more.items() if value is not None}
     if request.output_schema is not None:
         options["grammar"] = gbnf.build_schema_grammar(request.output_schema)
     return options | sampling.extra

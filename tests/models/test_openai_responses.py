@@ -55,7 +55,7 @@ async def test_images_files_choice_schema_and_sampling_are_translated() -> None:
 
 
 def test_a_model_that_does_not_reason_is_not_asked_for_its_reasoning() -> None:
-    sent = json.loads(OpenAIResponses("openai", "gpt-4o", asks_encrypted_reasoning=False).build_body(ask("hi"), None))
+    sent = json.loads(OpenAIResponses("openai", "gpt-4o").build_body(ask("hi"), None))
     assert "include" not in sent
 
 

@@ -103,8 +103,7 @@ def _build_wire(protocol: ProtocolName, provider: str, model: str, quirks: Quirk
         case "responses":
             from treadle.models.openai_responses import OpenAIResponses
 
-            reasons = not model.startswith(("gpt-3", "gpt-4", "chatgpt"))
-            return OpenAIResponses(provider, model, info, asks_encrypted_reasoning=reasons)
+            return OpenAIResponses(provider, model, info)
         case "ollama":
             from treadle.models.ollama_chat import OllamaChat
 

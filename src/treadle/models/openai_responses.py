@@ -14,7 +14,6 @@ from msgspec import Raw, Struct
 from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart
 from treadle.models import reply_reader, wire_format
 from treadle.models.failures import ReportedFailure
-from treadle.models.model_info import UNKNOWN_MODEL, ModelInfo
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
 from treadle.models.strict_schema import is_strict
 from treadle.models.wire_format import ListFormat, ReportedUsage, encode, read_raw
@@ -32,18 +31,12 @@ class OpenAIResponses(ListFormat):
     least_output = 16
     carries_parts = False
 
-    def __init__(
-        self, provider: str, model: str, info: ModelInfo = UNKNOWN_MODEL, *, asks_encrypted_reasoning: bool = True
-    ) -> None:
-        super().__init__(provider, model, info)
-        self._asks_encrypted_reasoning = asks_encrypted_reasoning
-
     def open_reader(self, request: Request, sent: int) -> ResponsesReader:
         return ResponsesReader(self, sent)
 
     def _build_fields(self, request: Request, window: int | None) -> dict[str, Json]:
         fields: dict[str, Json] = {"model": self.model, "stream": True, "store": False}
-        if self._asks_encrypted_reasoning:
+        if not self.model.startswith(("gpt-3", "gpt-4", "chatgpt")):  # those models have no reasoning
             fields["include"] = ["reasoning.encrypted_content"]
         if request.system.strip():
             fields["instructions"] = request.system

@@ -27,6 +27,7 @@ from treadle.server.streams import (
     DialectWriter,
     EventStream,
     StreamedResponse,
+    encode_frames,
     parse_position,
 )
 
@@ -117,8 +118,12 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
 
 async def _stream(service: Service, run: Run) -> EventStream:
     dialect = await _build_dialect(service, run.session_id)
-    write = DialectWriter(dialect, named=True)
-    return EventStream(service.streams, run, write, at_shutdown=lambda: write.encode_frames(dialect.end_for_shutdown()))
+    return EventStream(
+        service.streams,
+        run,
+        DialectWriter(dialect, name_field="event"),
+        at_shutdown=lambda: encode_frames(dialect.end_for_shutdown(), name_field="event"),
+    )
 
 
 async def _build_dialect(service: Service, session_id: str) -> LoopDialect:
@@ -221,7 +226,7 @@ async def stream_agent_session(
     """Stream one session's loop events after `after` or Last-Event-ID, then live."""
     start = await service.limit_position(session_id, parse_position(last_event_id, after))
     session = await service.runtime.open(session_id)
-    write = DialectWriter(LoopDialect(), start, named=True)
+    write = DialectWriter(LoopDialect(), start, "event")
     return EventStream(service.streams, session.watch(), write)
 
 

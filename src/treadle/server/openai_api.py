@@ -32,7 +32,7 @@ from treadle.models.base import Embedder, Model, ModelEvent
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_error_body, build_field_error, build_refusal
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token
-from treadle.server.streams import EventStream, StreamedResponse, describe_content
+from treadle.server.streams import EventStream, StreamedResponse, describe_content, encode_frames
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 AGENT_PREFIX = "agent:"
@@ -230,12 +230,7 @@ class ReplyWriter:
     def __call__(self, event: Event | Reply) -> bytes:
         frames = [*self._beginning, *self._dialect.feed(event)]
         self._beginning.clear()
-        lines: list[bytes] = []
-        for frame in frames:
-            if kind := str(getattr(frame, "type", "")):
-                lines.append(b"event: %b\n" % kind.encode())
-            lines.append(b"data: %b\n\n" % encode_frame(frame))
-        return b"".join(lines)
+        return encode_frames(frames, name_field="type")
 
     async def relay(self, events: AsyncGenerator[ModelEvent]) -> AsyncGenerator[bytes]:
         """Write all events of a model, and the end."""

@@ -125,9 +125,8 @@ async def stream_events(
         case _:
             dialect = SessionFramesDialect(session_id)
     if query.follow:
-        return EventStream(
-            service.streams, session.watch(), DialectWriter(dialect, after, named=query.dialect == "loop")
-        )
+        write = DialectWriter(dialect, after, "event" if query.dialect == "loop" else "")
+        return EventStream(service.streams, session.watch(), write)
     translated = [(fact.seq, dialect.feed(fact)) for fact in await session.facts()]
     return _build_array([frame for seq, frames in translated if seq > after for frame in frames])
 

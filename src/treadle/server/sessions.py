@@ -21,7 +21,7 @@ from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import FilePart, ImagePart, Part, TextPart, render_parts
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer, filter_preapproved
-from treadle.server.streams import SSE_RESPONSES, DialectWriter, EventStream
+from treadle.server.streams import SSE_RESPONSES, DialectWriter, EventStream, encode_frames
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 MAX_TURNS = 200
@@ -88,12 +88,6 @@ class NewSession(StrictBody):
     limits: LimitsBody | None = None
     approve: list[Name] = Field(default_factory=list, max_length=200)
     forbid: list[Name] = Field(default_factory=list, max_length=200)
-
-    def build_grant(self) -> Grant | None:
-        """The grant of the request. The stricter of it and the operator's grant decides."""
-        if not self.approve and not self.forbid:
-            return None
-        return Grant(tier="full", approve=tuple(self.approve), forbid=tuple(self.forbid))
 
 
 class ChangeSession(StrictBody):
@@ -274,12 +268,13 @@ async def create_session(service: CurrentService, token: Sender, body: NewSessio
     configured = SessionConfigured(
         model=body.model, limits=limits, approve=filter_preapproved(token, body.approve), by=token.name
     )
+    grant = Grant(tier="full", approve=tuple(body.approve), forbid=tuple(body.forbid))
     session = await service.create_session(
         token,
         agent=body.agent,
         name=body.name,
         workspace=body.workspace,
-        grant=body.build_grant(),
+        grant=grant if body.approve or body.forbid else None,
         configured=configured if configured != SessionConfigured(by=token.name) else None,
     )
     return SessionView.from_info(await service.runtime.log.get_info(session.id))
@@ -384,10 +379,9 @@ async def stream_message(
     """Send a message and stream the run as server-sent events, up to `done`."""
     session, message = await _post(service, token, session_id, body, key)
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
-    write = DialectWriter(dialect)
     return EventStream(
         service.streams,
         session.follow(message),
-        write,
-        at_shutdown=lambda: write.encode_frames([ErrorFrame(RUN_CONTINUES_LATER)]),
+        DialectWriter(dialect),
+        at_shutdown=lambda: encode_frames([ErrorFrame(RUN_CONTINUES_LATER)]),
     )

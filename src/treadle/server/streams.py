@@ -69,27 +69,28 @@ def parse_position(last_event_id: str, after: int = 0) -> int:
 class DialectWriter:
     """Writes events in a dialect. Events up to `after` are fed to the dialect but not sent: the client has them."""
 
-    def __init__(self, dialect: Dialect, after: int = 0, *, named: bool = False) -> None:
-        self._dialect, self._after, self._named = dialect, after, named
+    def __init__(self, dialect: Dialect, after: int = 0, name_field: str = "") -> None:
+        self._dialect, self._after, self._name_field = dialect, after, name_field
 
     def __call__(self, event: Event) -> bytes:
         frames = self._dialect.feed(event)
         seq = 0 if isinstance(event, Delta) else event.seq
         if not frames or 0 < seq <= self._after:
             return b""
-        return self.encode_frames(frames, seq)
+        return encode_frames(frames, seq, self._name_field)
 
-    def encode_frames(self, frames: Sequence[Struct], seq: int = 0) -> bytes:
-        """Encode the frames of one fact. `seq` is the fact's position."""
-        lines: list[bytes] = []
-        last = len(frames) - 1
-        for place, frame in enumerate(frames):
-            if seq and place == last:  # a client that is cut off between two frames gets both again
-                lines.append(b"id: %d\n" % seq)
-            if self._named:
-                lines.append(b"event: %b\n" % str(getattr(frame, "event", "message")).encode())
-            lines.append(b"data: %b\n\n" % encode_frame(frame))
-        return b"".join(lines)
+
+def encode_frames(frames: Sequence[Struct], seq: int = 0, name_field: str = "") -> bytes:
+    """Encode the frames of one fact. `seq` is the fact's position. `name_field` is the field that names a frame."""
+    lines: list[bytes] = []
+    last = len(frames) - 1
+    for place, frame in enumerate(frames):
+        if seq and place == last:  # a client that is cut off between two frames gets both again
+            lines.append(b"id: %d\n" % seq)
+        if name_field and (name := getattr(frame, name_field, "")):
+            lines.append(b"event: %b\n" % name.encode())
+        lines.append(b"data: %b\n\n" % encode_frame(frame))
+    return b"".join(lines)
 
 
 class OpenConnection(Protocol):

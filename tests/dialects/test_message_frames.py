@@ -60,12 +60,6 @@ async def test_a_page_shows_the_messages_and_results_of_the_log_and_leaves_none_
     assert assistant == ["second"] if scenario is recordings.a_regenerated_answer else set(replies) <= set(assistant)
 
 
-async def test_a_regeneration_deletes_the_first_answer() -> None:
-    frames = write(await recordings.a_regenerated_answer())
-    (deleted,) = [frame for frame in frames if frame["type"] == "messages_deleted"]
-    assert len(deleted["message_ids"]) == 1
-
-
 async def test_the_text_of_a_failed_attempt_is_deleted_before_the_next() -> None:
     frames = write(await recordings.a_failure_and_a_retry())
     kinds = [frame["type"] for frame in frames if frame["type"] in ("messages_deleted", "error", "message_started")]

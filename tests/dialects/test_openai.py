@@ -118,25 +118,33 @@ def test_a_schema_for_the_answer_is_read_from_both_formats() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("build", "fields", "named"),
     [
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "tool", "tool_call_id": "zz", "content": "x"}]}, "tool_call_id"),
-        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "smell"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///x"}]}]}, "image_url"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:a,%"}]}]}, "base64"),
-        ({"n": 2}, "n"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"tool_choice": "perhaps"}, "tool_choice"),
-        ({"tool_choice": {"function": {"name": "fly"}}}, "tool_choice"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (chat, {"messages": []}, "messages"),
+        (chat, {"messages": [{"role": "system", "content": "x"}]}, "messages"),
+        (chat, {"messages": [{"role": "tool", "tool_call_id": "zz", "content": "x"}]}, "tool_call_id"),
+        (chat, {"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "smell"),
+        (
+            chat,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///x"}]}]},
+            "image_url",
+        ),
+        (chat, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:a,%"}]}]}, "base64"),
+        (chat, {"n": 2}, "n"),
+        (chat, {"max_tokens": -1}, "max_tokens"),
+        (chat, {"tool_choice": "perhaps"}, "tool_choice"),
+        (chat, {"tool_choice": {"function": {"name": "fly"}}}, "tool_choice"),
+        (chat, {"response_format": {"type": "xml"}}, "response_format"),
+        (chat, {"response_format": {"type": "json_schema"}}, "response_format"),
+        (responses, {"previous_response_id": "resp_1"}, "previous_response_id"),
+        (responses, {"tools": [{"type": "web_search"}]}, "web_search"),
+        (responses, {"input": [{"type": "computer_call"}]}, "computer_call"),
+        (responses, {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "call_id"),
     ],
 )
-def test_a_field_that_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+def test_a_field_that_cannot_be_honoured_is_refused_by_name(build: Any, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(BadInput, match=named):
-        chat(**fields)
+        build(**fields)
 
 
 def test_the_items_of_responses_are_read_as_one_conversation() -> None:
@@ -154,20 +162,6 @@ def test_the_items_of_responses_are_read_as_one_conversation() -> None:
     assert request.system == "be brief"
     assert request.messages[1] == ModelMessage("let me see", (Call("c1", "add", "{}"),))
     assert request.messages[2] == ResultMessage("c1", "add", "2")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"previous_response_id": "resp_1"},
-        {"tools": [{"type": "web_search"}]},
-        {"input": [{"type": "computer_call"}]},
-        {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
-    ],
-)
-def test_an_unsupported_responses_field_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(BadInput):
-        responses(**fields)
 
 
 def test_an_agent_gets_the_earlier_messages() -> None:

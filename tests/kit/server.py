@@ -42,13 +42,11 @@ class Client:
     async def __aenter__(self) -> "Client":
         timeout, connector = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE), aiohttp.TCPConnector(limit=0)
         self.http = aiohttp.ClientSession(self.base, headers=self.headers, timeout=timeout, connector=connector)
+        self.request = self.http.request
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.close()
-
-    def request(self, method: str, path: str, **options: Any) -> Any:
-        return self.http.request(method, path, **options)
 
     def socket(self, path: str, **options: Any) -> Any:
         """A WebSocket of the `websockets` package."""
@@ -64,9 +62,7 @@ class Client:
 
     async def json(self, method: str, path: str, body: Any = None, status: int = 200, **options: Any) -> Any:
         """The JSON of an answer that has the expected status."""
-        if body is not None:
-            options["json"] = body
-        async with self.request(method, path, **options) as answer:
+        async with self.request(method, path, json=body, **options) as answer:
             text = await answer.text()
             assert answer.status == status, f"{method} {path}: {answer.status} {text}"
             return json.loads(text) if text else None
@@ -81,9 +77,7 @@ class Client:
     async def stream(self, path: str, body: Any = None, **options: Any) -> AsyncIterator[AsyncIterator["SentEvent"]]:
         """The server-sent events of a response."""
         method = "GET" if body is None else "POST"
-        if body is not None:
-            options["json"] = body
-        async with self.request(method, path, **options) as answer:
+        async with self.request(method, path, json=body, **options) as answer:
             assert answer.status == 200, f"{method} {path}: {answer.status} {await answer.text()}"
             assert answer.headers["content-type"].startswith("text/event-stream")
             yield read_events(answer.content)

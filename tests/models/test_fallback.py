@@ -65,18 +65,14 @@ async def test_leaving_early_and_closing_reach_the_models() -> None:
         await model.close()
 
 
-def test_one_model_is_returned_itself_and_none_is_refused() -> None:
-    model = chat_model("http://127.0.0.1:9")
-    assert fallback(model) is model
-    with pytest.raises(BadInput):
-        fallback()
-
-
-def test_names_are_looked_up_and_unknown_ones_refused_at_once() -> None:
+def test_names_are_looked_up_one_model_is_returned_itself_and_none_or_an_unknown_one_is_refused() -> None:
     model = fallback("ollama:one", "llamacpp:two")
     assert isinstance(model, Fallback) and model.name == "ollama:one"
+    assert fallback(model) is model
     with pytest.raises(NotFound, match="no model 'lama:two'"):
         fallback("ollama:one", "lama:two")
+    with pytest.raises(BadInput):
+        fallback()
 
 
 def test_the_window_is_the_smallest() -> None:

@@ -101,10 +101,13 @@ async def test_a_model_is_loaded_and_unloaded() -> None:
         assert (await client.json("POST", "/v1/models/load", {"model": "loading"}))["loaded"] and model.loaded == 1
         assert not (await client.json("POST", "/v1/models/unload", {"model": "loading"}))["loaded"]
         assert model.loaded == 0
+        problems = (await client.json("GET", "/ready", status=503))["problems"]
+        assert problems == {"model loading": "is not loaded"}
         await client.problem("POST", f"/v1/sessions/{session_id}/messages", {"content": "x"}, 503)
         body = {"model": "loading", "messages": [{"role": "user", "content": "x"}]}
         await client.problem("POST", "/v1/chat/completions", body, 503)
         await client.json("POST", "/v1/models/load", {"model": "loading"})
+        assert (await client.json("GET", "/ready"))["ready"]
         assert (await client.send(session_id, "x"))["reply"] == "hi"
         await client.problem("POST", "/v1/models/load", {"model": "local:/etc/passwd"}, 404)
 
@@ -118,16 +121,10 @@ async def test_a_model_that_is_not_available_is_listed_as_not_loaded(monkeypatch
 
 
 async def test_health_is_always_there_and_readiness_says_what_is_missing() -> None:
-    agent, _ = build_agent()
-    lost = Agent(resolve_model("m", base_url="http://127.0.0.1:9/v1"), name="lost")
-    async with serve_agents(agent) as client:
+    async with serve_script() as client:
         assert await client.json("GET", "/health") == {"status": "ok"}
         assert await client.json("GET", "/ready") == {"ready": True, "problems": {}}
-        await client.json("POST", "/v1/models/unload", {"model": "scripted"})
-        problems = (await client.json("GET", "/ready", status=503))["problems"]
-        assert problems == {"model scripted": "is not loaded"}
-        await client.json("POST", "/v1/models/load", {"model": "scripted"})
-        assert (await client.json("GET", "/ready"))["ready"]
+    lost = Agent(resolve_model("m", base_url="http://127.0.0.1:9/v1"), name="lost")
     async with serve_agents(lost) as client:
         problems = (await client.json("GET", "/ready", status=503))["problems"]
         assert problems == {"model m": "cannot be reached"}

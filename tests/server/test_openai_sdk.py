@@ -158,8 +158,6 @@ async def test_failures_are_errors_that_the_client_library_knows() -> None:
         with pytest.raises(openai.APIStatusError) as failed:
             await chat(client, stream=True)
         assert failed.value.status_code == 502
-        with pytest.raises(openai.UnprocessableEntityError):
-            await chat(client, model="agent:agent", tools=TOOLS)
         problem = await plain.problem("POST", "/v1/chat/completions", {"model": "scripted", "messages": 1}, 422)
         assert (problem["param"], problem["message"][:10]) == ("messages", "messages: ")
         problem = await plain.problem("POST", "/v1/chat/completions", {"model": "x", "messages": [{}]}, 422)
@@ -168,11 +166,19 @@ async def test_failures_are_errors_that_the_client_library_knows() -> None:
         assert problem["message"].startswith("the body: ")
 
 
-async def test_a_request_that_an_agent_cannot_answer_creates_no_session() -> None:
+async def test_a_request_that_an_agent_cannot_answer_is_refused_and_creates_no_session() -> None:
+    form: Any = {"type": "json_object"}
     async with open_sdk() as (client, plain):
         for messages in ([*ASKED, {"role": "assistant", "content": "yes"}], [*ASKED, {"role": "user", "content": " "}]):
             with pytest.raises(openai.BadRequestError):
                 await chat(client, model="agent:agent", messages=messages)  # type: ignore[arg-type]
+        for options in ({"response_format": form}, {"tools": TOOLS}):
+            with pytest.raises(openai.UnprocessableEntityError) as refused:
+                await chat(client, model="agent:agent", **options)
+            assert refused.value.param in options
+        await plain.problem(
+            "POST", "/v1/responses", {"model": "agent:agent", "input": "hi", "text": {"format": form}}, 422
+        )
         assert (await plain.json("GET", "/v1/sessions"))["sessions"] == []
 
 
@@ -191,16 +197,6 @@ async def test_null_fields_count_as_missing() -> None:
             assert answer.choices[0].message.content == "hello"
         await plain.json("POST", "/v1/completions", {"model": "scripted", "prompt": "hi", "session_id": None})
         await plain.json("POST", "/v1/responses", {"model": "scripted", "input": "hi", "session_id": None})
-
-
-async def test_an_agent_refuses_a_response_schema() -> None:
-    form: Any = {"type": "json_object"}
-    async with open_sdk() as (client, plain):
-        with pytest.raises(openai.UnprocessableEntityError) as refused:
-            await chat(client, model="agent:agent", response_format=form)
-        assert refused.value.param == "response_format"
-        wanted = {"model": "agent:agent", "input": "hi", "text": {"format": form}}
-        await plain.problem("POST", "/v1/responses", wanted, 422)
 
 
 async def test_a_failure_in_the_middle_of_a_stream_is_sent_in_the_stream() -> None:
@@ -277,15 +273,12 @@ async def test_comments_keep_a_silent_models_stream_alive_and_a_late_failure_is_
     model = SlowModel("hello", ModelError("gone", kind="network"))
     body = {"model": "default", "stream": True, "messages": ASKED, "input": "hi", "prompt": "hi"}
     async with serve_agents(Agent(model), keep_alive=0.05) as client:
-        async with client.stream(f"/v1/{path}", body) as events:
-            assert (await anext(events)).comment == "ping"
-            model.free.set()
-            assert "hello" in "".join([one.text async for one in events])
-        model.free.clear()
-        async with client.stream(f"/v1/{path}", body) as events:
-            assert (await anext(events)).comment == "ping"
-            model.free.set()
-            assert '"gone"' in "".join([one.text async for one in events])
+        for wanted in ("hello", '"gone"'):
+            model.free.clear()
+            async with client.stream(f"/v1/{path}", body) as events:
+                assert (await anext(events)).comment == "ping"
+                model.free.set()
+                assert wanted in "".join([one.text async for one in events])
 
 
 async def test_a_client_that_leaves_ends_a_bare_models_reply() -> None:

@@ -21,16 +21,6 @@ async def test_a_message_is_answered_when_the_answer_is_stored() -> None:
         assert (await client.facts(session_id))[-1]["type"] == "run_finished"
 
 
-async def test_a_streamed_message_ends_in_done() -> None:
-    async with serve_script(call("note", text="x"), "noted") as client:
-        session_id = await client.session()
-        async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "go"}) as events:
-            frames = await read_until(events, type="done")
-            assert [one async for one in events] == []
-        kinds = [frame["type"] for frame in frames]
-        assert kinds == ["iteration", "tool_start", "tool_end", "iteration", "delta", "done"]
-
-
 async def test_sessions_are_created_listed_renamed_shown_and_deleted() -> None:
     async with serve_script("hello") as client:
         first, second = await client.session(name="First"), await client.session()
@@ -134,14 +124,18 @@ async def test_an_approval_is_waited_for_and_answered_from_elsewhere_with_its_ow
         assert await client.json("GET", "/v1/approvals") == []
 
 
-async def test_a_denial_reaches_the_model_and_the_run_continues() -> None:
-    async with serve_script(call("drop", table="users"), "as you like") as client:
+async def test_a_denial_reaches_the_model_and_the_streamed_run_ends_in_done() -> None:
+    script = [call("note", text="x"), call("drop", table="users"), "as you like"]
+    async with serve_script(*script) as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "drop"}) as events:
-            (*_, asked) = await read_until(events, type="approval_request")
+            (*_, asked) = frames = await read_until(events, type="approval_request")
             await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": False})
-            frames = await read_until(events, type="done")
-        assert frames[0]["type"] == "tool_rejected" and frames[-1]["reply"] == "as you like" and not client.tables.done
+            frames += await read_until(events, type="done")
+            assert [one async for one in events] == []
+        kinds = ["iteration", "tool_start", "tool_end", "iteration", "approval_request", "tool_rejected"]
+        assert [frame["type"] for frame in frames] == [*kinds, "iteration", "delta", "done"]
+        assert frames[-1]["reply"] == "as you like" and client.tables.done == ["x"]
 
 
 async def test_two_clients_answer_one_approval_and_one_of_them_wins() -> None:

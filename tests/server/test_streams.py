@@ -123,22 +123,17 @@ async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
             assert [(await anext(events)).comment for _ in range(2)] == ["ping", "ping"]
 
 
-async def test_streams_get_a_comment_at_shutdown() -> None:
-    async with serve_script() as client:
+async def test_streams_get_a_comment_and_sockets_a_code_at_shutdown() -> None:
+    async with serve_script() as client, client.open_socket() as one, client.open_socket("/v1/ws") as other:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/events") as events:
             assert (await anext(events)).data["type"] == "session_created"
             client.app.state.service.drain()
             assert "shutting down" in [one async for one in events][-1].comment
+        for socket in (one, other):
+            await socket.check_closed(1012)
         problem = await client.problem("POST", f"/v1/sessions/{session_id}/messages", {"content": "x"}, 503)
         assert problem["type"] == "shutting_down"
-
-
-async def test_a_waiting_request_is_answered_at_shutdown() -> None:
-    async with serve_script(call("wait"), "done") as client:
-        _, sending, _ = await client.start_run("call_started")
-        client.app.state.service.drain()
-        assert (await sending)["outcome"]["reason"] == "shutting_down"
 
 
 class ChoosingModel(ScriptedModel):
@@ -164,10 +159,11 @@ async def test_a_request_that_starts_during_shutdown_does_not_wait_forever() -> 
         assert (await sending)["outcome"]["reason"] == "shutting_down"
 
 
-async def test_a_streaming_client_learns_at_shutdown_that_the_run_continues_later() -> None:
-    async with serve_script(call("wait"), call("wait"), call("wait")) as client:
+async def test_every_client_learns_at_shutdown_that_the_run_continues_later() -> None:
+    async with serve_script(*[call("wait")] * 4) as client:
         body = {"model": "agent:agent", "messages": [{"role": "user", "content": "go"}]}
         asking = asyncio.create_task(client.problem("POST", "/v1/chat/completions", body, 503))
+        sending = asyncio.create_task(client.send(await client.session(), "go"))
         path = f"/v1/sessions/{await client.session()}/messages/stream"
         async with (
             client.stream(path, {"content": "go"}) as frames,
@@ -176,13 +172,14 @@ async def test_a_streaming_client_learns_at_shutdown_that_the_run_continues_late
             await read_until(frames, type="tool_start")
             await anext(chunks)
             async with asyncio.timeout(PATIENCE):
-                while client.held.starts < 3:  # noqa: ASYNC110
+                while client.held.starts < 4:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             client.app.state.service.drain()
             assert "goes on" in (await read_until(frames, type="error"))[-1]["message"]
             rest = [one.data async for one in chunks if one.data]
             assert rest[-1]["error"]["type"] == "shutting_down"
         assert "goes on" in (await asking)["message"]
+        assert (await sending)["outcome"]["reason"] == "shutting_down"
         client.held.free.set()
 
 

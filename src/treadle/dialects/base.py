@@ -108,30 +108,24 @@ class EventTracker:
             case events.ModelFailed():
                 self._fragments.clear()
             case events.ModelReplied():
-                return self._take_reply(event)
+                self.calls = {call.id: TrackedCall(call.arguments) for call in event.calls}
+                self.tools_called += [call.tool for call in event.calls]
+                self.output_tokens += event.usage.output_tokens
+                seen = self.text
+                self._fragments.clear()
+                return event.text[len(seen) :] if event.text.startswith(seen) else ""
             case events.ApprovalRequested() | events.InputRequested():
                 self.open_questions.add(event.call_id)
                 if isinstance(event, events.ApprovalRequested):
-                    self._get_call(event.call_id).safety = event.safety
+                    self.calls.setdefault(event.call_id, TrackedCall()).safety = event.safety
             case events.ApprovalAnswered() | events.InputAnswered() | events.CallFinished():
                 self.open_questions.discard(event.call_id)
             case events.CallStarted():
-                self._get_call(event.call_id).starts += 1
+                self.calls.setdefault(event.call_id, TrackedCall()).starts += 1
                 self.calls_started += event.attempt == 1
             case _:
                 pass
         return ""
-
-    def _take_reply(self, fact: events.ModelReplied) -> str:
-        self.calls = {call.id: TrackedCall(call.arguments) for call in fact.calls}
-        self.tools_called += [call.tool for call in fact.calls]
-        self.output_tokens += fact.usage.output_tokens
-        seen = self.text
-        self._fragments.clear()
-        return fact.text[len(seen) :] if fact.text.startswith(seen) else ""
-
-    def _get_call(self, call_id: str) -> TrackedCall:
-        return self.calls.setdefault(call_id, TrackedCall())
 
 
 def encode_frame(frame: Struct) -> bytes:

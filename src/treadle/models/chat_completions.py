@@ -263,7 +263,6 @@ class ChatReader(ReplyReader[_Chunk]):
         return ""
 
     def _add_call_piece(self, piece: CallPiece) -> PendingCall:
-        """Add a piece to its call."""
         function = piece.function or _NO_FUNCTION
         call_id = str(piece.id or "")  # some servers count instead of naming
         call = self._find_call(piece.index, call_id, function)

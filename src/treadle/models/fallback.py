@@ -51,7 +51,9 @@ class Fallback:
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         last: ModelError | None = None
-        for place in self._list_ready():
+        now = self._clock()
+        ready = [place for place, paused_until in enumerate(self._paused_until) if paused_until <= now]
+        for place in ready or range(len(self._models)):  # all of them, where all are paused
             has_begun = False
             try:
                 async with aclosing(self._models[place].stream(request)) as events:
@@ -70,12 +72,6 @@ class Fallback:
     async def close(self) -> None:
         for model in self._models:
             await model.close()
-
-    def _list_ready(self) -> list[int]:
-        """The models that are not paused, or all of them when all are."""
-        now = self._clock()
-        ready = [place for place in range(len(self._models)) if self._paused_until[place] <= now]
-        return ready or list(range(len(self._models)))
 
     def _note_failure(self, place: int, error: ModelError) -> bool:
         """Count a failure of a model. Returns whether the next model takes over, instead of a retry."""

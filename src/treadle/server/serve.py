@@ -104,7 +104,8 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and self._on_started is not None and sockets:
-            self._on_started(format_address(sockets[0]))
+            host, port = sockets[0].getsockname()[:2]
+            self._on_started(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:  # the log is complete at any instant, so an abrupt end loses nothing
@@ -112,13 +113,6 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._app.state.service.drain)
-
-
-def format_address(listening: socket.socket) -> str:
-    """The address of a listening socket."""
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
 
 
 def is_loopback(host: str) -> bool:

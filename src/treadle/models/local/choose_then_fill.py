@@ -64,7 +64,6 @@ class ChooseThenFill(Driver):
         self._choosers: dict[str, ToolChooser] = {}
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        """The next call, or the answer."""
         conversation = split_conversation(request.messages)
         plan = await self._plan(() if request.tool_choice == "none" else request.tools, conversation)
         if request.tool_choice == "required" and not plan.next_tool and not conversation.finished_calls:

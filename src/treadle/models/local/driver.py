@@ -29,7 +29,6 @@ class Driver(ABC):
     def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]: ...
 
     def _build_call(self, tool: str, arguments: str, usage: Usage) -> tuple[CallDelta, Reply]:
-        """A delta and a reply with one call."""
         call = Call(new_call_id(), tool, arguments)
         reply = Reply(calls=(call,), finish="calls", usage=usage, model=self._name)
         return CallDelta(index=0, tool=tool, arguments=arguments), reply

@@ -41,7 +41,6 @@ class JsonTools(Driver):
         self._chat = chat
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        """One call, or the answer."""
         prompt = await self._chat.render(
             [*build_instructions(request.system, request.tools), *build_json_turns(request.messages)]
         )

@@ -30,7 +30,6 @@ class NativeTools(Driver):
         self._json_tools = json_tools
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        """Text, reasoning and calls as the model writes them."""
         if request.tools and request.output_schema is not None:
             # The engine takes either tools or a grammar. The other driver can do both.
             async with aclosing(self._json_tools.stream(request)) as events:

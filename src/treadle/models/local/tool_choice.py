@@ -115,7 +115,6 @@ class ToolChooser:
             self._lock.release()
 
     async def _calibrate(self, progress: Progress | None) -> Calibration:
-        """Fit the weights to the examples."""
         examples = [(request, label) for label in self._labels for request in self._examples[label]]
         odds: list[Vector] = []
         for done, (request, _) in enumerate(examples):

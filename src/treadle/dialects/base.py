@@ -25,7 +25,8 @@ FINISH_REASONS: dict[FinishReason, str] = {
 }
 Activity: TypeAlias = events.CallStarted | events.CallFinished | events.ApprovalRequested | events.InputRequested
 """What an agent's tools do. OpenAI's formats send it in the extension field `treadle`."""
-_encoder = msgspec.json.Encoder()
+encode_frame = msgspec.json.Encoder().encode
+"""Encodes a frame as JSON."""
 
 
 class Frame(Struct, frozen=True, omit_defaults=True, tag_field="type"):
@@ -126,11 +127,6 @@ class EventTracker:
             case _:
                 pass
         return ""
-
-
-def encode_frame(frame: Struct) -> bytes:
-    """Encode a frame as JSON."""
-    return _encoder.encode(frame)
 
 
 def shorten_output(output: str, max_chars: int = 500) -> str:

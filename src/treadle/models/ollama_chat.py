@@ -11,19 +11,10 @@ from typing import Any, ClassVar, cast
 from msgspec import Raw, Struct
 
 from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart, Usage
+from treadle.models import wire_format
 from treadle.models.failures import ReportedFailure
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, ReplyReader
-from treadle.models.wire_format import (
-    CallPiece,
-    FunctionPiece,
-    ListFormat,
-    describe_file,
-    describe_function,
-    encode,
-    encode_arguments,
-    estimate_tokens,
-    fit_tool_name,
-)
+from treadle.models.wire_format import CallPiece, FunctionPiece, ListFormat, encode, encode_arguments, fit_tool_name
 
 
 class OllamaChat(ListFormat):
@@ -68,7 +59,7 @@ class OllamaChat(ListFormat):
         if request.output_schema is not None and not tools:
             fields["format"] = request.output_schema
         if tools:
-            fields["tools"] = [describe_function(tool) for tool in tools]
+            fields["tools"] = [wire_format.describe_function(tool) for tool in tools]
         return fields
 
     def _write_user(self, parts: Sequence[Part]) -> bytes:
@@ -90,7 +81,7 @@ class OllamaChat(ListFormat):
             case ImagePart():
                 return {"text": f"[an image at {part.url}, which cannot be fetched from here]"}
             case FilePart():
-                return {"text": describe_file(part)}
+                return {"text": wire_format.describe_file(part)}
 
     def _write_reply(self, message: ModelMessage) -> bytes:
         fields: dict[str, Json] = {"role": "assistant", "content": message.text}
@@ -159,8 +150,8 @@ class OllamaReader(ReplyReader[_Line]):
         last = self._last
         has_count = last.eval_count is not None
         usage = Usage(
-            input_tokens=last.prompt_eval_count or estimate_tokens(self._sent),
-            output_tokens=last.eval_count or (0 if has_count else estimate_tokens(written)),
+            input_tokens=last.prompt_eval_count or wire_format.estimate_tokens(self._sent),
+            output_tokens=last.eval_count or (0 if has_count else wire_format.estimate_tokens(written)),
             estimated=not has_count or last.prompt_eval_count is None,
         )
         return self._wire.add_cost(usage)

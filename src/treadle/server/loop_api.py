@@ -16,20 +16,11 @@ from treadle.dialects.base import encode_frame
 from treadle.dialects.loop_events import LoopDialect, build_continuation_token
 from treadle.errors import BadInput, Conflict, NotFound
 from treadle.log.base import SessionQuery
+from treadle.server import streams
 from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, RunStatus, classify_run
 from treadle.server.service import Approver, CurrentService, LenientBody, Sender, Service, Viewer, filter_preapproved
 from treadle.server.session_control import CancelledView, ResolvedView
 from treadle.server.sessions import MAX_TURNS
-from treadle.server.streams import (
-    PING,
-    SHUTDOWN_COMMENT,
-    SSE_RESPONSES,
-    DialectWriter,
-    EventStream,
-    StreamedResponse,
-    encode_frames,
-    parse_position,
-)
 
 router = APIRouter(prefix="/api/agent", tags=["agent"])
 EMPTY_OBJECTIVE = "Objective must not be empty"
@@ -90,7 +81,7 @@ class AgentSessionPage(BaseModel):
     cursor: str = ""
 
 
-@router.post("/run", response_class=Response, responses=SSE_RESPONSES)
+@router.post("/run", response_class=Response, responses=streams.SSE_RESPONSES)
 async def run_objective(service: CurrentService, token: Sender, body: RunBody) -> Any:
     """Run an objective and stream the loop's thirteen events. The run goes on when the client leaves."""
     if not body.objective.strip():
@@ -116,13 +107,13 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
     return await _stream(service, session.follow(message))
 
 
-async def _stream(service: Service, run: Run) -> EventStream:
+async def _stream(service: Service, run: Run) -> streams.EventStream:
     dialect = await _build_dialect(service, run.session_id)
-    return EventStream(
+    return streams.EventStream(
         service.streams,
         run,
-        DialectWriter(dialect, name_field="event"),
-        at_shutdown=lambda: encode_frames(dialect.end_for_shutdown(), name_field="event"),
+        streams.DialectWriter(dialect, name_field="event"),
+        at_shutdown=lambda: streams.encode_frames(dialect.end_for_shutdown(), name_field="event"),
     )
 
 
@@ -146,7 +137,7 @@ async def approve_call(service: CurrentService, token: Approver, session_id: str
     return ResolvedView()
 
 
-@router.post("/{session_id}/continue", response_class=Response, responses=SSE_RESPONSES)
+@router.post("/{session_id}/continue", response_class=Response, responses=streams.SSE_RESPONSES)
 async def continue_run(
     service: CurrentService, token: Sender, session_id: str, body: ContinueBody | None = None
 ) -> Any:
@@ -197,10 +188,10 @@ async def list_agent_sessions(
             return AgentSessionPage(sessions=found, cursor=cursor)
 
 
-@router.get("/sessions/stream", response_class=Response, responses=SSE_RESPONSES)
+@router.get("/sessions/stream", response_class=Response, responses=streams.SSE_RESPONSES)
 async def stream_all_sessions(service: CurrentService, token: Viewer) -> Any:
     """Stream all sessions live: session_started, session_updated, agent_event and session_ended."""
-    return StreamedResponse(service.streams, _follow_all_sessions(service))
+    return streams.StreamedResponse(service.streams, _follow_all_sessions(service))
 
 
 @router.get("/sessions/{session_id}")
@@ -215,7 +206,7 @@ async def get_agent_session(service: CurrentService, token: Viewer, session_id: 
     return AgentSessionDetail(**line.model_dump(), recent_events=recent)
 
 
-@router.get("/sessions/{session_id}/stream", response_class=Response, responses=SSE_RESPONSES)
+@router.get("/sessions/{session_id}/stream", response_class=Response, responses=streams.SSE_RESPONSES)
 async def stream_agent_session(
     service: CurrentService,
     token: Viewer,
@@ -224,10 +215,10 @@ async def stream_agent_session(
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
     """Stream one session's loop events after `after` or Last-Event-ID, then live."""
-    start = await service.limit_position(session_id, parse_position(last_event_id, after))
+    start = await service.limit_position(session_id, streams.parse_position(last_event_id, after))
     session = await service.runtime.open(session_id)
-    write = DialectWriter(LoopDialect(), start, "event")
-    return EventStream(service.streams, session.watch(), write)
+    write = streams.DialectWriter(LoopDialect(), start, "event")
+    return streams.EventStream(service.streams, session.watch(), write)
 
 
 async def _follow_all_sessions(service: Service) -> AsyncGenerator[bytes]:
@@ -235,7 +226,7 @@ async def _follow_all_sessions(service: Service) -> AsyncGenerator[bytes]:
     with service.observer.subscribe() as subscription:
         if service.is_draining:
             subscription.close()
-        yield PING
+        yield streams.PING
         async for session_id, fact in subscription:
             if session_id not in dialects and not isinstance(fact, SILENT_FACTS):
                 dialects[session_id] = await _build_dialect(service, session_id)
@@ -245,7 +236,7 @@ async def _follow_all_sessions(service: Service) -> AsyncGenerator[bytes]:
                 message = f"{missed} events were dropped because they were not read fast enough"
                 message += "; GET /api/agent/sessions has all"
                 yield _encode_event("error", {"message": message, "recoverable": True})
-        yield SHUTDOWN_COMMENT
+        yield streams.SHUTDOWN_COMMENT
 
 
 def _encode_fact(dialects: dict[str, LoopDialect], session_id: str, fact: events.AnyFact) -> bytes:

@@ -15,16 +15,7 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.messages import Json, ToolSpec
-from treadle.models.local.request_text import (
-    COMMON,
-    PATH,
-    SUM,
-    extract_words,
-    find_numbers,
-    find_paths,
-    insert_result,
-    refers_back,
-)
+from treadle.models.local import request_text
 
 ValueKind = Literal["number", "path", "sum", "word", "span", "open"]
 
@@ -65,8 +56,8 @@ class ValueSources(Struct, frozen=True):
     @classmethod
     def collect(cls, clause: str, results: Sequence[str], earlier: Sequence[str]) -> ValueSources:
         """The sources for a clause. `results` are those so far, oldest first; `earlier` messages, newest first."""
-        refers = bool(results) and refers_back(clause)
-        clause = insert_result(clause, results[-1]) if results else clause
+        refers = bool(results) and request_text.refers_back(clause)
+        clause = request_text.insert_result(clause, results[-1]) if results else clause
         return cls(clause, tuple(reversed(results)), tuple(earlier), refers)
 
     def find_nearest(self, find: Callable[[str], list[str]]) -> list[str]:
@@ -98,10 +89,10 @@ def _describe_field(tool: ToolSpec, name: str, schema: Json, is_required: bool) 
         found: ValueKind = "path" if _PATH_HINT.search(hint) else "sum" if _SUM_HINT.search(hint) else "span"
         return ArgumentField(name, found, is_required, is_used=found == "path" and not tool.examples)
     values = [value for _, value in samples]
-    if all(SUM.fullmatch(value) for value in values):
+    if all(request_text.SUM.fullmatch(value) for value in values):
         joins = [join for value in values for join in re.split(r"[\d.]+", value) if join]
         return ArgumentField(name, "sum", is_required, joins=tuple(dict.fromkeys(joins)))
-    if all(PATH.fullmatch(value) for value in values):
+    if all(request_text.PATH.fullmatch(value) for value in values):
         return ArgumentField(name, "path", is_required)
     if not all(value.lower() in request.lower() for request, value in samples):
         return ArgumentField(name, "open", is_required)
@@ -126,17 +117,17 @@ def find_values(tool: ToolSpec, field: ArgumentField, sources: ValueSources) -> 
         case "open":
             return None
         case "number":
-            numbers = sources.find_nearest(find_numbers)
+            numbers = sources.find_nearest(request_text.find_numbers)
             found = list(dict.fromkeys(float(number) if "." in number else int(number) for number in numbers))
         case "path":
-            found = list(sources.find_nearest(find_paths))
+            found = list(sources.find_nearest(request_text.find_paths))
         case "sum":
             found = _find_sums(field.joins, sources)
         case "word":
-            known = set(extract_words(tool.description)) | COMMON
+            known = set(request_text.extract_words(tool.description)) | request_text.COMMON
             for request, arguments in tool.examples:
                 values = {str(value).lower() for value in arguments.values()}
-                known.update(word for word in extract_words(request) if word not in values)
+                known.update(word for word in request_text.extract_words(request) if word not in values)
             words = [word.strip(_EDGES) for word in sources.clause.split()]
             found = list(dict.fromkeys(word for word in words if word and word.lower() not in known))
         case "span":
@@ -158,11 +149,11 @@ def _fits_schema(schema: Json, value: Json) -> bool:
 
 
 def _find_sums(joins: Sequence[str], sources: ValueSources) -> list[Json]:
-    if written := SUM.search(sources.clause):
+    if written := request_text.SUM.search(sources.clause):
         return [written.group()]
-    terms = find_numbers(sources.clause)
+    terms = request_text.find_numbers(sources.clause)
     if len(terms) == 1 and sources.results:
-        terms = find_numbers(sources.results[0])[:1] + terms
+        terms = request_text.find_numbers(sources.results[0])[:1] + terms
     if not 2 <= len(terms) <= 6:
         return []
     orders = permutations(terms) if len(terms) == 2 else [terms]
@@ -207,7 +198,7 @@ def needs_only_named_file(tool: ToolSpec, sources: ValueSources) -> bool:
     This does not help a tool with examples: they have shown which requests are its own.
     """
     kinds = {field.kind for field in list_fields(tool) if field.is_required}
-    return not tool.examples and kinds == {"path"} and bool(find_paths(sources.clause))
+    return not tool.examples and kinds == {"path"} and bool(request_text.find_paths(sources.clause))
 
 
 def narrow_arguments(tool: ToolSpec, sources: ValueSources) -> tuple[dict[str, Json], dict[str, list[Json]]]:
@@ -216,7 +207,7 @@ def narrow_arguments(tool: ToolSpec, sources: ValueSources) -> tuple[dict[str, J
     values: dict[str, list[Json]] = {}
     kept: dict[str, Json] = {}
     fields = list_fields(tool)
-    paths = find_paths(sources.clause) if any(field.kind == "path" for field in fields) else []
+    paths = request_text.find_paths(sources.clause) if any(field.kind == "path" for field in fields) else []
     for field in fields:
         found = find_values(tool, field, sources if field.is_required else clause)
         if found and field.kind == "span":

@@ -50,24 +50,19 @@ class SdkReply(NamedTuple):
 
 
 async def read_chat_with_sdk(base_url: str) -> SdkReply:
-    text, finish, usage, calls = "", "", None, {}
-    async with AsyncOpenAI(base_url=base_url, api_key="sk-test", max_retries=0) as client:
-        async for chunk in await client.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "hi"}], stream=True, stream_options={"include_usage": True}
-        ):
-            usage = chunk.usage or usage
-            for choice in chunk.choices:
-                text += choice.delta.content or ""
-                finish = choice.finish_reason or finish
-                for call in choice.delta.tool_calls or ():
-                    known = calls.setdefault(call.index, ["", "", ""])
-                    assert call.function is not None
-                    known[0] += call.id or ""
-                    known[1] += call.function.name or ""
-                    known[2] += call.function.arguments or ""
+    prompt: list[Any] = [{"role": "user", "content": "hi"}]
+    async with (
+        AsyncOpenAI(base_url=base_url, api_key="sk-test", max_retries=0) as client,
+        client.chat.completions.stream(model="m", messages=prompt, stream_options={"include_usage": True}) as stream,
+    ):
+        await stream.until_done()
+        final = stream.current_completion_snapshot  # the final one refuses a reply that was cut off
+    choice, usage = final.choices[0], final.usage
+    made = choice.message.tool_calls or ()
+    calls = [(call.id, call.function.name, json.loads(call.function.arguments)) for call in made]
     assert usage is not None and usage.prompt_tokens_details is not None
     tokens = (usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details.cached_tokens or 0)
-    return SdkReply(text, None, [(i, name, json.loads(given)) for i, name, given in calls.values()], finish, tokens)
+    return SdkReply(choice.message.content or "", None, calls, choice.finish_reason, tokens)
 
 
 async def read_messages_with_sdk(base_url: str) -> SdkReply:
@@ -96,12 +91,12 @@ async def read_responses_with_sdk(base_url: str) -> SdkReply:
             if event.type in ("response.completed", "response.incomplete"):
                 final = event.response
     assert final is not None and final.usage is not None
-    calls = [(item.call_id, item.name, item.arguments) for item in final.output if item.type == "function_call"]
+    made = [item for item in final.output if item.type == "function_call"]
+    calls = [(call.call_id, call.name, json.loads(call.arguments)) for call in made]
     reasoning = "".join(part.text for item in final.output if item.type == "reasoning" for part in item.summary)
     usage = final.usage
     tokens = (usage.input_tokens, usage.output_tokens, usage.input_tokens_details.cached_tokens)
     finish = "tool_calls" if calls else (final.status or "")
-    calls = [(i, name, json.loads(given)) for i, name, given in calls]
     return SdkReply(final.output_text, reasoning, calls, finish, tokens)
 
 

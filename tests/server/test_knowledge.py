@@ -86,12 +86,9 @@ async def serve_provider(folder: Path, settings: str) -> AsyncGenerator[tuple[Cl
     config.write_text(f"auto_name = false\n{settings}\n")
     place.env["XDG_CONFIG_HOME"] = str(folder / "config")
     async with Provider(reply_to) as fake:
-        real = ServerProcess(folder, str(fake.port), "fake")
-        try:
+        with ServerProcess(folder, str(fake.port), "fake") as real:
             async with Client(real.base, TOKEN) as client:
                 yield client, place
-        finally:
-            real.end()
 
 
 async def test_a_server_drafts_a_skill_and_uses_it_after_a_person_accepts_it(tmp_path: Path) -> None:

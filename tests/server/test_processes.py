@@ -142,7 +142,10 @@ class ServerProcess:
         self.process.stderr.close()
         return code
 
-    def end(self) -> None:
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
             self.wait()
@@ -150,8 +153,7 @@ class ServerProcess:
 
 async def test_a_signal_drains_the_server_and_the_next_server_continues(tmp_path: Path) -> None:
     with fake_model() as port:
-        real = ServerProcess(tmp_path, port, "steps-0-tok-100000-delay-10ms")
-        try:
+        with ServerProcess(tmp_path, port, "steps-0-tok-100000-delay-10ms") as real:
             assert "a-token-for-the-tests" not in real.said and "/login?ticket=" in real.said
             async with Client(real.base, "a-token-for-the-tests") as client:
                 session_id = await client.session()
@@ -163,10 +165,7 @@ async def test_a_signal_drains_the_server_and_the_next_server_continues(tmp_path
                 assert "shutting down" in comments[-1]
             real.process.send_signal(signal.SIGTERM)  # the turn would have minutes more to say
             assert real.wait() == 128 + signal.SIGTERM and "Traceback" not in real.said
-        finally:
-            real.end()
-        again = ServerProcess(tmp_path, port, "steps-0-tok-3-delay-1ms")
-        try:
+        with ServerProcess(tmp_path, port, "steps-0-tok-3-delay-1ms") as again:
             async with (
                 Client(again.base, "a-token-for-the-tests") as client,
                 client.stream(f"/v1/sessions/{session_id}/events") as events,
@@ -178,5 +177,3 @@ async def test_a_signal_drains_the_server_and_the_next_server_continues(tmp_path
             again.process.send_signal(signal.SIGTERM)
             assert again.wait() == 0 and "Traceback" not in again.said  # nothing runs: it waits for nothing
             assert "handshake" not in again.said  # a refused socket is no mistake of the server's
-        finally:
-            again.end()

@@ -35,18 +35,8 @@ STOP = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens", "filter
 
 def sign(body: dict[str, Any], before: list[dict[str, Any]], thinking: str) -> str:
     """Binds thinking to the model and to all that came before it, as the newer models do."""
-    bound = [body["model"], body.get("system"), body.get("tools"), before, thinking]
-    return hashlib.sha256(json.dumps(_drop_cache_marks(bound)).encode()).hexdigest()
-
-
-def _drop_cache_marks(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _drop_cache_marks(inner) for key, inner in value.items() if key != "cache_control"}
-        case list():
-            return [_drop_cache_marks(inner) for inner in value]
-        case _:
-            return value
+    bound = json.dumps([body["model"], body.get("system"), body.get("tools"), before, thinking])
+    return hashlib.sha256(bound.replace(', "cache_control": {"type": "ephemeral"}', "").encode()).hexdigest()
 
 
 class StrictAnthropic(Strict):

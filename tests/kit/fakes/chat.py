@@ -74,19 +74,13 @@ class StrictChat(Strict):
         out.append(chunk({}, finish))
         if (body.get("stream_options") or {}).get("include_usage"):
             used = reply.usage
-            out.append(
-                {
-                    **base,
-                    "choices": [],
-                    "usage": {
-                        "prompt_tokens": used.input_tokens or 11,
-                        "completion_tokens": used.output_tokens or 7,
-                        "total_tokens": (used.input_tokens or 11) + (used.output_tokens or 7),
-                        "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
-                        "completion_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
-                    },
-                }
-            )
+            counts = {"prompt_tokens": used.input_tokens or 11, "completion_tokens": used.output_tokens or 7}
+            details = {
+                "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
+                "completion_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
+            }
+            usage = {**counts, "total_tokens": sum(counts.values()), **details}
+            out.append({**base, "choices": [], "usage": usage})
         return events(*out, "[DONE]")
 
     def document(self, method: str, path: str) -> Any:

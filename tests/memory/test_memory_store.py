@@ -19,7 +19,7 @@ from treadle.memory.ranking import fuse_rankings, rank_by_similarity
 from treadle.messages import Call
 from treadle.secrets.detect import find_secret
 from treadle.testing import ScriptedModel, call
-from treadle.tools.remember import build_memory_tools
+from treadle.tools.remember import MEMORY_TOOLS
 
 store = either_store
 
@@ -31,7 +31,7 @@ def memories(store: Store) -> Memories:
 
 async def run_with_memory(log: Log, workspace: Path, *script: Any) -> FinishedRun:
     """Run a new session with the memory tools."""
-    agent, _ = build_agent(*script, tools=build_memory_tools())
+    agent, _ = build_agent(*script, tools=MEMORY_TOOLS)
     return await run_agent(agent, log=log, new=True, workspace=workspace)
 
 

@@ -104,12 +104,12 @@ class WorkspaceKnowledge:
 
     def _choose_tools(self, file: AgentFile, options: AgentOptions) -> list[Tool]:
         from treadle.tools.delegate import build_delegate_tool
-        from treadle.tools.remember import build_memory_tools
+        from treadle.tools.remember import MEMORY_TOOLS
         from treadle.tools.use_skill import build_skill_tool
 
         given = [tool if isinstance(tool, Tool) else build_tool(tool) for tool in options.tools]
         others = {agent.name: agent.description for agent in self.agents.values()}
-        own = [*build_memory_tools(), build_skill_tool(self.knowledge), build_delegate_tool(others)]
+        own = [*MEMORY_TOOLS, build_skill_tool(self.knowledge), build_delegate_tool(others)]
         names = {tool.name for tool in given}
         tools = [*given, *(tool for tool in own if tool.name not in names)]
         wanted = file.tools if file.tools is not None else ("*",)

@@ -74,6 +74,8 @@ WRONG_ARGUMENTS = {
         *((text, "do not fit") for text in ("", "nonsense", '{"question": 5}', '{"question": "x", "why": 1}')),
         *((text, "do not fit") for text in ("[" * 100_000, '"\ud800"')),
     ],
+    "todo": [('{"items": [{"text": "x", "status": "perhaps"}]}', "status")],
+    "read_output": [('{"artifact": "notes.txt"}', "artifact: String should match")],
     "read_file": [('{"file": "x"}', "The arguments of read_file do not fit")],
     "edit_file": [('{"path": "x"}', "The arguments of edit_file do not fit")],
     "apply_patch": [("{}", "The arguments of apply_patch do not fit")],

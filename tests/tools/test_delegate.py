@@ -152,7 +152,7 @@ async def test_five_at_once_one_broken_one_cancelled_one_over_its_limit_give_one
         if "broken" in task:
             return ModelError("the model died", kind="internal")
         if "endless" in task:
-            return call("look", page=turn)
+            return say("", call("look", page=turn), usage=Usage(100, 10, cost=0.5))
         return f"did {task}"
 
     @tool(safety="safe")
@@ -178,7 +178,7 @@ async def test_five_at_once_one_broken_one_cancelled_one_over_its_limit_give_one
     assert "the model died" in done["task broken"].output and "cancelled by somebody" in done["task cancel"].output
     assert "turn limit" in done["task endless"].output
     assert sorted(one.status for one in tree) == ["answered", "answered", "cancelled", "failed", "stopped"]
-    assert outcome.usage.cost == usage.cost == pytest.approx(sum(costs)) and sum(costs) >= 1.0
+    assert outcome.usage.cost == usage.cost == pytest.approx(sum(costs)) and sum(costs) > 1.0
     assert outcome.usage.output_tokens >= 20
 
 

@@ -26,12 +26,10 @@ async def step(context: ToolContext) -> str:
 
 async def test_a_note_of_one_call_is_there_for_the_next_also_after_a_restart(store: Store) -> None:
     for expected in ("at 1", "at 2"):
-        agent, model = build_agent(call("step"), "done", tools=[step])
-        async with agent.session(store.open(), name="walk") as session:
-            assert (await run_to_end(session)).answer == "done"
-            facts = await session.facts()
-        assert any(expected in message.text for message in model.requests[-1].messages if hasattr(message, "text"))
-    assert [fact.data for fact in facts if isinstance(fact, Custom)] == [1, 2]
+        agent, _ = build_agent(call("step"), "done", tools=[step])
+        done = await store.run_agent(agent, name="walk")
+        assert [result.text for result in done.messages.values()][-1] == expected
+    assert [fact.data for fact in done.select(Custom)] == [1, 2]
 
 
 async def test_old_contents_are_recorded_under_the_call_that_changes_them(store: Store) -> None:

@@ -11,7 +11,6 @@ import pytest
 from tests.kit.sessions import build_agent, read_finished_calls, select_events
 from tests.kit.shell import needs_bubblewrap
 from treadle.events import CallFinished, Grant, OutputDelta, serialize_event
-from treadle.log.sqlite import SqliteLog
 from treadle.testing import call
 from treadle.tools.builtin import build_default_tools
 
@@ -72,8 +71,7 @@ async def find_leaks(
         secrets=(CONFIGURED,),
     )
     found: list[str] = []
-    log = SqliteLog(store)
-    async with agent.session(log, workspace=options["workspace"]) as session:
+    async with agent.session(store, workspace=options["workspace"]) as session:
         async with session.run("go") as run:
             events = [event async for event in run]
         events += await session.facts()
@@ -81,7 +79,6 @@ async def find_leaks(
         live = "".join(event.text for event in select_events(events, OutputDelta)).encode()
         for written in (live, *map(serialize_event, events)):
             found += [str(written[:200]) for secret in secrets for form in list_spellings(secret) if form in written]
-    await log.close()
     assert len(done) == len(calls) and live
     for path in store.parent.glob(f"{store.name}*"):
         data = path.read_bytes()

@@ -90,9 +90,13 @@ async def find_engine_pid(model: LocalModel) -> int:
     return model._engine._child.process.pid
 
 
-async def test_loading_reports_progress_and_status(model: LocalModel, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_unloading_ends_the_process_and_loading_reports_progress_and_status(
+    model: LocalModel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pid = await find_engine_pid(model)
     model.unload()
-    assert model.status.state == "unloaded"
+    assert not Path(f"/proc/{pid}").exists()
+    assert (model.status.state, model.status.memory, model.window) == ("unloaded", 0, None)
     status = await model.load()
     assert (status.state, model.window) == ("ready", 8192)
     assert status.memory > 200_000_000
@@ -277,13 +281,6 @@ time.sleep(60)
     while is_alive(int(child)) or Path(folder).exists():
         assert time.monotonic() - given_up < PATIENCE
         time.sleep(0.02)
-
-
-async def test_unloading_ends_the_process_and_removes_its_folder(model: LocalModel) -> None:
-    pid = await find_engine_pid(model)
-    model.unload()
-    assert not Path(f"/proc/{pid}").exists()
-    assert (model.status.state, model.status.memory, model.window) == ("unloaded", 0, None)
 
 
 async def test_a_file_that_is_no_model_is_refused_with_its_name(model: LocalModel, tmp_path: Path) -> None:

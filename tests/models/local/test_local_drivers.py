@@ -63,7 +63,7 @@ async def drive_json(engine: LlamaEngine, request: Request) -> tuple[list[ModelE
 
 
 async def drive_native(engine: LlamaEngine, request: Request) -> tuple[list[ModelEvent], Reply]:
-    return await drive(NativeTools(engine, "n", JsonTools(engine, "local:x", ChatPrompt(engine, FACTS))), request)
+    return await drive(NativeTools(engine, "local:x", ChatPrompt(engine, FACTS)), request)
 
 
 def pieces(*words: str) -> str:

@@ -57,8 +57,7 @@ class ChooseThenFill(Driver):
     def __init__(
         self, engine: LlamaEngine, name: str, chat: ChatPrompt, cache: ModelCache, progress: Progress | None
     ) -> None:
-        super().__init__(engine, name)
-        self._chat = chat
+        super().__init__(engine, name, chat)
         self._cache = cache
         self._progress = progress
         self._choosers: dict[str, ToolChooser] = {}

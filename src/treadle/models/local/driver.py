@@ -11,6 +11,7 @@ from treadle.events import CallDelta, TextDelta
 from treadle.messages import Call, Json, Reply, Request, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
+from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.llama_process import CompletionPiece, LlamaEngine
 from treadle.models.wire_format import new_call_id
 
@@ -21,9 +22,10 @@ TEMPERATURE = 0.3
 class Driver(ABC):
     """A way to get calls and answers from the engine. `name` is the model's name in its replies."""
 
-    def __init__(self, engine: LlamaEngine, name: str) -> None:
+    def __init__(self, engine: LlamaEngine, name: str, chat: ChatPrompt) -> None:
         self._engine = engine
         self._name = name
+        self._chat = chat
 
     @abstractmethod
     def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]: ...

@@ -24,10 +24,9 @@ from treadle.messages import (
 )
 from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
-from treadle.models.local.chat_prompt import ChatPrompt, Turn
+from treadle.models.local.chat_prompt import Turn
 from treadle.models.local.driver import TEMPERATURE, Driver, build_options
 from treadle.models.local.gbnf import encode_json
-from treadle.models.local.llama_process import LlamaEngine
 
 ANSWER = '{"tool": "answer"}'
 MOST_EXAMPLES = 12
@@ -35,10 +34,6 @@ MOST_EXAMPLES = 12
 
 class JsonTools(Driver):
     """Drives a model by a grammar that admits the offered calls or an answer."""
-
-    def __init__(self, engine: LlamaEngine, name: str, chat: ChatPrompt) -> None:
-        super().__init__(engine, name)
-        self._chat = chat
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         prompt = await self._chat.render(

@@ -140,8 +140,7 @@ class LocalModel:
         self._driver_name = self._requested_driver or await self._pick_driver(engine, facts, cache)
         if self._driver_name == "choose":
             return ChooseThenFill(engine, self.name, chat, cache, self.progress)
-        json_tools = JsonTools(engine, self.name, chat)
-        return NativeTools(engine, self.name, json_tools) if self._driver_name == "native" else json_tools
+        return (NativeTools if self._driver_name == "native" else JsonTools)(engine, self.name, chat)
 
     async def _pick_driver(self, engine: LlamaEngine, facts: EngineFacts, cache: ModelCache) -> DriverName:
         """The driver for the model's size and for its answer to a probe, which is asked once and kept."""

@@ -13,7 +13,7 @@ from treadle.messages import Json, Message, ModelMessage, Request, ResultMessage
 from treadle.models.base import ModelEvent
 from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.failures import ReportedFailure
-from treadle.models.local.driver import TEMPERATURE, Driver, build_options
+from treadle.models.local.driver import TEMPERATURE, build_options
 from treadle.models.local.json_tools import JsonTools
 from treadle.models.local.llama_process import LlamaEngine, build_refusal
 from treadle.models.wire_format import describe_function
@@ -22,17 +22,13 @@ _PATH = "/v1/chat/completions"
 _WIRE = ChatCompletions("local", "engine", Quirks(recovers_text_calls=False, splits_think_tags=False))
 
 
-class NativeTools(Driver):
-    """Drives a model that writes calls itself. `json_tools` takes over where it cannot."""
-
-    def __init__(self, engine: LlamaEngine, name: str, json_tools: JsonTools) -> None:
-        super().__init__(engine, name)
-        self._json_tools = json_tools
+class NativeTools(JsonTools):
+    """Drives a model that writes calls itself. The base takes over where it cannot."""
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         if request.tools and request.output_schema is not None:
-            # The engine takes either tools or a grammar. The other driver can do both.
-            async with aclosing(self._json_tools.stream(request)) as events:
+            # The engine takes either tools or a grammar. The base can do both.
+            async with aclosing(super().stream(request)) as events:
                 async for event in events:
                     yield event
             return

@@ -108,6 +108,13 @@ class WireFormat(ABC):
         return msgspec.structs.replace(usage, cost=dollars / 1e6)
 
 
+class Head(NamedTuple):
+    """All of a request but its messages and limits, and the values that it was written from."""
+
+    key: tuple[Any, ...] = ()
+    data: bytes = b""
+
+
 class ListFormat(WireFormat):
     """A format whose messages are the entries of one list. Each entry is written independently of the others."""
 
@@ -119,10 +126,7 @@ class ListFormat(WireFormat):
     least_output: ClassVar[int] = 0
     carries_parts: ClassVar[bool] = True
     """Whether images and files of a tool result are shown in a user message after it."""
-
-    def __init__(self, provider: str, model: str, info: ModelInfo = UNKNOWN_MODEL) -> None:
-        super().__init__(provider, model, info)
-        self._last_head = Head()
+    _last_head = Head()
 
     def build_body(self, request: Request, window: int | None) -> bytes:
         buffer = get_buffer(request, self.key)
@@ -182,13 +186,6 @@ class ListFormat(WireFormat):
 
     @abstractmethod
     def _write_result(self, message: ResultMessage) -> bytes: ...
-
-
-class Head(NamedTuple):
-    """All of a request but its messages and limits, and the values that it was written from."""
-
-    key: tuple[Any, ...] = ()
-    data: bytes = b""
 
 
 class MessageBuffer:

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Match
 from starlette.websockets import WebSocketState
 
-from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, ModelError, NotFound, StoreError, TreadleError
+from treadle.errors import AlreadyAnswered, Conflict, Expired, ModelError, NotFound, StoreError, TreadleError
 from treadle.server.guard import AsgiScope, Receive, Refusal, Send, send_refusal
 
 _logger = logging.getLogger("treadle.server")
@@ -95,8 +95,6 @@ def build_refusal(error: Exception) -> Refusal:
             return build_field_error(where or "the body", f"{first['msg']}{also}")
         case NotFound():
             return Refusal(404, "not_found", str(error))
-        case BadInput():
-            return Refusal(400, "bad_request", str(error))
         case Expired():
             return Refusal(410, "expired", str(error))
         case AlreadyAnswered():

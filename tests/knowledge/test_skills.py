@@ -114,6 +114,7 @@ def test_skills_that_people_have_are_read_however_they_are_spelled(tmp_path: Pat
         ("name: a", "a", 1, "description is missing"),
         (f"name: a\ndescription: {'x' * 1025}", "a", 3, "1024 are the most"),
         ("name: a\ndescription: d\ntriggers: yes", "a", 4, "triggers must be fields"),
+        (f"name: a\ndescription: d\nmetadata:\n  keywords: '{','.join('x' * 51)}'", "a", 4, "51 keywords are too many"),
     ],
 )
 def test_what_is_wrong_with_a_skill_is_said_with_its_line(front: str, folder: str, line: int, words: str) -> None:

@@ -144,22 +144,22 @@ async def test_an_older_store_gets_its_table_when_it_is_opened(tmp_path: Path) -
 
 
 async def test_adding_and_listing_cost_the_same_however_many_memories_there_are(tmp_path: Path) -> None:
-    log = SqliteLog(tmp_path / "many.db")
     steps: list[int] = []
 
     def count() -> int:
         steps[-1] += 1
         return 0
 
-    for number in range(2000):
-        if number in (100, 1999):
-            steps.append(0)
-            log._file.get_connection().set_progress_handler(count, 10)  # pyright: ignore[reportPrivateUsage]
-            await log.memories.add(Memory(f"Preference {number}.", "preference", "/here"))
-            assert len(await log.memories.list(MemoryQuery(("", "/here"), "preference"))) == len(steps)
-            log._file.get_connection().set_progress_handler(None, 0)  # pyright: ignore[reportPrivateUsage]
-        await log.memories.add(Memory(f"Fact {number}: 東京 has a gate."))
-    await log.close()
+    async with SqliteLog(tmp_path / "many.db") as log:
+        database = log._file.get_connection()  # pyright: ignore[reportPrivateUsage]
+        for number in range(2000):
+            if number in (100, 1999):
+                steps.append(0)
+                database.set_progress_handler(count, 10)
+                await log.memories.add(Memory(f"Preference {number}.", "preference", "/here"))
+                assert len(await log.memories.list(MemoryQuery(("", "/here"), "preference"))) == len(steps)
+                database.set_progress_handler(None, 0)
+            await log.memories.add(Memory(f"Fact {number}: 東京 has a gate."))
     few, many = steps
     assert many < few + 100, "they read all memories"
 

@@ -36,6 +36,22 @@ class SlowModel(FakeModel):
         yield Reply("".join(said))
 
 
+async def test_a_stream_that_is_resumed_after_any_event_gives_the_whole_log() -> None:
+    script = [call("note", text="a"), call("note", text="b"), "done"]
+    async with serve_script(*script) as client:
+        session_id = await client.session()
+        await client.send(session_id, "go")
+        facts = await client.facts(session_id)
+        assert len(facts) >= 12
+        path = f"/v1/sessions/{session_id}/events"
+        for cut in range(1, len(facts)):
+            async with client.stream(path) as events:
+                before = [await anext(events) for _ in facts[:cut]]
+            async with client.stream(path, headers={"Last-Event-ID": before[-1].id}) as events:
+                after = [await anext(events) for _ in facts[cut:]]
+            assert [one.data for one in (*before, *after)] == facts
+
+
 async def test_a_live_run_is_seen_whole_by_a_client_that_reconnects_after_every_fact() -> None:
     async with serve_script(*(call("note", text=str(number)) for number in range(6)), "done") as client:
         session_id = await client.session()

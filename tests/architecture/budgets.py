@@ -12,10 +12,10 @@ LOOP_LINES = 250
 FUNCTION_LINES = 60
 PARAMETERS = 6
 TOP_MODULES = 8
-USED_ONCE_PERCENT = 59
-"""The goal is 40. It may only fall."""
-SOURCE_LINES = 40_400
-"""All of src/treadle. The goal is about 36 000. It rises only with a decision record."""
+USED_ONCE_PERCENT = 40
+"""It may only fall."""
+SOURCE_LINES = 37_500
+"""All of src/treadle. It rises only with a decision record."""
 
 # A provider's protocol: its reader and its writer in one file.
 PROTOCOLS = {

@@ -209,7 +209,7 @@ class _CommandReader:
         name = words[0].text
         self._check_subscripts(words)
         self._check_variable_names(name, words)
-        self._check_assigned([_assigned_value(word) for word in words if "=" in word.text])
+        self._check_assigned([_find_assigned_value(word) for word in words if "=" in word.text])
         self.parts.append(CommandPart("unknown" if self._runs_later(name, words) else "command", tuple(words)))
 
     def _visit_redirect(self, node: Node) -> None:
@@ -395,7 +395,7 @@ class _CommandReader:
             self._add_unknown(word.text)
         else:
             self.parts.append(CommandPart("assignment", (word,)))
-            self._check_assigned([_assigned_value(word)])
+            self._check_assigned([_find_assigned_value(word)])
         self._check_subscripts([word])
 
     def _check_variable_names(self, name: str, words: Sequence[ShellWord]) -> None:
@@ -430,7 +430,7 @@ class _CommandReader:
         )
 
 
-def _assigned_value(assignment: ShellWord) -> ShellWord:
+def _find_assigned_value(assignment: ShellWord) -> ShellWord:
     return ShellWord(assignment.text.partition("=")[2], assignment.is_literal)
 
 

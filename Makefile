@@ -33,12 +33,12 @@ weights: $(STAMP) ## fetch the weights of the embedded model, once
 run: $(STAMP) weights ## small jobs on the embedded model, for real
 	$(BIN)/python examples/hello.py
 
-# The check uses one core, so it runs beside the tests.
+# The check uses one core, so it runs beside the tests. Tests wait often, so three of them share two cores.
 test: $(STAMP) system weights ## check, and run all tests but the soak tests
 	@$(MAKE) --no-print-directory --jobs 2 check tests
 
 tests:
-	$(BIN)/python -m pytest -n 2 $(PYTEST_FLAGS) || { test $$? = 1 && $(MAKE) --no-print-directory again; }
+	$(BIN)/python -m pytest -n 3 $(PYTEST_FLAGS) || { test $$? = 1 && $(MAKE) --no-print-directory again; }
 
 again: # what failed gets one more try, alone: see CONTRIBUTING.md
 	@echo "WARNING: the tests that failed above are run once more, one by one; what passes only now is a bug to be found" >&2

@@ -12,6 +12,18 @@ from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
 from treadle.log.base import Watch
 
+_TRACKED = frozenset(
+    {
+        events.TurnStarted,
+        events.RunStarted,
+        events.RunFinished,
+        events.CancelRequested,
+        events.MessageReceived,
+        events.RunRequested,
+    }
+)
+"""The events that change what a tracker knows. Most events do not, so this check keeps a step fast."""
+
 
 class RunTracker:
     """Finds one run in a session's events, and its end.
@@ -105,7 +117,8 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether no event of this run can follow."""
-        return self.outcome is not None or (self._begin is None and self.is_held)
+        tracker = self._tracker
+        return tracker.outcome is not None or (self._begin is None and tracker.is_held)
 
     def watch_from(self, position: int) -> None:
         """Also iterate over the events after an earlier position. Call it before the block."""
@@ -199,5 +212,5 @@ class Run:
     def _take(self, event: events.Event) -> None:
         if isinstance(event, events.Fact):
             self._seen = event.seq
-            if event.seq > self._position:
+            if type(event) in _TRACKED and event.seq > self._position:
                 self._tracker.feed(event)

@@ -107,7 +107,7 @@ def _make_ids_unique(state: State, calls: tuple[Call, ...]) -> tuple[Call, ...]:
 
 def _describe_repetition(run: RunState, calls: tuple[Call, ...], polling: Collection[str]) -> str:
     """Name the calls that are repeated, or return an empty string."""
-    trail = [signature for signature in run.trail if signature[0] not in polling]
+    trail = [signature for signature in run.trail if signature[0] not in polling] if polling else list(run.trail)
     for call in calls:
         if call.tool in polling:
             continue

@@ -78,9 +78,7 @@ async def main() -> None:
                 await run_program("cat", str(path))
 
         async def take_snapshots() -> None:
-            taken = Snapshot(kept, root)
-            await taken.take_first()
-            await taken.find_changes()
+            await asyncio.to_thread(lambda: Snapshot(kept, root).find_changes())
 
         found = str(await call("search_files", pattern=NEEDLE))
         assert found.count(NEEDLE) == FILES, found

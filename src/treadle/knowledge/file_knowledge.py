@@ -11,7 +11,7 @@ import stat
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal, cast
 
 from msgspec import Struct
@@ -283,15 +283,16 @@ def find_nested(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tupl
 
 
 def _list_named_folders(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, ...]]:
+    root = os.path.join(os.path.abspath(workspace), "")
     for name, value in arguments.items():
         if not PATH_ARGUMENT.search(name):
             continue
         for path in cast("list[Json]", value) if isinstance(value, list) else [value]:
             if not isinstance(path, str) or not path or "\0" in path or len(path) > 4096:
                 continue
-            place = PurePosixPath(os.path.normpath(os.path.join(workspace, path)))
-            if place.is_relative_to(workspace) and place != PurePosixPath(workspace):
-                inside = place.relative_to(workspace).parts
+            place = os.path.normpath(os.path.join(root, path))
+            if place.startswith(root) and place != root:
+                inside = tuple(place[len(root) :].split("/"))
                 yield inside if os.path.isdir(place) else inside[:-1]
 
 

@@ -362,7 +362,7 @@ def test_one_log_serves_one_loop_after_another_and_leaves_nothing_pending(path: 
         waiting = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0)
         await log.post(session_id, [Custom(name="x")])
-        await waiting
+        assert isinstance(await waiting, Custom)
 
     for session_id in ("s", "t"):
         asyncio.run(use(session_id))

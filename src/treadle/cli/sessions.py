@@ -128,7 +128,7 @@ async def main(args: argparse.Namespace) -> int:
 async def _list_sessions(args: argparse.Namespace, log: Log) -> int:
     if args.limit < 1:
         raise BadInput("--limit must be at least 1")
-    folder = str(Path(args.folder).expanduser().absolute()) if args.folder else ""  # noqa: ASYNC240
+    folder = str(Path(args.folder).expanduser().absolute()) if args.folder else ""
     found: list[SessionInfo] = []
     async for info in log.iterate_sessions(SessionQuery(status=args.status, workspace=folder)):
         found.append(info)
@@ -209,7 +209,7 @@ async def _export_session(args: argparse.Namespace, log: Log) -> int:
         sys.stdout.buffer.write(data)
         return 0
     try:
-        Path(args.output).expanduser().write_bytes(data)  # noqa: ASYNC240
+        Path(args.output).expanduser().write_bytes(data)
     except OSError as error:
         raise BadInput(f"{args.output} cannot be written: {error.strerror}") from None
     console.print_note(f"{len(data)} bytes written to {args.output}")
@@ -221,7 +221,7 @@ async def _import_session(args: argparse.Namespace, log: Log) -> int:
     from treadle.session import generate_session_id
 
     try:
-        data = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).expanduser().read_bytes()  # noqa: ASYNC240
+        data = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).expanduser().read_bytes()
     except OSError as error:
         raise BadInput(f"{args.file} cannot be read: {error.strerror}") from None
     carried = parse_json_lines(data)

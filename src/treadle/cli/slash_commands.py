@@ -246,7 +246,7 @@ async def _export_session(chat: ChatTerminal, rest: str) -> None:
     ending = "md" if form == "markdown" else form
     name = " ".join(words) or f"treadle-{chat.session.id[:12]}.{ending}"
     data = await render_transcript(chat.opened.runtime.log, chat.session.id, cast("Form", form))
-    file = chat.opened.settings.folder / Path(name).expanduser()  # noqa: ASYNC240
+    file = chat.opened.settings.folder / Path(name).expanduser()
     try:
         with file.open("xb") as out:
             out.write(data)

@@ -191,9 +191,9 @@ class _Box:
         stopped first, and the child is killed before it.
         """
         self._kill()
-        if self._process.poll() is not None:
+        self._process.send_signal(signal.SIGSTOP)  # it polls first, so it also notices an end that came just now
+        if self._process.returncode is not None:
             return
-        self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         for child in find_descendants(self._process.pid):
             with suppress(ProcessLookupError):

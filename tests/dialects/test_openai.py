@@ -8,16 +8,10 @@ import pytest
 from tests.kit import recorded_runs as recordings
 from tests.kit.recorded_runs import encode, translate
 from treadle.dialects.openai_chat import ChatChunkDialect, TextChunkDialect
-from treadle.dialects.openai_requests import (
-    ChatBody,
-    CompletionBody,
-    ResponsesBody,
-    build_agent_message,
-    build_chat_request,
-    build_completion_request,
-    build_responses_request,
-)
+from treadle.dialects.openai_requests import ChatBody, CompletionBody, build_chat_request, build_completion_request
+from treadle.dialects.request_content import build_agent_message
 from treadle.dialects.responses_events import ResponsesDialect
+from treadle.dialects.responses_requests import ResponsesBody, build_responses_request
 from treadle.errors import BadInput
 from treadle.events import RunFinished, TextDelta
 from treadle.messages import (

@@ -64,6 +64,34 @@ class Dialect(Protocol):
         ...
 
 
+class ReplyFormat(Protocol):
+    """One reply in another program's format, streamed or whole.
+
+    It takes a bare model's events up to its `Reply`, or an agent's events up to `RunFinished`.
+    """
+
+    end_mark: bytes = b"[DONE]"
+    """Sent after the last frame of a stream, if it is not empty."""
+    can_report_failure: bool = False
+    """Whether a whole document can say that the run failed. Otherwise the server answers with an error."""
+
+    def begin(self) -> Sequence[Struct]:
+        """The frames that a stream starts with, before the first event."""
+        return ()
+
+    def feed(self, event: events.Event | Reply) -> Sequence[Struct]:
+        """The frames of one event."""
+        ...
+
+    def complete_reply(self, reply: Reply) -> Struct:
+        """The whole document for a bare model's reply."""
+        ...
+
+    def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact]) -> Struct:
+        """The whole document for an agent's run, with what its tools did."""
+        ...
+
+
 class TrackedCall(Struct):
     """A tool call of the current turn. `arguments` is the JSON text that the model wrote."""
 

@@ -7,13 +7,13 @@ calls are sent in the extension field `treadle`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from treadle import events
-from treadle.dialects.base import FINISH_REASONS, Activity, EventTracker
+from treadle.dialects.base import FINISH_REASONS, Activity, EventTracker, ReplyFormat
 from treadle.dialects.openai_requests import FunctionCall
 from treadle.messages import Reply, Usage
 
@@ -122,34 +122,6 @@ class CompletionFailure(Struct, frozen=True):
     """What a stream sends in place of an end when the run has no answer."""
 
     error: CompletionError
-
-
-class ReplyFormat(Protocol):
-    """One reply in another program's format, streamed or whole.
-
-    It takes a bare model's events up to its `Reply`, or an agent's events up to `RunFinished`.
-    """
-
-    end_mark: bytes = b"[DONE]"
-    """Sent after the last frame of a stream, if it is not empty."""
-    can_report_failure: bool = False
-    """Whether a whole document can say that the run failed. Otherwise the server answers with an error."""
-
-    def begin(self) -> Sequence[Struct]:
-        """The frames that a stream starts with, before the first event."""
-        return ()
-
-    def feed(self, event: events.Event | Reply) -> Sequence[Struct]:
-        """The frames of one event."""
-        ...
-
-    def complete_reply(self, reply: Reply) -> Struct:
-        """The whole document for a bare model's reply."""
-        ...
-
-    def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact]) -> Struct:
-        """The whole document for an agent's run, with what its tools did."""
-        ...
 
 
 class ChatChunkDialect(ReplyFormat):

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from treadle.dialects.base import Activity, EventTracker
-from treadle.dialects.openai_chat import ReplyFormat, UsageDocument, build_usage
+from treadle.dialects.base import Activity, EventTracker, ReplyFormat
+from treadle.dialects.openai_chat import UsageDocument, build_usage
 from treadle.events import LIMIT_REASONS, AnyFact, Event, RunFinished
 from treadle.messages import Json, Reply
 

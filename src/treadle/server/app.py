@@ -10,7 +10,17 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
 from treadle import Runtime, __version__
-from treadle.server import catalogue, home, loop_api, openai_api, problems, session_control, sessions, sockets
+from treadle.server import (
+    catalogue,
+    home,
+    loop_api,
+    openai_api,
+    problems,
+    responses_api,
+    session_control,
+    sessions,
+    sockets,
+)
 from treadle.server import rpc as chat
 from treadle.server.config import ServerConfig
 from treadle.server.guard import AsgiApp, Guard
@@ -61,7 +71,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         responses=problems.ERROR_RESPONSES,
         generate_unique_id_function=attrgetter("name"),  # so an id does not change when a path does
     )
-    for part in (home, sessions, session_control, loop_api, chat, openai_api, catalogue, sockets):
+    for part in (home, sessions, session_control, loop_api, chat, openai_api, responses_api, catalogue, sockets):
         app.include_router(part.router)
     problems.install_error_handlers(app)
 

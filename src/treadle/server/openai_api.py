@@ -1,41 +1,25 @@
-"""OpenAI's endpoints. A request to a model gets the model's reply, and the client runs its own tools.
-
-A request to `agent:NAME` runs an agent in a new session or in that of `session_id`. The agent's tools run here.
-"""
+"""OpenAI's Chat Completions, Completions and Embeddings."""
 
 from __future__ import annotations
 
 import base64
-import os
 import time
 from array import array
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
-from msgspec import Struct
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from treadle import Run, RunFinished, Session
 from treadle.dialects import openai_requests
-from treadle.dialects.base import Activity, encode_frame
-from treadle.dialects.loop_events import RUN_CONTINUES_LATER
-from treadle.dialects.openai_chat import ChatChunkDialect, ReplyFormat, TextChunkDialect, describe_failed_run
-from treadle.dialects.responses_events import ResponsesDialect
-from treadle.errors import ModelError, NotFound
-from treadle.events import AnyFact, Event, MessageReceived, SessionConfigured
-from treadle.messages import Reply
-from treadle.messages import Request as ModelRequest
-from treadle.models.base import Embedder, Model, ModelEvent
+from treadle.dialects.openai_chat import ChatChunkDialect, TextChunkDialect
+from treadle.models.base import Embedder
 from treadle.server.guard import Refusal
-from treadle.server.problems import build_error_body, build_field_error, build_refusal
-from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token
-from treadle.server.streams import EventStream, StreamedResponse, describe_content, encode_frames
+from treadle.server.problems import build_field_error
+from treadle.server.replies import answer_request, describe_route, make_id
+from treadle.server.service import CurrentService, Sender, StrictBody
 
 router = APIRouter(prefix="/v1", tags=["openai"])
-AGENT_PREFIX = "agent:"
 
 
 class EmbeddingsBody(StrictBody):
@@ -59,50 +43,20 @@ class EmbeddingsView(BaseModel):
     object: str = "list"
 
 
-def _describe_route(kind: type[Struct]) -> dict[str, Any]:
-    """How OpenAPI describes a route that has a body for msgspec, and answers whole or with a stream."""
-    (schema,), components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-    body = {"required": True, "content": {"application/json": {"schema": _inline_references(schema, components)}}}
-    answers = describe_content("whole, or a stream", "application/json", "text/event-stream")
-    return {"response_class": Response, "openapi_extra": {"requestBody": body}, "responses": answers}
-
-
-def _inline_references(schema: Any, components: dict[str, Any]) -> Any:
-    if isinstance(schema, list):
-        return [_inline_references(piece, components) for piece in schema]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(schema, dict):
-        return schema
-    reference = schema.get("$ref")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if isinstance(reference, str):
-        return _inline_references(components[reference.rpartition("/")[2]], components)
-    return {key: _inline_references(value, components) for key, value in schema.items()}  # pyright: ignore[reportUnknownVariableType]
-
-
-@router.post("/chat/completions", **_describe_route(openai_requests.ChatBody))
+@router.post("/chat/completions", **describe_route(openai_requests.ChatBody))
 async def create_chat_completion(service: CurrentService, token: Sender, request: Request) -> Any:
     """Answer a chat in the format of Chat Completions, streamed or whole."""
     body = msgspec.json.decode(await request.body(), type=openai_requests.ChatBody)
-    dialect = ChatChunkDialect(_make_id("chatcmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
-    return await _reply(service, token, body, openai_requests.build_chat_request(body), dialect)
+    dialect = ChatChunkDialect(make_id("chatcmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
+    return await answer_request(service, token, body, openai_requests.build_chat_request(body), dialect)
 
 
-@router.post("/completions", **_describe_route(openai_requests.CompletionBody))
+@router.post("/completions", **describe_route(openai_requests.CompletionBody))
 async def create_completion(service: CurrentService, token: Sender, request: Request) -> Any:
     """Answer a bare prompt in the format of the old Completions, streamed or whole."""
     body = msgspec.json.decode(await request.body(), type=openai_requests.CompletionBody)
-    dialect = TextChunkDialect(_make_id("cmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
-    return await _reply(service, token, body, openai_requests.build_completion_request(body), dialect)
-
-
-@router.post("/responses", **_describe_route(openai_requests.ResponsesBody))
-async def create_response(service: CurrentService, token: Sender, request: Request) -> Any:
-    """Answer in the format of Responses, streamed or whole.
-
-    Responses are not kept: send the whole input, or use a session.
-    """
-    body = msgspec.json.decode(await request.body(), type=openai_requests.ResponsesBody)
-    dialect = ResponsesDialect(_make_id("resp_"), body.model, time.time())
-    return await _reply(service, token, body, openai_requests.build_responses_request(body), dialect)
+    dialect = TextChunkDialect(make_id("cmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
+    return await answer_request(service, token, body, openai_requests.build_completion_request(body), dialect)
 
 
 @router.post("/embeddings")
@@ -122,128 +76,5 @@ async def create_embeddings(service: CurrentService, token: Sender, body: Embedd
     return EmbeddingsView(data=data, model=body.model, usage={"prompt_tokens": tokens, "total_tokens": tokens})
 
 
-def _make_id(prefix: str) -> str:
-    return f"{prefix}{os.urandom(12).hex()}"
-
-
 def _wants_usage(body: openai_requests.CompletionFields) -> bool:
     return bool(body.stream_options is not None and body.stream_options.include_usage)
-
-
-async def _reply(
-    service: Service, token: Token, body: openai_requests.ReplyBody, asked: ModelRequest, dialect: ReplyFormat
-) -> Response:
-    """Have a model or an agent answer, and send the reply streamed or whole."""
-    write = ReplyWriter(dialect)
-    if body.model.startswith(AGENT_PREFIX):
-        session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
-        run = session.follow(message)
-        if body.stream:
-            refusal = _build_shutdown_error(session)
-            return EventStream(service.streams, run, write, tail=write.end, at_shutdown=lambda: _encode_error(refusal))
-        return _send_json(dialect.complete_run(*await _wait_for_agent(service, session, run, dialect)))
-    replying = _ask_model(service.get_model(body.model), asked)
-    if body.stream:
-        return StreamedResponse(
-            service.streams, write.relay(replying), lambda error: _encode_error(build_refusal(error)) + write.end
-        )
-    (reply,) = [event async for event in replying if isinstance(event, Reply)]
-    return _send_json(dialect.complete_reply(reply))
-
-
-# ── a model ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def _ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[ModelEvent]:
-    """Stream a model's reply. Raises when the stream ends without one."""
-    has_replied = False
-    async with aclosing(model.stream(asked)) as events:
-        async for event in events:
-            has_replied = has_replied or isinstance(event, Reply)
-            yield event
-    if not has_replied:
-        raise ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
-
-
-# ── an agent ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def _ask_agent(
-    service: Service, token: Token, model: str, asked: ModelRequest, session_id: str | None
-) -> tuple[Session, MessageReceived]:
-    name = model.removeprefix(AGENT_PREFIX)
-    agent = service.runtime.agents.get(name)
-    if agent is None:
-        raise NotFound(f"there is no agent {name[:200]!r}; GET /v1/models lists them")
-    service.check_open()
-    await service.check_model(agent)
-    if asked.tools:
-        raise build_field_error("tools", "an agent has its own; ask its model for yours")
-    if asked.output_schema is not None:
-        raise build_field_error("response_format", "an agent answers in its own words; ask its model for JSON")
-    if session_id:
-        session = await service.open_for_use(session_id, token)
-        last_only = msgspec.structs.replace(asked, messages=asked.messages[-1:])
-        return session, await session.post(openai_requests.build_agent_message(last_only))
-    parts = openai_requests.build_agent_message(asked)  # it may raise, and then no session is made
-    instructions = f"{agent.instructions}\n\n{asked.system}".strip() if asked.system else ""
-    configured = SessionConfigured(instructions=instructions, by=token.name) if instructions else None
-    session = await service.create_session(token, agent=name, configured=configured)
-    return session, await session.post(parts)
-
-
-async def _wait_for_agent(
-    service: Service, session: Session, run: Run, dialect: ReplyFormat
-) -> tuple[RunFinished, list[AnyFact]]:
-    """Wait for the end of a run. Returns it with what the run's tools did."""
-    activity: list[AnyFact] = []
-    with service.detach_at_shutdown(run):
-        async for event in run:
-            if isinstance(event, Activity):
-                activity.append(event)
-    ending = run.outcome
-    if ending is None and not run.is_held:
-        raise _build_shutdown_error(session)
-    if ending is None:
-        raise Refusal(409, "cancelled", "the run was cancelled before it answered")
-    failure = describe_failed_run(ending)
-    if failure is not None and not dialect.can_report_failure:
-        status = 502 if ending.reason == "failed" else 409
-        raise Refusal(status, failure.type, f"session {session.id}: {failure.message}")
-    return ending, activity
-
-
-def _build_shutdown_error(session: Session) -> Refusal:
-    return Refusal(503, "shutting_down", f"session {session.id}: {RUN_CONTINUES_LATER}", retry_after=2)
-
-
-# ── writing ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-class ReplyWriter:
-    """Writes a reply as server-sent events. What the stream begins with goes before the first of them."""
-
-    def __init__(self, dialect: ReplyFormat) -> None:
-        self._dialect, self._beginning = dialect, list(dialect.begin())
-        self.end = b"data: %b\n\n" % dialect.end_mark if dialect.end_mark else b""
-
-    def __call__(self, event: Event | Reply) -> bytes:
-        frames = [*self._beginning, *self._dialect.feed(event)]
-        self._beginning.clear()
-        return encode_frames(frames, name_field="type")
-
-    async def relay(self, events: AsyncGenerator[ModelEvent]) -> AsyncGenerator[bytes]:
-        """Write all events of a model, and the end."""
-        async with aclosing(events):
-            async for event in events:
-                if data := self(event):
-                    yield data
-        yield self.end
-
-
-def _encode_error(refusal: Refusal) -> bytes:
-    return b"data: %b\n\n" % msgspec.json.encode(build_error_body(refusal))
-
-
-def _send_json(document: Struct) -> Response:
-    return Response(encode_frame(document), media_type="application/json")

@@ -1,0 +1,188 @@
+"""What readers of requests from other programs share: content, tools and the message for an agent.
+
+A value that cannot be honoured raises `BadInput`, which names its field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias, cast
+
+from msgspec import Struct
+
+from treadle.dialects.base import check_base64
+from treadle.errors import BadInput
+from treadle.messages import (
+    FilePart,
+    ImagePart,
+    Json,
+    Message,
+    ModelMessage,
+    Part,
+    Request,
+    ResultMessage,
+    TextPart,
+    ToolSpec,
+    UserMessage,
+)
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"]
+
+
+class ReplyBody(Struct, frozen=True, kw_only=True):
+    """What the bodies of all endpoints may have."""
+
+    model: str
+    stream: bool | None = False
+    temperature: float | None = None
+    top_p: float | None = None
+    session_id: str | None = None
+
+
+class FunctionLike(Protocol):
+    """A tool that is a function, as any of OpenAI's formats describes it."""
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def description(self) -> str | None: ...
+
+    @property
+    def parameters(self) -> dict[str, Json] | None: ...
+
+
+class FunctionSpec(Struct, frozen=True):
+    """A function that the client offers to the model."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Json] | None = None
+
+
+def check_request(request: Request) -> Request:
+    """Return the request if a model can answer it, and raise otherwise."""
+    if not request.messages:
+        raise BadInput("messages: there must be at least one that is not the system's")
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise BadInput("max_tokens: must be at least 1")
+    return request
+
+
+def build_agent_message(request: Request) -> tuple[Part, ...]:
+    """Build the message for an agent that answers in a model's place: the conversation so far and the last message."""
+    *before, last = request.messages
+    if not isinstance(last, UserMessage):
+        raise BadInput("messages: the last one must be the user's when an agent answers")
+    if all(isinstance(part, TextPart) and not part.text.strip() for part in last.parts):
+        raise BadInput("messages: the last one is empty")
+    lines = [line for message in before if (line := _render_line(message))]
+    if not lines:
+        return last.parts
+    earlier = "\n".join(lines)
+    return (TextPart(f"The conversation so far:\n{earlier}\n\nThe user now says:"), *last.parts)
+
+
+def _render_line(message: Message) -> str:
+    match message:
+        case UserMessage(parts=parts):
+            return "user: " + " ".join(part.text for part in parts if isinstance(part, TextPart))
+        case ModelMessage(text=text):
+            return f"assistant: {text}" if text else ""
+        case ResultMessage(tool=tool, text=text):
+            return f"{tool}: {text}"
+
+
+def read_text(content: Json) -> str:
+    """The text of a content that is text, a list of parts or nothing."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadInput("content: must be text or a list of parts")
+    pieces = [read_part(piece) for piece in cast("list[Json]", content)]
+    return "\n".join(piece.text for piece in pieces if isinstance(piece, TextPart))
+
+
+def read_parts(content: Json) -> tuple[Part, ...]:
+    """The parts of a content that is text, a list of parts or nothing."""
+    if isinstance(content, list) and content:
+        return tuple(read_part(piece) for piece in cast("list[Json]", content))
+    return (TextPart(read_text(content)),)
+
+
+def read_part(piece: Json) -> Part:
+    """Read one part of a content."""
+    if not isinstance(piece, dict):
+        raise BadInput("content: a part must be an object with a type")
+    part = cast("dict[str, Json]", piece)
+    match part.get("type"):
+        case "text" | "input_text" | "output_text" | "refusal":
+            return TextPart(str(part.get("text", part.get("refusal", ""))))
+        case "image_url" | "input_image":
+            given = part.get("image_url")
+            url = str(get_object(given).get("url", "") if isinstance(given, dict) else given or "")
+            if url.startswith("data:"):
+                media, data = read_inline_data(url, "image_url")
+                return ImagePart(data=data, media_type=media or "image/png")
+            if not url.startswith(("http://", "https://")):
+                raise BadInput("image_url: must be a data: or an http(s): address")
+            return ImagePart(url=url)
+        case "file" | "input_file":
+            given = get_object(part.get("file", part))
+            media, data = read_inline_data(str(given.get("file_data", "")), "file_data")
+            return FilePart(str(given.get("filename", "file")), data, media or "application/octet-stream")
+        case other:
+            raise BadInput(f"content: parts of type {other!r} are not understood here")
+
+
+def read_inline_data(text: str, field: str) -> tuple[str, str]:
+    """The media type and the base64 of a `data:` address or of plain base64."""
+    head, comma, data = text.partition(",")
+    media = head.removeprefix("data:").removesuffix(";base64") if comma else ""
+    return media, check_base64(data if comma else text, field)
+
+
+def get_object(value: Json) -> dict[str, Json]:
+    """The value if it is an object, else an empty one."""
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else {}
+
+
+def read_tools(
+    specs: Sequence[FunctionLike], choice: str | dict[str, Json] | None
+) -> tuple[tuple[ToolSpec, ...], ToolChoice]:
+    """The tools, and whether the model may or must call them. A choice of one tool leaves only that tool."""
+    tools = tuple(
+        ToolSpec(spec.name or "", spec.description or "", spec.parameters or {"type": "object", "properties": {}})
+        for spec in specs
+    )
+    match choice:
+        case None | "auto":
+            return tools, "auto"
+        case "none" | "required":
+            return tools, choice
+        case dict():
+            name = get_object(choice.get("function", choice)).get("name")
+            only = tuple(tool for tool in tools if tool.name == name)
+            if not only:
+                raise BadInput(f"tool_choice: there is no tool {name!r} among the tools")
+            return only, "required"
+        case _:
+            raise BadInput(f"tool_choice: {choice!r} is not auto, none, required or a function")
+
+
+def read_output_schema(form: dict[str, Json] | None) -> dict[str, Json] | None:
+    """The JSON schema of the answer, from `response_format` or `text.format`."""
+    match (form or {}).get("type", "text"):
+        case "text":
+            return None
+        case "json_object":
+            return {"type": "object"}
+        case "json_schema":
+            schema = get_object((form or {}).get("json_schema", form)).get("schema")
+            if not isinstance(schema, dict):
+                raise BadInput("response_format: json_schema needs a schema")
+            return cast("dict[str, Json]", schema)
+        case other:
+            raise BadInput(f"response_format: {other!r} is not text, json_object or json_schema")

@@ -107,6 +107,7 @@ def test_commands_reach_the_hosts_that_the_user_names(home: Path) -> None:
         "max_turns = 51",
         "max_calls = 1000",
         '[mcp.evil]\ncommand = "sh"',
+        '[model_aliases]\n"claude-*" = "local"',
         'workspace = "/"',
         "nonsense = 1",
     ],

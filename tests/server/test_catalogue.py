@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -118,6 +119,33 @@ async def test_a_model_that_is_not_available_is_listed_as_not_loaded(monkeypatch
         listed = {one["id"]: one["loaded"] for one in (await client.json("GET", "/v1/models"))["data"]}
         assert listed == {"scripted": True, "openai:gpt-4o": False, "agent:agent": True}
         assert "openai:gpt-4o" in str(await client.json("GET", "/ready", status=503))
+
+
+async def test_models_are_listed_for_the_clients_of_openai_and_of_anthropic() -> None:
+    async with serve_script() as client:
+        listed = await client.json("GET", "/v1/models?limit=1000", headers={"anthropic-version": "2023-06-01"})
+        assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("scripted", "agent:agent", False)
+        one = await client.json("GET", "/v1/models/scripted")
+        assert one == listed["data"][0]
+        assert (one["object"], one["created"], one["type"], one["display_name"]) == ("model", 0, "model", "scripted")
+        assert one["created_at"].endswith("Z")
+        lost = await client.json("GET", "/v1/models/nope", None, 404, headers={"anthropic-version": "2023-06-01"})
+        assert lost["type"] == "error" and lost["error"]["type"] == "not_found_error"
+
+
+async def test_an_alias_maps_foreign_model_names_and_an_unknown_name_says_how() -> None:
+    aliases = {"claude-haiku-*": "agent:agent", "claude-*": "default", "scripted": "nope"}
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    async with serve_script("one", "two", "three", model_aliases=aliases) as client:
+
+        async def chat(model: str, status: int = 200) -> Any:
+            return await client.json("POST", "/v1/chat/completions", {**body, "model": model}, status)
+
+        assert (await chat("claude-opus-5-5"))["choices"][0]["message"]["content"] == "one"
+        assert (await chat("claude-haiku-4"))["treadle"][-1]["type"] == "run_finished"
+        assert (await chat("scripted"))["choices"][0]["message"]["content"] == "three"  # its own name comes first
+        message = (await chat("gpt-9", 404))["error"]["message"]
+        assert "scripted" in message and "[model_aliases]" in message
 
 
 async def test_health_is_always_there_and_readiness_says_what_is_missing() -> None:

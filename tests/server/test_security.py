@@ -185,6 +185,32 @@ async def test_wrong_tokens_are_slowed_down_and_the_valid_one_is_not() -> None:
         assert await fetch_status(client) == 200
 
 
+async def test_x_api_key_is_a_token_on_every_route_and_on_sockets() -> None:
+    async with serve_script() as client, Client(client.base, "") as stranger:
+        key = {"x-api-key": OWNER.value}
+        assert "sessions" in await stranger.json("GET", "/v1/sessions", headers=key)
+        assert await stranger.json("GET", "/v1/config", headers={**key, "authorization": "Bearer other"})
+        assert await stranger.json("GET", "/v1/config", headers={**client.headers, "x-api-key": "other"})
+        async with stranger.socket("/v1/ws", headers=key):
+            pass
+        port, key_line = client.base.rpartition(":")[2], f"x-api-key: {OWNER.value}"
+        lines = ("GET /v1/config HTTP/1.1", f"Host: 127.0.0.1:{port}", key_line)
+        assert [await send_raw(client, *lines), await send_raw(client, *lines, key_line)] == [200, 401]
+
+
+async def test_a_wrong_x_api_key_counts_as_a_wrong_token() -> None:
+    async with serve_script(max_wrong_tokens=3) as client, Client(client.base, "") as stranger:
+        for status in (401, 401, 401, 429):
+            await stranger.problem("GET", "/v1/config", None, status, headers={"x-api-key": "wrong"})
+        assert await fetch_status(client) == 200
+
+
+async def test_the_probe_of_claude_code_needs_no_token() -> None:
+    async with serve_script() as client, Client(client.base, "") as stranger:
+        async with stranger.request("HEAD", "/api/hello") as answer:
+            assert answer.status == 404
+
+
 async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
     async with serve_script(rate=2) as client:
 

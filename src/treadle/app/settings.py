@@ -42,6 +42,7 @@ _TYPE_NAMES: dict[object, str] = {
     float: "a number",
     float | None: "a number",
     tuple[str, ...]: "a list of texts",
+    dict[str, str]: "a table of names",
 }
 """The text that describes the values of each type in error messages. Other types are a choice of fixed values."""
 
@@ -82,6 +83,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skill_autogen: bool = False
     embed_model: str = ""
     mcp: dict[str, dict[str, Json]] = {}
+    model_aliases: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if self.max_turns is not None and not 0 <= self.max_turns <= MAX_TURNS:
@@ -173,7 +175,7 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
     environment: dict[str, Json] = {}
     for key in Settings.__struct_fields__:
         text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
-        if text and key not in ("mcp", "always"):
+        if text and key not in ("mcp", "model_aliases", "always"):
             words = [word.strip() for word in text.split(",") if word.strip()]
             value = words if key in _LIST_KEYS else text
             environment[key] = _convert_value(key, value, f"TREADLE_{key.upper()}", strict=False)

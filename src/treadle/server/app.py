@@ -45,11 +45,14 @@ class ServerApp(FastAPI):
         """Describe all routes and the token that they need."""
         if self.openapi_schema is None:
             schema = super().openapi()
-            schemes = {"token": {"type": "http", "scheme": "bearer"}}
+            schemes = {
+                "token": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
             components = schema.setdefault("components", {})
             components["securitySchemes"] = schemes
             components.setdefault("schemas", {}).update(problems.build_error_schemas())
-            schema["security"] = [{"token": []}]
+            schema["security"] = [{"token": []}, {"key": []}]
             schema["paths"]["/health"]["get"]["security"] = []
             self.openapi_schema = schema
         return self.openapi_schema

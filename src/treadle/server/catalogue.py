@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, computed_field
 
 from treadle.errors import NotFound
 from treadle.memory.base import MAX_MEMORY_LENGTH, Memory, MemoryKind, MemoryQuery
@@ -46,7 +46,7 @@ class AgentView(BaseModel):
 
 
 class ModelView(BaseModel):
-    """A model or an agent, in the form that OpenAI's clients expect."""
+    """A model or an agent, with the fields that OpenAI's and Anthropic's clients expect."""
 
     id: str
     object: str = "model"
@@ -54,11 +54,31 @@ class ModelView(BaseModel):
     owned_by: str = "treadle"
     loaded: bool = True
     window: int | None = None
+    type: str = "model"
+    created_at: str = "1970-01-01T00:00:00Z"
+
+    @computed_field
+    @property
+    def display_name(self) -> str:
+        return self.id
 
 
 class ModelList(BaseModel):
+    """All models. Anthropic's clients read `first_id`, `last_id` and `has_more`."""
+
     object: str = "list"
     data: list[ModelView]
+    has_more: bool = False
+
+    @computed_field
+    @property
+    def first_id(self) -> str | None:
+        return self.data[0].id if self.data else None
+
+    @computed_field
+    @property
+    def last_id(self) -> str | None:
+        return self.data[-1].id if self.data else None
 
 
 class ConfigView(BaseModel):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from treadle.server.tokens import Token
@@ -17,7 +17,8 @@ class ServerConfig:
 
     `hosts` are further host names of this server, with a port if it differs from the server's own. `origins` are other
     origins whose pages may use it. Every session's workspace is in one of the `roots`. Requests may choose the `models`
-    besides those of the agents. `agent` is the default agent.
+    besides those of the agents. `model_aliases` are further names for them, which may be patterns such as `claude-*`.
+    `agent` is the default agent.
     """
 
     tokens: Sequence[Token] = ()
@@ -25,6 +26,7 @@ class ServerConfig:
     origins: Sequence[str] = ()
     roots: Sequence[Path] = ()
     models: Sequence[str] = ()
+    model_aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     agent: str = "default"
     approval_seconds: float = 300.0
     keep_alive: float = 15.0

@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from treadle.messages import Json
 from treadle.server.config import LOOPBACK_NAMES, ServerConfig
 from treadle.server.tokens import ANYONE, Token
 
@@ -30,7 +31,8 @@ Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
 Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 
-PUBLIC_PATHS = frozenset(("/", "/health", "/login", "/favicon.ico"))
+PUBLIC_PATHS = frozenset(("/", "/health", "/login", "/favicon.ico", "/api/hello"))  # Claude Code probes the last
+TOKEN_HEADERS = frozenset(("authorization", "x-api-key"))
 METHODS_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -40,9 +42,21 @@ SECURITY_HEADERS = [
     (b"x-frame-options", b"DENY"),
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
 ]
+MESSAGES_PATH = "/v1/messages"
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 PREFLIGHT_HEADERS = [
     (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
-    (b"access-control-allow-headers", b"authorization, content-type, idempotency-key, last-event-id"),
+    (
+        b"access-control-allow-headers",
+        b"authorization, x-api-key, content-type, idempotency-key, last-event-id, anthropic-version, anthropic-beta",
+    ),
     (b"access-control-max-age", b"600"),
 ]
 # Possessive quantifiers: a scan takes time linear in the length of the text, whatever the text is.
@@ -64,6 +78,27 @@ class Refusal(Exception):
         super().__init__(message)
         self.status, self.kind, self.message, self.hint = status, kind, message, hint
         self.retry_after, self.field = retry_after, field
+
+
+def is_anthropic(scope: AsgiScope) -> bool:
+    """Whether the client of a request expects Anthropic's forms, by its path or its headers."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path.startswith(MESSAGES_PATH) or any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def build_error_body(refusal: Refusal, *, anthropic: bool = False) -> dict[str, Json]:
+    """The body of a refusal. OpenAI's clients read `code` and `param`; Anthropic's have types of their own."""
+    error = {
+        "type": refusal.kind,
+        "message": refusal.message,
+        "hint": refusal.hint,
+        "code": refusal.kind,
+        "param": refusal.field or None,
+    }
+    if not anthropic:
+        return {"error": error}
+    kind = _ANTHROPIC_KINDS.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {**error, "type": kind}}
 
 
 class RateBucket:
@@ -98,14 +133,16 @@ class Tokens:
         self._tickets: dict[str, tuple[Token, float]] = {}
 
     def find_by_headers(self, headers: dict[str, str]) -> Token | None:
-        """Find the token of a request: in its Authorization header, or else in its login cookie."""
-        if "authorization" in headers:
-            kind, _, value = headers["authorization"].partition(" ")
-            given, found = value.strip().encode("utf-8", "replace"), None
-            for token in self._tokens:  # compare all of them, so that the time taken reveals nothing
-                if hmac.compare_digest(token.value.encode(), given):
-                    found = token
-            return found if kind.lower() == "bearer" else None
+        """Find the token of a request: in its Authorization or x-api-key header, or else in its login cookie."""
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [bearer if kind.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        if TOKEN_HEADERS & headers.keys():
+            found = None
+            for value in (text.strip().encode("utf-8", "replace") for text in given if text):
+                for token in self._tokens:  # compare all of them, so that the time taken reveals nothing
+                    if hmac.compare_digest(token.value.encode(), value):
+                        found = token
+            return found
         # The standard library may take minutes over a hostile header, so we read the cookies ourselves.
         for pair in headers.get("cookie", "").split(";"):
             name, _, value = pair.partition("=")
@@ -243,13 +280,13 @@ class Guard:
         wait = self._tokens.seconds_until_retry(client)
         if wait:
             raise Refusal(429, "too_many_wrong_tokens", "too many requests with a wrong token", retry_after=wait)
-        if "authorization" in headers or "cookie" in headers:
+        if TOKEN_HEADERS & headers.keys() or "cookie" in headers:
             self._tokens.record_wrong_token(client)
         raise Refusal(
             401,
             "unauthorized",
             "this request needs a token",
-            "send it as `Authorization: Bearer TOKEN`, or open the login link that `treadle serve` shows",
+            "send it as `Authorization: Bearer TOKEN` or `x-api-key: TOKEN`, or open the link of `treadle serve`",
         )
 
     def _take_rate(self, token: Token) -> RateBucket:
@@ -320,7 +357,7 @@ def _read_headers(scope: AsgiScope) -> dict[str, str]:
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()
         text = value.decode("latin-1")
-        if key in ("host", "origin", "authorization") and key in found:
+        if key in ("host", "origin", *TOKEN_HEADERS) and key in found:
             text = f"{found[key]}, {text}"
         elif key in found:
             text = f"{found[key]}; {text}" if key == "cookie" else found[key]
@@ -381,8 +418,7 @@ async def send_refusal(scope: AsgiScope, send: Send, refusal: Refusal) -> None:
         if kind not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.kind})
             return
-    error = {"type": refusal.kind, "message": refusal.message, "hint": refusal.hint}
-    body = msgspec.json.encode({"error": error})
+    body = msgspec.json.encode(build_error_body(refusal, anthropic=is_anthropic(scope)))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -1,4 +1,7 @@
-"""Answers every error as `{"error": {"type", "message", "hint"}}` with its status, without tracebacks or secrets."""
+"""Answers every error as `{"error": {"type", "message", "hint"}}` with its status, without tracebacks or secrets.
+
+Anthropic's clients get the form of their own protocol, with the same status.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from starlette.routing import Match
 from starlette.websockets import WebSocketState
 
 from treadle.errors import AlreadyAnswered, Conflict, Expired, ModelError, NotFound, StoreError, TreadleError
-from treadle.server.guard import AsgiScope, Receive, Refusal, Send, send_refusal
+from treadle.server.guard import AsgiScope, Receive, Refusal, Send, build_error_body, is_anthropic, send_refusal
 
 _logger = logging.getLogger("treadle.server")
 RETRY_SECONDS = 5.0
@@ -123,22 +126,10 @@ def build_refusal(error: Exception) -> Refusal:
             return Refusal(500, "internal", "an internal error; nothing that was recorded is lost")
 
 
-def build_error_body(refusal: Refusal) -> dict[str, dict[str, str | None]]:
-    """The body of a refusal. OpenAI's clients read `code` and `param`."""
-    error = {
-        "type": refusal.kind,
-        "message": refusal.message,
-        "hint": refusal.hint,
-        "code": refusal.kind,
-        "param": refusal.field or None,
-    }
-    return {"error": error}
-
-
-def build_error_response(refusal: Refusal) -> JSONResponse:
-    """The response of a refusal."""
+def build_error_response(refusal: Refusal, scope: AsgiScope) -> JSONResponse:
+    """The response of a refusal, in the form that the client of the request expects."""
     headers = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after else None
-    return JSONResponse(build_error_body(refusal), refusal.status, headers)
+    return JSONResponse(build_error_body(refusal, anthropic=is_anthropic(scope)), refusal.status, headers)
 
 
 def describe_validation_error(error: ValidationError, default_field: str) -> str:
@@ -153,7 +144,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def answer_error(connection: HTTPConnection, error: Exception) -> JSONResponse | None:
         refusal = build_refusal(error)
         if not isinstance(connection, WebSocket):
-            return build_error_response(refusal)
+            return build_error_response(refusal, connection.scope)
         if connection.application_state is WebSocketState.CONNECTING:
             await send_refusal(connection.scope, connection.send, refusal)
         return None
@@ -170,9 +161,8 @@ def install_error_handlers(app: FastAPI) -> None:
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=error.headers)
         kinds = {404: "not_found", 405: "method_not_allowed"}
-        answer = build_error_response(
-            Refusal(error.status_code, kinds.get(error.status_code, "bad_request"), str(error.detail))
-        )
+        refusal = Refusal(error.status_code, kinds.get(error.status_code, "bad_request"), str(error.detail))
+        answer = build_error_response(refusal, request.scope)
         answer.headers.update(error.headers or {})
         return answer
 

@@ -25,12 +25,10 @@ from treadle.events import AnyFact, Event, MessageReceived, SessionConfigured
 from treadle.messages import Reply
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import Model, ModelEvent
-from treadle.server.guard import Refusal
-from treadle.server.problems import build_error_body, build_field_error, build_refusal
-from treadle.server.service import Service, Token
+from treadle.server.guard import Refusal, build_error_body
+from treadle.server.problems import build_field_error, build_refusal
+from treadle.server.service import AGENT_PREFIX, Service, Token
 from treadle.server.streams import EventStream, StreamedResponse, describe_content, encode_frames
-
-AGENT_PREFIX = "agent:"
 
 
 def describe_route(kind: type[Struct]) -> dict[str, Any]:
@@ -62,14 +60,15 @@ async def answer_request(
 ) -> Response:
     """Have a model or an agent answer, and send the reply streamed or whole."""
     write = ReplyWriter(dialect)
-    if body.model.startswith(AGENT_PREFIX):
-        session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
+    model = service.resolve_alias(body.model)
+    if model.startswith(AGENT_PREFIX):
+        session, message = await _ask_agent(service, token, model, asked, body.session_id)
         run = session.follow(message)
         if body.stream:
             refusal = _build_shutdown_error(session)
             return EventStream(service.streams, run, write, tail=write.end, at_shutdown=lambda: _encode_error(refusal))
         return _send_json(dialect.complete_run(*await _wait_for_agent(service, session, run, dialect)))
-    replying = _ask_model(service.get_model(body.model), asked)
+    replying = _ask_model(service.get_model(model), asked)
     if body.stream:
         return StreamedResponse(
             service.streams, write.relay(replying), lambda error: _encode_error(build_refusal(error)) + write.end

@@ -86,6 +86,7 @@ def _build_config(settings: Settings, options: ServeOptions) -> tuple[Path, Serv
         origins=tuple(options.origins),
         roots=roots or (settings.folder,),
         models=tuple(options.models),
+        model_aliases=settings.model_aliases,
         agent=settings.agent or "default",
         skill_autogen=settings.skill_autogen,
     )

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
@@ -28,6 +29,9 @@ from treadle.server.registry import Registry
 from treadle.server.streams import OpenStreams
 from treadle.server.tokens import Right, Token
 
+AGENT_PREFIX = "agent:"
+MAX_NAMES = 20
+"""How many models an error message lists."""
 READY_SECONDS = 5.0
 PROBE_SECONDS = 2.0
 
@@ -202,8 +206,16 @@ class Service:
         own = [agent.resolve_model().name for agent in self.runtime.agents.values()]
         return list(dict.fromkeys((*own, *self.config.models)))
 
+    def resolve_alias(self, name: str) -> str:
+        """The name that the operator's aliases give for a name. The name of a model or an agent stays as it is."""
+        if name in self.list_model_names() or name.removeprefix(AGENT_PREFIX) in self.runtime.agents:
+            return name
+        aliases = self.config.model_aliases
+        return next((target for pattern, target in aliases.items() if fnmatchcase(name, pattern)), name)
+
     def get_model(self, name: str) -> Model:
-        """Get a model that requests may use. `default` is the default agent's model."""
+        """Get a model that requests may use, by its name or an alias. `default` is the default agent's model."""
+        name = self.resolve_alias(name)
         if name in ("", "default"):
             name = self.default_agent.resolve_model().name
         self.check_model_name(name)
@@ -213,8 +225,11 @@ class Service:
 
     def check_model_name(self, name: str) -> None:
         """Raise when requests may not use a model of this name."""
-        if name not in self.list_model_names():
-            raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
+        names = self.list_model_names()
+        if name not in names:
+            offered = ", ".join([*names[:MAX_NAMES], *(["…"] if len(names) > MAX_NAMES else [])]) or "none"
+            advice = "the operator can map names in [model_aliases] of the settings"
+            raise NotFound(f"there is no model {name[:200]!r} here; the models are: {offered}; {advice}")
 
     def find_model(self, name: str) -> Model | None:
         """Find a model by its name. Returns None when its key or its package is missing."""

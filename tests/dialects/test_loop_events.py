@@ -55,7 +55,8 @@ def accept(sent: list[dict[str, Any]]) -> None:
                 assert data["call_id"] in detected - completed
             case "replied", "tool_execution_completed":
                 assert data["call_id"] in detected - completed
-                assert set(data["result"]) == {"status", "data"}
+                assert set(data["result"]) == {"status", "data", "treadle_status"}
+                assert data["result"]["status"] in ("success", "partial_success", "failure", "denied")
                 completed.add(data["call_id"])
             case "replied" | "inside", "iteration_completed":
                 assert data["iteration"] == iteration

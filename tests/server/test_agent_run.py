@@ -155,8 +155,8 @@ async def test_a_run_continues_without_its_client_and_can_be_cancelled() -> None
         assert (await client.json("POST", path, {"by": "operator"}))["outcome"]["reason"] == "cancelled"
         detail = await client.json("GET", f"/api/agent/sessions/{session_id}")
         assert detail["status"] == "cancelled" and (detail["iteration"], detail["max_iterations"]) == (1, 10)
-        summary = detail["recent_events"][-1]["data"]["summary"]
-        assert summary["termination"]["reason"] == "operator_terminated"
+        told = await client.json("GET", f"/v1/sessions/{session_id}/events?follow=false&dialect=loop")
+        assert told[-1]["data"]["summary"]["termination"]["reason"] == "operator_terminated"
 
 
 async def test_the_registry_counts_what_happened_and_is_paged_and_filtered_by_status() -> None:
@@ -171,7 +171,7 @@ async def test_the_registry_counts_what_happened_and_is_paged_and_filtered_by_st
         lines = [line for page in pages for line in page["sessions"]]
         assert [line["objective"] for line in lines] == ["job 4", "job 3", "job 1", "job 0"]
         first = lines[-1]
-        assert (first["name"], first["status"], first["thoughts"]) == ("Notes", "completed", 2)
+        assert (first["name"], first["status"], first["thoughts"]) == ("Notes", "completed", 1)
         assert (first["tool_calls"], first["results"], first["errors"]) == (2, 2, 1)
         failed = await client.json("GET", "/api/agent/sessions?status=failed")
         assert [(line["objective"], line["reason"]) for line in failed["sessions"]] == [("job 2", "stuck")]
@@ -203,7 +203,7 @@ async def test_all_sessions_can_be_watched_at_once_and_one_from_its_beginning() 
             names = [one["event"] for one in seen if one["data"]["session_id"] == session_id]
             assert names[0] == "session_started" and names[-1] == "session_ended"
             assert "session_updated" in names and "agent_event" in names
-        async with client.stream(f"/api/agent/sessions/{ids.pop()}/stream") as events:
+        async with client.stream(f"/v1/sessions/{ids.pop()}/events?dialect=loop") as events:
             accept(await read_until(events, event="loop_completed"))
 
 
@@ -221,19 +221,15 @@ async def test_the_live_registry_knows_sessions_that_are_older_than_its_watcher_
             seen += await read_until(events, event="session_ended")
             await sending
         assert {one["data"]["session_id"] for one in seen} == {session_id}
-        told = [one["data"]["event"] for one in seen if one["event"] == "agent_event"]
-        accept(told)
-        assert told[0]["data"]["session_id"] == session_id
         assert (seen[-1]["data"]["status"], seen[-1]["data"]["reason"]) == ("failed", "turn_limit")
-        token = told[-1]["data"]["summary"]["continuation_token"]
-        async with client.stream(f"/api/agent/{session_id}/continue", {"continuation_token": token}) as more:
+        async with client.stream(f"/api/agent/{session_id}/continue", {}) as more:
             await read_until(more, event="loop_started")
 
 
-async def test_who_watches_one_session_comes_back_with_the_last_id_and_gets_the_rest() -> None:
+async def test_who_watches_a_loop_comes_back_with_the_last_id_and_gets_the_rest() -> None:
     async with serve_script(call("note", text="a"), "done") as client:
         session_id = (await run_objective(client, autoApprove=["*"]))[0]["data"]["session_id"]
-        path = f"/api/agent/sessions/{session_id}/stream"
+        path = f"/v1/sessions/{session_id}/events?dialect=loop"
         whole: list[tuple[str, str]] = []
         async with client.stream(path) as events:
             async for one in events:

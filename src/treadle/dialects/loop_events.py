@@ -32,10 +32,14 @@ class LoopConfig(Struct, frozen=True, omit_defaults=True):
 
 
 class LoopToolResult(Struct, frozen=True):
-    """What a tool call gave."""
+    """What a tool call gave. A result whose output was cut is a `partial_success`.
 
-    status: str
+    `treadle_status` is the status in our own log.
+    """
+
+    status: Literal["success", "partial_success", "failure", "denied"]
     data: str
+    treadle_status: str
 
 
 class Termination(Struct, frozen=True, omit_defaults=True):
@@ -201,6 +205,12 @@ _RESOURCES: dict[events.EndReason, str] = {
     "call_limit": "tool_call_limit_reached",
     "doom_loop": "tool_call_limit_reached",
 }
+# A call that exceeds the budget is refused. It has not run, like a denied one.
+_RESULT_STATUSES: dict[events.CallStatus, Literal["success", "failure", "denied"]] = {
+    "ok": "success",
+    "denied": "denied",
+    "refused": "denied",
+}
 RUN_CONTINUES_LATER = "The server is shutting down. The run is not lost: it goes on when the server starts again."
 
 
@@ -337,12 +347,18 @@ def _translate(event: events.Event) -> Sequence[LoopEvent]:
         case events.CallStarted():
             return (ToolExecutionStarted(event.call_id, event.tool, event.arguments, event.attempt),)
         case events.CallFinished():
-            artifact = event.truncation.artifact if event.truncation is not None else ""
-            result = LoopToolResult(event.status, event.output)
-            return (ToolExecutionCompleted(event.call_id, result, event.tool, event.duration, artifact),)
+            return (_complete_execution(event),)
         case events.SignalDetected():
             return (MetaSignalDetected(event.kind, event.detail),)
         case events.ContextCompacted():
             return (ContextCompressed(event.kind, max(0, event.tokens_before - event.tokens_after)),)
         case _:
             return ()
+
+
+def _complete_execution(fact: events.CallFinished) -> ToolExecutionCompleted:
+    status, artifact = _RESULT_STATUSES.get(fact.status, "failure"), ""
+    if fact.truncation is not None:
+        status, artifact = "partial_success" if status == "success" else status, fact.truncation.artifact
+    result = LoopToolResult(status, fact.output, fact.status)
+    return ToolExecutionCompleted(fact.call_id, result, fact.tool, fact.duration, artifact)

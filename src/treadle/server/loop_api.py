@@ -14,10 +14,12 @@ from pydantic.alias_generators import to_camel
 from treadle import Answer, Grant, Limits, Run, RunFinished, events
 from treadle.dialects.base import encode_frame
 from treadle.dialects.loop_events import LoopDialect, build_continuation_token
+from treadle.dialects.registry_events import RegistryDialect, RunStatus, build_agent_events
+from treadle.engine.steps import Rest, next_step
 from treadle.errors import BadInput, Conflict, NotFound
 from treadle.log.base import SessionQuery
 from treadle.server import streams
-from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, RunStatus, classify_run
+from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession
 from treadle.server.service import Approver, CurrentService, LenientBody, Sender, Service, Viewer, filter_preapproved
 from treadle.server.session_control import CancelledView, ResolvedView
 from treadle.server.sessions import MAX_TURNS
@@ -73,6 +75,8 @@ class CancelBody(CamelBody):
 
 
 class AgentSessionDetail(AgentSession):
+    """A session with its last agent events, in the form that the streams send them."""
+
     recent_events: list[dict[str, Any]]
 
 
@@ -181,7 +185,7 @@ async def list_agent_sessions(
         for info in page.sessions:
             if status is None or info.status == "stopped" or STATUSES[info.status] == status:
                 with suppress(NotFound):  # it was deleted meanwhile
-                    line = await service.registry.summarize_session(service.runtime.log, info)
+                    line = await service.registry.summarize_session(service.runtime, info)
                     found += [line] if status in (None, line.status) else []
         cursor = page.cursor
         if len(found) == limit or not cursor:
@@ -199,10 +203,9 @@ async def get_agent_session(service: CurrentService, token: Viewer, session_id: 
     """Show one session with its recent events."""
     info = await service.runtime.log.get_info(session_id)
     facts = await service.runtime.log.read(session_id)
-    dialect = LoopDialect()
-    frames = [frame for fact in facts for frame in dialect.feed(fact)][-MAX_RECENT_EVENTS:]
-    recent = [msgspec.json.decode(encode_frame(frame)) for frame in frames]
-    line = await service.registry.summarize_session(service.runtime.log, info)
+    did = [event for fact in facts for event in build_agent_events(session_id, fact)][-MAX_RECENT_EVENTS:]
+    recent = [msgspec.json.decode(encode_frame(event)) for event in did]
+    line = await service.registry.summarize_session(service.runtime, info)
     return AgentSessionDetail(**line.model_dump(), recent_events=recent)
 
 
@@ -214,56 +217,53 @@ async def stream_agent_session(
     after: Annotated[int, Query(ge=0, le=2**53)] = 0,
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
-    """Stream one session's loop events after `after` or Last-Event-ID, then live."""
+    """Stream one session's registry events after `after` or Last-Event-ID, then live.
+
+    The stream closes after `session_ended`. A session that has ended sends it again to a client that has all events.
+    """
     start = await service.limit_position(session_id, streams.parse_position(last_event_id, after))
     session = await service.runtime.open(session_id)
-    write = streams.DialectWriter(LoopDialect(), start, "event")
-    return streams.EventStream(service.streams, session.watch(), write)
+    state = await session.state()
+    watch, dialect, head = session.watch(), RegistryDialect(session_id), state.seq
+    if state.last is not None and state.run is None and isinstance(next_step(state, 0.0), Rest):
+        start = min(start, state.last.seq - 1)
+        watch.stop_at(state.last.seq)
+    write = streams.DialectWriter(dialect, start, "event")
+
+    def write_until_end(event: events.Event) -> bytes:
+        data = write(event)
+        if isinstance(event, RunFinished) and event.seq > head and not dialect.will_go_on:
+            watch.stop_at(event.seq)
+        return data
+
+    return streams.EventStream(service.streams, watch, write_until_end)
 
 
 async def _follow_all_sessions(service: Service) -> AsyncGenerator[bytes]:
-    dialects: dict[str, LoopDialect] = {}
+    dialects: dict[str, RegistryDialect] = {}
     with service.observer.subscribe() as subscription:
         if service.is_draining:
             subscription.close()
         yield streams.PING
         async for session_id, fact in subscription:
             if session_id not in dialects and not isinstance(fact, SILENT_FACTS):
-                dialects[session_id] = await _build_dialect(service, session_id)
+                dialects[session_id] = await _build_registry_dialect(service, session_id, fact.seq)
             if session_id in dialects:
-                yield _encode_fact(dialects, session_id, fact)
+                yield streams.encode_frames(dialects[session_id].feed(fact), name_field="event")
+            if isinstance(fact, RunFinished):
+                del dialects[session_id]
             if missed := subscription.take_missed():
                 message = f"{missed} events were dropped because they were not read fast enough"
                 message += "; GET /api/agent/sessions has all"
-                yield _encode_event("error", {"message": message, "recoverable": True})
+                data = msgspec.json.encode({"event": "error", "data": {"message": message, "recoverable": True}})
+                yield b"event: error\ndata: %b\n\n" % data
         yield streams.SHUTDOWN_COMMENT
 
 
-def _encode_fact(dialects: dict[str, LoopDialect], session_id: str, fact: events.AnyFact) -> bytes:
-    """Encode the events that one fact means for a watcher of all sessions."""
-    lines: list[bytes] = []
-
-    def add(name: str, **data: Any) -> None:
-        lines.append(_encode_event(name, {"session_id": session_id, **data}))
-
-    match fact:
-        case events.RunStarted():
-            add("session_started", run_id=fact.run_id, max_iterations=fact.limits.turns)
-        case events.TurnStarted():
-            add("session_updated", status="running", iteration=fact.turn)
-        case events.ApprovalRequested() | events.InputRequested():
-            add("session_updated", status="awaiting_approval", call_id=fact.call_id)
-        case events.ApprovalAnswered() | events.InputAnswered():
-            add("session_updated", status="running", call_id=fact.call_id)
-        case _:
-            pass
-    for frame in dialects[session_id].feed(fact):
-        add("agent_event", event=frame)
-    if isinstance(fact, RunFinished):
-        del dialects[session_id]
-        add("session_ended", status=classify_run(fact), reason=fact.reason, iterations=fact.turns)
-    return b"".join(lines)
-
-
-def _encode_event(name: str, data: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"event": name, "data": data}))
+async def _build_registry_dialect(service: Service, session_id: str, before: int) -> RegistryDialect:
+    """Build a dialect that knows the session's facts before a position, unless it was deleted."""
+    dialect = RegistryDialect(session_id)
+    with suppress(NotFound):
+        for fact in await service.runtime.log.read(session_id, limit=before - 1):
+            dialect.feed(fact)
+    return dialect

@@ -7,6 +7,7 @@ STAMP := $(VENV)/.stamp
 UV_VERSION := 0.13.7
 LOCK_FLAGS ?=
 PYTEST_FLAGS ?=
+CLIENTS ?=
 
 # uv brings its own certificates; those of the system are the ones an administrator maintains.
 export UV_SYSTEM_CERTS ?= true
@@ -14,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup system weights run test tests again check fmt bench soak schema picture lock clean
+.PHONY: help setup system weights run test tests again check fmt bench soak clients schema picture lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +60,9 @@ bench: $(STAMP) ## run the benchmarks
 
 soak: $(STAMP) ## run the soak tests, which take minutes or hours
 	$(BIN)/python -m pytest -m soak -n 0 --timeout 3600 $(PYTEST_FLAGS)
+
+clients: $(STAMP) ## install real client programs in .clients, and try each against a real server (needs Node)
+	$(BIN)/python -m tests.clients.run $(CLIENTS)
 
 schema: $(STAMP) ## write docs/events.schema.json from the events
 	@mkdir -p docs

@@ -36,7 +36,7 @@ PUBLIC_NAMES = 30
 WALK_FILES = 45  # it may only fall
 LATE_IMPORTS = {"aiohttp", "fastapi", "uvicorn", "rich", "prompt_toolkit", "openai", "anthropic", "mcp"}
 # Folders of tests that no folder of src has: what the tests share, and tests of the whole.
-TEST_FOLDERS = {"architecture", "cluster", "crash", "kit", "pins", "soak", "web"}
+TEST_FOLDERS = {"architecture", "cluster", "crash", "kit", "pins", "soak", "web", "clients", "seeds"}
 LAYERS = read_layers()
 
 

@@ -48,3 +48,23 @@ async def test_a_session_is_found_by_its_name_however_many_others_hold_that_name
             await runtime.create(name=f"work {number}")
         async with runtime.session(name="work") as session:
             assert session.id == first.id
+
+
+async def test_the_bus_carries_the_facts_of_all_sessions_in_the_order_of_each(tmp_path: Path) -> None:
+    store = Store(tmp_path / "bus.db")
+    agent = Agent(ScriptedModel(call("note", text="x"), "one", call("note", text="y"), "two"), tools=[note])
+    async with Runtime(store.open(), [agent]) as runtime:
+        bus = runtime.watch()
+        sessions = [await runtime.create(), await runtime.create()]
+        for session in sessions:
+            await session.ask("go")
+        seen = [await anext(bus)]
+        while len(seen) < sum([len(await session.facts()) for session in sessions]):
+            seen.append(await anext(bus))
+        for session in sessions:
+            assert [item.fact for item in seen if item.session_id == session.id] == await session.facts()
+    async with Runtime(store.open(), [agent]) as runtime:
+        again = runtime.watch(after=seen[4].cursor)
+        assert [await anext(again) for _ in seen[5:]] == seen[5:]
+        assert [await anext(runtime.watch(0))] == seen[:1]
+    await store.close()

@@ -30,7 +30,7 @@ from treadle.events import (
     SessionRenamed,
     validate_fact,
 )
-from treadle.log.base import Log, SearchHit, SessionPage, SessionQuery
+from treadle.log.base import Log, SearchHit, SessionPage, SessionQuery, StoreWatch
 from treadle.log.open_log import open_log
 from treadle.log.owner import make_owner_name
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
@@ -222,6 +222,14 @@ class Runtime:
     async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
         """List the sessions of this store, the last changed first."""
         return await self.log.list_sessions(query or SessionQuery())
+
+    def watch(self, after: int | None = None) -> StoreWatch:
+        """Watch the facts of all sessions of this store, whoever writes them, until you stop. It never slows a run.
+
+        Each item has a session id, a fact and a cursor. Pass the last cursor as `after` to go on from there, also after
+        a restart. 0 starts with the first fact, None with the next one.
+        """
+        return self.log.watch_all(after)
 
     async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
         """Find the places in transcripts of this store that have all words of `text`."""

@@ -17,7 +17,7 @@ from tests.log.conftest import claim, sqlite_log
 from tests.log.workers import Start, fill_store, read_line, read_pragma
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 from treadle.events import Custom, SessionCreated
-from treadle.log import schema
+from treadle.log import records, schema
 from treadle.log import sqlite_file as store
 from treadle.log.base import Claim
 from treadle.log.sqlite import SqliteLog
@@ -189,6 +189,22 @@ async def test_the_released_steps_lead_to_a_store_of_their_number(path: Path) ->
     await fill_store(path)
     assert run_sql(path, "PRAGMA user_version") == [(len(schema.MIGRATIONS),)]
     assert run_sql(path, "PRAGMA application_id") == [(schema.APPLICATION_ID,)]
+
+
+async def test_the_facts_of_a_store_of_an_older_version_can_all_be_watched(path: Path) -> None:
+    older = store.SqliteFile(path, migrations=schema.MIGRATIONS[:3])
+    with older.transaction as db:
+        num = records.insert_session(
+            db, records.build_first_info("s", [SessionCreated(session_id="s")]), named_by_user=False
+        )
+        facts = [SessionCreated(session_id="s"), Custom(name="a")]
+        records.insert_facts(db, num, records.number_facts(facts, 1.0))
+    older.close()
+    log = SqliteLog(path)
+    await log.post("s", [Custom(name="b")])
+    watch = log.watch_all(0)
+    assert [(await anext(watch)).fact.seq for _ in range(3)] == [1, 2, 3]
+    await log.close()
 
 
 @pytest.mark.parametrize(

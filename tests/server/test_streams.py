@@ -273,3 +273,26 @@ async def test_a_position_beyond_the_end_is_the_end_and_what_comes_then_is_seen(
             sending = asyncio.create_task(client.send(session_id, "again"))
             await read_until(events, event="loop_completed")
             await sending
+
+
+async def test_the_stream_of_all_sessions_resumes_after_any_event() -> None:
+    async with serve_script(call("note", text="a"), "one", "two") as client:
+        async with client.stream("/v1/events") as events:
+            start = (await anext(events)).id
+            sessions = [await client.session(), await client.session()]
+            for session_id in sessions:
+                await client.send(session_id, "go")
+            expected = [await client.facts(session_id) for session_id in sessions]
+            seen = [await anext(events) for _ in [*expected[0], *expected[1]]]
+        assert all(one.data["cursor"] == int(one.id) for one in seen)
+        found = [[one.data["fact"] for one in seen if one.data["session_id"] == session_id] for session_id in sessions]
+        assert found == expected
+        ids = [start, *(one.id for one in seen)]
+        for place in (0, 1, len(seen) // 2, len(seen) - 1):
+            for options in ({"headers": {"Last-Event-ID": ids[place]}}, {"params": {"after": ids[place]}}):
+                async with client.stream("/v1/events", **options) as events:
+                    assert (await anext(events)).id == ids[place]
+                    again = [await anext(events) for _ in seen[place:]]
+                assert [one.data for one in again] == [one.data for one in seen[place:]]
+        await client.problem("GET", "/v1/events?after=-1", status=422)
+        await client.problem("GET", "/v1/events", status=400, headers={"Last-Event-ID": "x"})

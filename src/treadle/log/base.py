@@ -110,6 +110,31 @@ class Watch(AsyncIterator[Event]):
         """End the iteration now."""
 
 
+class StoredFact(Struct, frozen=True):
+    """A fact of any session. `cursor` is its position in the store, which grows with every fact that is stored."""
+
+    session_id: str
+    cursor: int
+    fact: AnyFact
+
+
+class StoreWatch(AsyncIterator[StoredFact]):
+    """The facts of all sessions after a cursor: each exactly once, and those of one session in their order.
+
+    `start` is the cursor after which it started.
+    """
+
+    start: int
+
+    @abstractmethod
+    def ready(self) -> list[StoredFact]:
+        """Return facts that need no waiting, so that a caller can send many at once. May return none."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the iteration now."""
+
+
 class Observer(Protocol):
     """Sees what this process writes to any session, for metrics and live lists of sessions. Must be quick."""
 
@@ -197,6 +222,13 @@ class Log(ABC):
     @abstractmethod
     def watch(self, session_id: str, after: int = 0) -> Watch:
         """Replay from `after`, then follow live, whoever writes. Deltas come only from runs in this process."""
+
+    @abstractmethod
+    def watch_all(self, after: int | None = None) -> StoreWatch:
+        """Watch the facts of all sessions after a cursor, whoever writes. None starts with the next fact.
+
+        A cursor stays valid when the store is opened again. One beyond the last fact starts with the next fact.
+        """
 
     @abstractmethod
     def publish(self, session_id: str, delta: AnyDelta) -> None:

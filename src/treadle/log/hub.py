@@ -14,13 +14,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.events import AnyDelta, AnyFact, Delta, Event, ReasoningDelta, TextDelta
-from treadle.log.base import Log, Watch
+from treadle.log.base import Log, StoredFact, StoreWatch, Watch
 
 RING = 1024
 BATCH = 512
 
 TextFragment = TextDelta | ReasoningDelta
 ReadFacts = Callable[[str, int, int], Awaitable[list[AnyFact]]]
+ReadStore = Callable[[int, int], tuple[list[StoredFact], int]]
+"""Read the facts of all sessions after a cursor, up to a number of positions. Returns them and the last position."""
 
 
 def join_deltas(joined: Sequence[TextFragment], more: Sequence[Event]) -> list[TextFragment]:
@@ -110,14 +112,20 @@ class Channel(Struct):
 class Hub:
     """The channels of one log, by the ids of the sessions that are claimed or watched in this process.
 
-    `on_wait` is called whenever a watch has no event and starts to wait.
+    `on_wait` is called whenever a watch has no event and starts to wait. `store_waiters` are the watches of all
+    sessions that wait for a fact: they read it from the store, so they need no channel.
     """
 
-    def __init__(self, read: ReadFacts, ring: int | None = None, on_wait: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, read: ReadFacts, read_store: ReadStore, ring: int | None = None, on_wait: Callable[[], None] | None = None
+    ) -> None:
         self.ring = RING if ring is None else ring
         self.on_wait = on_wait
         self.read = read
+        self.read_store = read_store
         self.channels: dict[str, Channel] = {}
+        self.store_waiters: set[asyncio.Future[None]] = set()
+        self.is_closed = False
 
     def mark_claimed(self, session_id: str, epoch: int, head: int) -> None:
         """Note that this process runs the session."""
@@ -145,8 +153,17 @@ class Hub:
 
     def close(self) -> None:
         """End all watches."""
+        self.is_closed = True
+        self.wake_store_waiters()
         for session_id in tuple(self.channels):
             self.end_session(session_id)
+
+    def wake_store_waiters(self) -> None:
+        """Wake every watch of all sessions that waits for a fact."""
+        for waiter in self.store_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.store_waiters.clear()
 
     def remove_watcher(self, session_id: str, channel: Channel) -> None:
         """Note that one watch was closed."""
@@ -274,6 +291,47 @@ class HubWatch(Watch):
             self._waiter.set_result(None)
 
 
+class HubStoreWatch(StoreWatch):
+    """One watcher of all sessions. It holds one batch at most and reads the next from the store when that is taken."""
+
+    def __init__(self, hub: Hub, after: int) -> None:
+        self._hub, self.start, self._cursor = hub, after, after
+        self._taken: list[StoredFact] = []  # the next one is last
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_closed = False
+
+    async def __anext__(self) -> StoredFact:
+        while not self._taken:
+            if self._is_closed or self._hub.is_closed:
+                raise StopAsyncIteration
+            # Nothing is awaited between this read and the wait, so no fact can be stored unnoticed.
+            facts, reached = self._hub.read_store(self._cursor, BATCH)
+            if reached == self._cursor:
+                await self._wait()
+            self._cursor, self._taken = reached, facts[::-1]
+        return self._taken.pop()
+
+    def ready(self) -> list[StoredFact]:
+        taken, self._taken = self._taken[::-1], []
+        return taken
+
+    def close(self) -> None:
+        self._is_closed, self._taken = True, []
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        if self._hub.on_wait is not None:
+            self._hub.on_wait()
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        self._hub.store_waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            self._hub.store_waiters.discard(waiter)
+
+
 class HubLog(Log):
     """The part that all logs share: they show stored facts to watchers, observer and listener."""
 
@@ -298,6 +356,8 @@ class HubLog(Log):
 
     def _announce(self, session_id: str, facts: Sequence[AnyFact], seconds: float, *, from_owner: bool = False) -> None:
         """Show facts that were just stored, which took `seconds`. The listener is called only for posts of others."""
+        if self._hub.store_waiters:
+            self._hub.wake_store_waiters()
         channel = self._hub.channels.get(session_id)
         if channel is not None:
             channel.add_facts(facts, from_owner)

@@ -13,9 +13,20 @@ from msgspec.structs import replace
 from treadle.errors import StoreError
 from treadle.events import AnyFact
 from treadle.log import records
-from treadle.log.base import Artifact, Claim, PostResult, SearchHit, SessionInfo, SessionPage, SessionQuery, Watch
+from treadle.log.base import (
+    Artifact,
+    Claim,
+    PostResult,
+    SearchHit,
+    SessionInfo,
+    SessionPage,
+    SessionQuery,
+    StoredFact,
+    StoreWatch,
+    Watch,
+)
 from treadle.log.full_text import extract_text, make_snippet, split_words
-from treadle.log.hub import Hub, HubLog
+from treadle.log.hub import Hub, HubLog, HubStoreWatch
 from treadle.memory.store import InMemoryMemories
 
 
@@ -78,7 +89,8 @@ class InMemoryLog(HubLog):
         self._created = 0
         self._is_closed = False
         self.memories = InMemoryMemories(clock)
-        self._hub = Hub(self.read)
+        self._order: list[tuple[str, int, int]] = []  # session id, session number and seq of every fact ever stored
+        self._hub = Hub(self.read, self._read_store)
 
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
         self._check_open()
@@ -87,8 +99,10 @@ class InMemoryLog(HubLog):
         numbered = records.number_facts(facts, self._clock())
         info = records.build_first_info(session_id, numbered)
         self._created += 1
-        self._sessions[session_id] = _Session(self._created, info, numbered)
+        session = self._sessions[session_id] = _Session(self._created, info, numbered)
+        self._note_order(session, numbered)
         records.stamp_created(facts, numbered)
+        self._hub.wake_store_waiters()
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
         session = self._get_session(session_id)
@@ -96,6 +110,7 @@ class InMemoryLog(HubLog):
             return PostResult(session.keys[key], is_new=False)
         now = self._clock()
         session.add(facts, now, key)
+        self._note_order(session, facts)
         if wake:
             session.wake_at = now if session.wake_at is None else min(session.wake_at, now)
         self._announce(session_id, facts, 0.0)
@@ -156,6 +171,7 @@ class InMemoryLog(HubLog):
         if len(session.facts) != expected_seq:
             raise records.build_position_moved(claim, len(session.facts), expected_seq)
         session.add(facts, self._clock(), key)
+        self._note_order(session, facts)
         self._announce(claim.session_id, facts, 0.0, from_owner=True)
 
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
@@ -164,6 +180,24 @@ class InMemoryLog(HubLog):
 
     def watch(self, session_id: str, after: int = 0) -> Watch:
         return self._hub.watch(session_id, after, len(self._get_session(session_id).facts))
+
+    def watch_all(self, after: int | None = None) -> StoreWatch:
+        self._check_open()
+        last = len(self._order)
+        return HubStoreWatch(self._hub, last if after is None else min(max(after, 0), last))
+
+    def _note_order(self, session: _Session, facts: Sequence[AnyFact]) -> None:
+        self._order.extend((session.entry.id, session.number, fact.seq) for fact in facts)
+
+    def _read_store(self, after: int, count: int) -> tuple[list[StoredFact], int]:
+        self._check_open()
+        found: list[StoredFact] = []
+        places = self._order[after : after + count]
+        for cursor, (session_id, number, seq) in enumerate(places, after + 1):
+            session = self._sessions.get(session_id)
+            if session is not None and session.number == number:  # otherwise it was deleted
+                found.append(StoredFact(session_id, cursor, session.facts[seq - 1]))
+        return found, after + len(places)
 
     async def get_info(self, session_id: str) -> SessionInfo:
         return self._get_session(session_id).info

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from treadle import events
 from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved, StoreDamaged, StoreTooNew
 from treadle.events import AnyFact, decode_fact, serialize_event, stamp_fact
-from treadle.log.base import Claim, SessionInfo, Status
+from treadle.log.base import Claim, SessionInfo, Status, StoredFact
 from treadle.log.owner import is_gone
 
 _CURSOR = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,2})?)_(\d{1,18})", re.ASCII)
@@ -203,6 +203,11 @@ _DUE = f"""SELECT num, id, agent, {HEAD_SQL}, epoch FROM sessions WHERE num = (
             SELECT num, agent, lease FROM sessions WHERE owner <> '' AND (lease <= ? OR owner IN ({{gone}})))
         {{agents}} ORDER BY since, num LIMIT 1)"""
 
+_STORE = """SELECT position, stored.place, sessions.id, facts.body
+    FROM (SELECT position, place FROM stored_order WHERE position > ? ORDER BY position LIMIT ?) AS stored
+    LEFT JOIN facts ON facts.place = stored.place LEFT JOIN sessions ON sessions.num = stored.place >> 32
+    ORDER BY position"""
+
 Candidate = tuple[int, str, str, int, int]
 """A session that can be claimed: number, id, agent, head, epoch."""
 
@@ -251,20 +256,38 @@ def read_facts(db: sqlite3.Connection, num: int, after: int = 0, limit: int | No
         "SELECT body FROM facts WHERE place > ? AND place <= ? ORDER BY place LIMIT ?",
         (base + after, base + SEQ_MASK, -1 if limit is None else limit),
     )
-    facts: list[AnyFact] = []
+    return [_read_body(body, seq) for seq, (body,) in enumerate(rows, after + 1)]
+
+
+def _read_body(body: bytes, seq: int) -> AnyFact:
     try:
-        for (body,) in rows:
-            facts.append(decode_fact(body))
+        return decode_fact(body)
     except msgspec.ValidationError as error:
         raise StoreTooNew(
-            f"fact {after + len(facts) + 1} was written by a newer treadle ({error}); nothing was changed. Upgrade "
-            "treadle to read this session"
+            f"fact {seq} was written by a newer treadle ({error}); nothing was changed. Upgrade treadle to read this "
+            "session"
         ) from error
     except msgspec.DecodeError as error:
-        raise StoreDamaged(
-            f"fact {after + len(facts) + 1} cannot be read ({error}); the facts before it can. Restore a backup"
-        ) from error
-    return facts
+        raise StoreDamaged(f"fact {seq} cannot be read ({error}); the facts before it can. Restore a backup") from error
+
+
+def read_store(db: sqlite3.Connection, after: int, count: int) -> tuple[list[StoredFact], int]:
+    """Read the facts of all sessions at up to `count` positions after a cursor, and return the last position too.
+
+    A deleted session leaves positions without a fact.
+    """
+    rows = db.execute(_STORE, (after, count)).fetchall()
+    facts = [
+        StoredFact(session_id, position, _read_body(body, place & SEQ_MASK))
+        for position, place, session_id, body in rows
+        if body is not None
+    ]
+    return facts, rows[-1][0] if rows else after
+
+
+def fetch_last_cursor(db: sqlite3.Connection) -> int:
+    """Fetch the position of the fact that was stored last, or 0."""
+    return db.execute("SELECT coalesce(max(position), 0) FROM stored_order").fetchone()[0]
 
 
 def find_by_key(db: sqlite3.Connection, num: int, key: str) -> list[AnyFact] | None:

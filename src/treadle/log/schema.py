@@ -78,6 +78,15 @@ MIGRATIONS: tuple[Migration, ...] = (
         f"CREATE INDEX memories_text ON memories ({TEXT_SQL})",
         f"CREATE INDEX memories_kind ON memories ({KIND_SQL}) WHERE {KIND_SQL} IS NOT NULL",
     ),
+    (
+        # The order in which the facts of all sessions were stored. SQLite has one writer at a time, so a reader never
+        # sees a position before an earlier one. A deleted session leaves its rows: no position is ever given twice.
+        "CREATE TABLE stored_order (position INTEGER PRIMARY KEY, place INTEGER NOT NULL)",
+        "INSERT INTO stored_order (place) SELECT place FROM facts ORDER BY place",
+        # A trigger keeps an append in mid-run one statement.
+        """CREATE TRIGGER facts_stored AFTER INSERT ON facts
+            BEGIN INSERT INTO stored_order (place) VALUES (new.place); END""",
+    ),
 )
 
 

@@ -18,9 +18,20 @@ import msgspec
 from treadle.errors import ClaimLost, NotFound, PositionMoved, StoreError
 from treadle.events import AnyFact
 from treadle.log import records
-from treadle.log.base import Artifact, Claim, PostResult, SearchHit, SessionInfo, SessionPage, SessionQuery, Watch
+from treadle.log.base import (
+    Artifact,
+    Claim,
+    PostResult,
+    SearchHit,
+    SessionInfo,
+    SessionPage,
+    SessionQuery,
+    StoredFact,
+    StoreWatch,
+    Watch,
+)
 from treadle.log.full_text import build_match_query, extract_text, has_unspaced_script, make_snippet, prepare_for_index
-from treadle.log.hub import Channel, Hub, HubLog
+from treadle.log.hub import Channel, Hub, HubLog, HubStoreWatch
 from treadle.log.owner import is_gone
 from treadle.log.sqlite_file import Durability, SqliteFile
 from treadle.memory.store import SqliteMemories
@@ -75,7 +86,7 @@ class SqliteLog(HubLog):
         with self._file.connection as db:
             db.create_function("contains_text", 2, records.contains_text, deterministic=True)
         self.memories = SqliteMemories(self._file, clock)
-        self._hub = Hub(self.read, on_wait=self._schedule_poll)
+        self._hub = Hub(self.read, self._read_store, on_wait=self._schedule_poll)
         self._numbers: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_loop: asyncio.AbstractEventLoop | None = None
@@ -91,6 +102,7 @@ class SqliteLog(HubLog):
             num = records.insert_session(db, info, named_by_user=records.summarize_changes(numbered).named_by_user)
             records.insert_facts(db, num, numbered)
         records.stamp_created(facts, numbered)
+        self._hub.wake_store_waiters()
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
         now, began = self._clock(), time.perf_counter()
@@ -232,6 +244,15 @@ class SqliteLog(HubLog):
             (head,) = records.fetch_session(db, records.HEAD_SQL, session_id)
         return self._hub.watch(session_id, after, head)
 
+    def watch_all(self, after: int | None = None) -> StoreWatch:
+        with self._file.connection as db:
+            last = records.fetch_last_cursor(db)
+        return HubStoreWatch(self._hub, last if after is None else min(max(after, 0), last))
+
+    def _read_store(self, after: int, count: int) -> tuple[list[StoredFact], int]:
+        with self._file.connection as db:
+            return records.read_store(db, after, count)
+
     async def get_info(self, session_id: str) -> SessionInfo:
         with self._file.connection as db:
             return records.build_session_info(records.fetch_session(db, records.INFO_COLUMNS, session_id))
@@ -363,13 +384,14 @@ class SqliteLog(HubLog):
 
     def _poll(self) -> None:
         self._timer = None
-        if not self._file.is_open or not self._hub.channels:
+        if not self._file.is_open or not (self._hub.channels or self._hub.store_waiters):
             return
         self._schedule_poll()
         # A failure loses only a hint. The next read or write raises the error.
         with suppress(StoreError), self._file.connection as db:
             version: int = db.execute("PRAGMA data_version").fetchone()[0]
             if version != self._data_version:
+                self._hub.wake_store_waiters()
                 for session_id, channel in tuple(self._hub.channels.items()):
                     self._update_channel(db, session_id, channel)
                 self._data_version = version

@@ -22,7 +22,14 @@ from treadle.export.transcript import Form, render_transcript
 from treadle.log.base import SessionQuery
 from treadle.server.service import Approver, CurrentService, Sender, Service, StrictBody, Token, Viewer
 from treadle.server.sessions import LimitsBody, PendingQuestion, RunOutcome, SessionView
-from treadle.server.streams import DialectWriter, EventStream, describe_content, parse_position
+from treadle.server.streams import (
+    SSE_RESPONSES,
+    DialectWriter,
+    EventStream,
+    describe_content,
+    encode_stored_fact,
+    parse_position,
+)
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 MAX_PENDING = 1000
@@ -129,6 +136,23 @@ async def stream_events(
         return EventStream(service.streams, session.watch(), write)
     translated = [(fact.seq, dialect.feed(fact)) for fact in await session.facts()]
     return _build_array([frame for seq, frames in translated if seq > after for frame in frames])
+
+
+@router.get("/events", response_class=Response, responses=SSE_RESPONSES)
+async def stream_all_events(
+    service: CurrentService,
+    token: Viewer,
+    after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+    last_event_id: Annotated[str, Header(max_length=40)] = "",
+) -> Any:
+    """Stream the facts of all sessions after the cursor `after` or Last-Event-ID, then live.
+
+    Without a cursor the stream starts with the next fact; 0 starts with the first.
+    """
+    cursor = parse_position(last_event_id) if last_event_id else after
+    watch = service.runtime.watch(cursor)
+    # A client that reconnects before the first fact needs a cursor too.
+    return EventStream(service.streams, watch, encode_stored_fact, head=b"id: %d\n\n" % watch.start)
 
 
 def _build_array(items: Sequence[Struct]) -> Response:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 from starlette.responses import Response
@@ -15,10 +15,11 @@ from treadle import Run
 from treadle.dialects.base import Dialect, encode_frame
 from treadle.errors import BadInput
 from treadle.events import Delta, Event, serialize_event
-from treadle.log.base import Watch
+from treadle.log.base import StoredFact, StoreWatch, Watch
 from treadle.server.guard import AsgiScope, Receive, Send
 
-EventWriter: TypeAlias = Callable[[Event], bytes]
+Item = TypeVar("Item")
+EventWriter: TypeAlias = Callable[[Item], bytes]
 
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -91,6 +92,11 @@ def encode_frames(frames: Sequence[Struct], seq: int = 0, name_field: str = "") 
             lines.append(b"event: %b\n" % name.encode())
         lines.append(b"data: %b\n\n" % encode_frame(frame))
     return b"".join(lines)
+
+
+def encode_stored_fact(stored: StoredFact) -> bytes:
+    """Encode a fact of any session. Its id is the cursor in the store."""
+    return b"id: %d\ndata: %b\n\n" % (stored.cursor, encode_frame(stored))
 
 
 class OpenConnection(Protocol):
@@ -219,29 +225,43 @@ class StreamedResponse(Response):
             self.pinging = False
 
 
-class EventStream(StreamedResponse):
-    """Sends the events of a session or a run until they end, the client leaves or the server stops.
+class EventSource(Protocol[Item]):
+    """Events to send: a watch of a session or of all sessions, or a run."""
 
-    `tail` is sent after the events, and what `at_shutdown` returns is sent when the server stops before their end.
+    def __aiter__(self) -> AsyncIterator[Item]: ...
+
+    def ready(self) -> list[Item]: ...
+
+
+class EventStream(StreamedResponse):
+    """Sends events until they end, the client leaves or the server stops.
+
+    `head` is sent before the events and `tail` after them. What `at_shutdown` returns is sent when the server stops
+    before their end.
     """
 
     def __init__(
         self,
         streams: OpenStreams,
-        events: Watch | Run,
-        write: EventWriter,
+        events: EventSource[Item],
+        write: EventWriter[Item],
         *,
+        head: bytes = b"",
         tail: bytes = b"",
         at_shutdown: Callable[[], bytes] = lambda: b"",
     ) -> None:
-        super().__init__(streams, self._write_events(write, tail, at_shutdown))
-        self._events = events
+        super().__init__(streams, self._write_events(events, write, (head, tail), at_shutdown))
+        self._events: EventSource[Any] = events
 
     async def _write_events(
-        self, write: EventWriter, tail: bytes, at_shutdown: Callable[[], bytes]
+        self,
+        events: EventSource[Item],
+        write: EventWriter[Item],
+        around: tuple[bytes, bytes],
+        at_shutdown: Callable[[], bytes],
     ) -> AsyncGenerator[bytes]:
-        events = self._events
-        yield b""  # sends the head, however late the first event comes
+        head, tail = around
+        yield head  # also sends the status, however late the first event comes
         async for event in events:
             data = write(event)
             for more in events.ready():
@@ -254,5 +274,5 @@ class EventStream(StreamedResponse):
         """End the events."""
         if isinstance(self._events, Run):
             self._events.detach()
-        else:
+        elif isinstance(self._events, Watch | StoreWatch):
             self._events.close()

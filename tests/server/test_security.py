@@ -207,8 +207,7 @@ async def test_a_wrong_x_api_key_counts_as_a_wrong_token() -> None:
 
 async def test_the_probe_of_claude_code_needs_no_token() -> None:
     async with serve_script() as client, Client(client.base, "") as stranger:
-        async with stranger.request("HEAD", "/api/hello") as answer:
-            assert answer.status == 404
+        assert await fetch_status(stranger, "HEAD", "/api/hello") == 404
 
 
 async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:

@@ -194,7 +194,7 @@ async def test_a_cut_off_call_keeps_its_missing_arguments() -> None:
         ([chunk(content="<th"), chunk(content="ink>h"), chunk(content="m</thi"), chunk(content="nk>yes")], "hm", "yes"),
         ([chunk(content="hm, so</think>yes")], "hm, so", "yes"),
         ([chunk(content="hm\n</think>\n\nyes")], "hm", "yes"),
-        ([chunk(content="see <think>x</think>")], "", "see <think>x</think>"),
+        ([chunk(content="see <think>x</think>")], "x", "see "),
         ([chunk(content=text) for text in ("<think>a</think>", "\n", "\n\nb", "\nc")], "a", "b\nc"),
         ([chunk(content="<think>all of it</thi")], "all of it</thi", ""),
         ([chunk(content="<thi")], "", "<thi"),

@@ -86,6 +86,19 @@ async def test_a_reply_becomes_deltas_and_one_reply_in_one_piece_or_byte_by_byte
             assert (whole.calls, whole.usage.cached_tokens) == (CALLS, 60)
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("leak", ["◁think▷hm◁/think▷", "thought\nhm\n\n", "<|channel|>analysis<|message|>hm<|end|>"])
+async def test_leaked_reasoning_is_reasoning_with_every_protocol(protocol: str, leak: str) -> None:
+    fake, make = PROTOCOLS[protocol]
+    reply = Reply(text=f"{leak}I add.")
+    async with fake([reply, Odd(reply, split=1)]) as server:
+        for events in [await collect_events(make(server), ask("hi")) for _ in range(2)]:
+            whole = events[-1]
+            assert isinstance(whole, Reply) and (whole.text, whole.reasoning) == ("I add.", "hm")
+            assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "I add."
+            assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "hm"
+
+
 @pytest.mark.parametrize(
     ("protocol", "kinds"),
     [

@@ -1,6 +1,7 @@
 """Turn a model's reply into facts: read its marks, make its call ids unique, detect repeated calls. Pure.
 
-Marks are tags such as <answer> or <stuck>. One splitter reads the live stream and the whole text, so both agree.
+Marks are tags such as <answer> or <stuck>. One splitter reads the live stream and the whole text, so both agree. It
+gets the answer without the reasoning that leaked into it.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ import re
 from collections.abc import Callable, Collection
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
+from treadle.engine.leaked_reasoning import ReasoningSplitter, split_reasoning
 from treadle.engine.state import RunState, State, build_signature
 from treadle.errors import ModelError
 from treadle.events import AnyFact, ModelReplied, SignalDetected, SignalKind
 from treadle.messages import Call, ModelMessage, Reply, Request, estimate_message, estimate_request, replace_surrogates
 
-_THINKING = ("thinking", "think", "reasoning")
 _KINDS: dict[str, SignalKind] = {"answer": "answered", "uncertain": "uncertain", "stuck": "stuck", "yield": "yielded"}
-_NAMES = "|".join((*_THINKING, *_KINDS))
-_STARTS = "|".join(sorted({name[:end] for name in (*_THINKING, *_KINDS) for end in range(len(name))}, reverse=True))
-_TAG = re.compile(rf"<(/?)({_NAMES})((?:\s+[\w-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s<>\"']+))*)\s*(/?)>")
+_NAMES = "|".join(_KINDS)
+_STARTS = "|".join(sorted({name[:end] for name in _KINDS for end in range(len(name))}, reverse=True))
+_TAG = re.compile(rf"<(/?)({_NAMES})((?:\s+[\w-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s<>\"']+))*)\s*/?>")
 _TAG_START = re.compile(rf"</?(?:{_STARTS}|(?:{_NAMES})(?:\s[^<>]*|/)?)\Z")
 _CONFIDENCE = re.compile(r"confidence\s*=\s*[\"']?([0-9.]+)")
 _LONGEST_TAG = 120
@@ -141,39 +142,35 @@ class MarkSplitter(Struct):
     signals: list[SignalKind] = []
     confidence: float | None = None
     _held: str = ""
-    _thinking: bool = False
+    _reasoning: ReasoningSplitter = field(default_factory=ReasoningSplitter)
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return the answer text and the reasoning that are certain by now."""
-        if not self._held and "<" not in text:
-            return ("", text) if self._thinking else (text, "")
-        text = self._held + text
-        start = _TAG_START.search(text, max(0, len(text) - _LONGEST_TAG))
-        self._held = text[start.start() :] if start else ""
-        return self._split(text[: start.start()] if start else text)
+        text, reasoning = self._reasoning.feed(text)
+        return self.remove_marks(text), reasoning
 
     def finish(self) -> tuple[str, str]:
         """Return the text that was held back: no more text follows."""
+        text, reasoning = self._reasoning.finish()
+        answer = self.remove_marks(text)
         rest, self._held = self._held, ""
-        return ("", rest) if self._thinking else (rest, "")
+        return answer + rest, reasoning
 
-    def _split(self, text: str) -> tuple[str, str]:
-        answer: list[str] = []
-        reasoning: list[str] = []
-        position = 0
-        for tag in _TAG.finditer(text):
-            name, is_opening = tag[2], not tag[1]
-            # Inside reasoning the model only writes about a mark.
-            if len(tag[0]) > _LONGEST_TAG or (self._thinking and name in _KINDS):
-                continue
-            (reasoning if self._thinking else answer).append(text[position : tag.start()])
-            position = tag.end()
-            if name in _THINKING:
-                self._thinking = is_opening and not tag[4]
-            elif is_opening:
-                self._record_signal(_KINDS[name], tag[3])
-        (reasoning if self._thinking else answer).append(text[position:])
-        return "".join(answer), "".join(reasoning)
+    def remove_marks(self, text: str) -> str:
+        """Return the text without the marks in it, as far as that is certain by now."""
+        if not self._held and "<" not in text:
+            return text
+        text = self._held + text
+        start = _TAG_START.search(text, max(0, len(text) - _LONGEST_TAG))
+        self._held = text[start.start() :] if start else ""
+        return _TAG.sub(self._take_mark, text[: start.start()] if start else text)
+
+    def _take_mark(self, tag: re.Match[str]) -> str:
+        if len(tag[0]) > _LONGEST_TAG:
+            return tag[0]
+        if not tag[1]:
+            self._record_signal(_KINDS[tag[2]], tag[3])
+        return ""
 
     def _record_signal(self, kind: SignalKind, attributes: str) -> None:
         if kind not in self.signals:
@@ -196,19 +193,8 @@ class SplitReply(Struct, frozen=True):
 
 def split_marks(text: str) -> SplitReply:
     """Remove the marks and the leaked reasoning from a whole text."""
-    if "<" not in text:
-        return SplitReply(text if text.strip() else "", "", (), None)
-    # Some chat templates open the thinking block in the prompt, so only its end is in the reply.
-    leaked = re.match(rf"(?s)(?:(?!<(?:{'|'.join(_THINKING)})[\s>]).)*?</(?:{'|'.join(_THINKING)})>", text)
-    prefix = ""
-    if leaked:
-        prefix, text = leaked[0][: leaked[0].rindex("</")].strip(), text[leaked.end() :]
+    said, reasoning = split_reasoning(text)
     splitter = MarkSplitter()
-    answer, reasoning = map("".join, zip(splitter.feed(text), splitter.finish(), strict=True))
-    is_changed = leaked is not None or splitter.signals or reasoning or not answer.strip()
-    return SplitReply(
-        answer.strip() if is_changed else answer,
-        "\n".join(piece for piece in (prefix, reasoning.strip()) if piece),
-        tuple(splitter.signals),
-        splitter.confidence,
-    )
+    answer = splitter.remove_marks(said) + splitter.finish()[0]
+    is_changed = splitter.signals or len(said) < len(text) or not answer.strip()
+    return SplitReply(answer.strip() if is_changed else answer, reasoning, tuple(splitter.signals), splitter.confidence)

@@ -30,7 +30,6 @@ class Quirks(Struct, frozen=True):
     schema_mode: Literal["json_schema", "json_object", "prompt"] = "json_schema"
     id_rule: wire_format.IdRule = wire_format.OPENAI_IDS
     recovers_text_calls: bool = True
-    splits_think_tags: bool = True
     replays_reasoning: bool = False
     needs_thought_signatures: bool = False
     sends_cache_key: bool = False
@@ -202,7 +201,6 @@ class ChatReader(ReplyReader[_Chunk]):
             MessageStream(_CHUNKS),
             sent,
             tools=request.tools if quirks.recovers_text_calls and request.tool_choice != "none" else (),
-            splits_think_tags=quirks.splits_think_tags,
         )
         self._replays_reasoning = quirks.replays_reasoning
         self._reasoning_details: list[Raw] = []

@@ -31,7 +31,6 @@ class OllamaChat(ListFormat):
             MessageStream(_LINES, is_framed=False),
             sent,
             tools=request.tools if request.tool_choice != "none" else (),
-            splits_think_tags=True,
         )
 
     def _write_system(self, request: Request) -> bytes:

@@ -34,11 +34,7 @@ class Provider(Struct, frozen=True):
 
 
 _OPENAI = Quirks(
-    limit_field="max_completion_tokens",
-    recovers_text_calls=False,
-    splits_think_tags=False,
-    sends_cache_key=True,
-    accepts_files=True,
+    limit_field="max_completion_tokens", recovers_text_calls=False, sends_cache_key=True, accepts_files=True
 )
 _REPLAYING = Quirks(replays_reasoning=True)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
+from treadle.engine.leaked_reasoning import ReasoningSplitter
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import Call, FinishReason, Reply, ToolSpec, Usage
@@ -21,7 +22,6 @@ from treadle.models.base import ModelEvent
 from treadle.models.wire_format import ReportedUsage, TokenDetails, WireFormat, estimate_tokens, new_call_id, read_type
 
 T = TypeVar("T")
-_OPENING_TAG, _CLOSING_TAG = "<think>", "</think>"
 _LONGEST_EVENT = 1 << 24
 _MOST_HELD = 1 << 26
 """How many bytes may come without the end of a message. Some messages hold images, but none is endless."""
@@ -190,56 +190,6 @@ def _quote(text: bytes) -> str:
     return repr(text[:200].decode("utf-8", "replace"))
 
 
-class ThinkSplitter:
-    """Separates a `<think>` block from the answer in text that arrives in pieces.
-
-    Only a block at the very beginning counts: a tag in the middle of an answer is part of the answer. A piece is
-    held back only while it may be a part of a tag.
-    """
-
-    def __init__(self) -> None:
-        self._mode: Literal["start", "reasoning", "gap", "text"] = "start"
-        self._held: str = ""
-
-    def feed(self, text: str) -> tuple[str, str]:
-        """`(reasoning, text)` of this piece."""
-        if self._mode == "text":
-            return "", text
-        text, self._held, reasoning = self._held + text, "", ""
-        if self._mode == "start":
-            bare = text.lstrip()
-            if bare != _OPENING_TAG and _OPENING_TAG.startswith(bare):
-                self._held = text
-                return "", ""
-            if not bare.startswith(_OPENING_TAG):
-                self._mode = "text"
-                return "", text
-            self._mode = "reasoning"
-            text = bare[len(_OPENING_TAG) :]
-        if self._mode == "reasoning":
-            reasoning, tag, text = text.partition(_CLOSING_TAG)
-            if not tag:
-                lengths = range(min(len(_CLOSING_TAG) - 1, len(reasoning)), 0, -1)
-                self._held = next((end for n in lengths if _CLOSING_TAG.startswith(end := reasoning[-n:])), "")
-                return reasoning.removesuffix(self._held), ""
-            self._mode = "gap"
-        text = text.lstrip("\n")  # the empty lines between a block and the answer
-        if text:
-            self._mode = "text"
-        return reasoning, text
-
-    def finish(self) -> tuple[str, str]:
-        """`(reasoning, text)` that was still held back when the text ended."""
-        held, self._held = self._held, ""
-        return (held, "") if self._mode == "reasoning" else ("", held)
-
-
-def split_unopened_block(text: str) -> tuple[str, str]:
-    """`(reasoning, text)` of a complete reply whose opening tag was dropped by the chat template."""
-    reasoning, tag, rest = text.partition(_CLOSING_TAG)
-    return (reasoning.strip(), rest.lstrip()) if tag and _OPENING_TAG not in reasoning else ("", text)
-
-
 class PendingCall(Struct):
     """One call as its pieces arrive.
 
@@ -277,7 +227,7 @@ class PendingCall(Struct):
 class ReplyBuilder:
     """Collects the pieces of a reply. `take_deltas` returns the deltas since it was last called."""
 
-    def __init__(self, *, splits_think_tags: bool = False) -> None:
+    def __init__(self) -> None:
         self.texts: list[str] = []
         self.reasoning: list[str] = []
         self.calls: list[PendingCall] = []
@@ -285,7 +235,7 @@ class ReplyBuilder:
         self._run: list[str] = []
         self._is_reasoning = False
         self._changed: list[PendingCall] = []
-        self._splitter = ThinkSplitter() if splits_think_tags else None
+        self._splitter = ReasoningSplitter()
 
     def add_text(self, text: str) -> None:
         if self._is_reasoning:
@@ -325,10 +275,8 @@ class ReplyBuilder:
                 call.arguments.append(call.initial_arguments)
                 self.mark_changed(call)
         deltas = self.take_deltas()
-        if self._splitter is not None:
-            self._add_deltas(*self._splitter.finish())
-            deltas += self.take_deltas()
-        return deltas
+        self._add_deltas(*self._splitter.finish())
+        return deltas + self.take_deltas()
 
     def join_text(self) -> str:
         """The text so far, with pieces that no delta has carried yet: a failure may follow right behind them."""
@@ -339,9 +287,7 @@ class ReplyBuilder:
     def join_texts(self) -> tuple[str, str]:
         """`(text, reasoning)` of the complete reply."""
         text, reasoning = "".join(self.texts), "".join(self.reasoning)
-        if self._splitter is not None and not reasoning and _CLOSING_TAG in text:
-            reasoning, text = split_unopened_block(text)
-        return text, reasoning
+        return self._splitter.correct(text, reasoning) if self._splitter.misread else (text, reasoning)
 
     def build_calls(self, *, is_cut_off: bool) -> tuple[Call, ...]:
         """The calls. Missing arguments are an empty object, unless the reply was cut off before them."""
@@ -362,13 +308,11 @@ class ReplyBuilder:
         text = "".join(self._run)
         self._run.clear()
         if self._is_reasoning:
-            self._add_deltas(text, "")
-        elif self._splitter is None:
             self._add_deltas("", text)
         elif text:
             self._add_deltas(*self._splitter.feed(text))
 
-    def _add_deltas(self, reasoning: str, text: str) -> None:
+    def _add_deltas(self, text: str, reasoning: str) -> None:
         if reasoning:
             self.reasoning.append(reasoning)
             self._deltas.append(ReasoningDelta(text=reasoning))
@@ -394,20 +338,14 @@ class ReplyReader(ABC, Generic[T]):
     """The reasons to finish that become "calls" when the reply has calls."""
 
     def __init__(
-        self,
-        wire: WireFormat,
-        stream: MessageStream[T],
-        sent: int,
-        *,
-        tools: tuple[ToolSpec, ...] = (),
-        splits_think_tags: bool = False,
+        self, wire: WireFormat, stream: MessageStream[T], sent: int, *, tools: tuple[ToolSpec, ...] = ()
     ) -> None:
         self.is_done = False
         self._wire = wire
         self._stream = stream
         self._sent = sent
         self._tools = tools
-        self._builder = ReplyBuilder(splits_think_tags=splits_think_tags)
+        self._builder = ReplyBuilder()
         self._refusal: list[str] = []
         self._finish_reason = ""
         self._usage: ReportedUsage | None = None

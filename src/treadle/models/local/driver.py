@@ -7,12 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from treadle.errors import ModelError
-from treadle.events import CallDelta, TextDelta
+from treadle.events import CallDelta
 from treadle.messages import Call, Json, Reply, Request, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
 from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.llama_process import CompletionPiece, LlamaEngine
+from treadle.models.reply_reader import ReplyBuilder
 from treadle.models.wire_format import new_call_id
 
 TEMPERATURE = 0.3
@@ -37,27 +38,33 @@ class Driver(ABC):
 
     async def _stream_text(
         self, prompt: str, options: dict[str, Json], before: Reply | None = None
-    ) -> AsyncGenerator[TextDelta | Reply, None]:
+    ) -> AsyncGenerator[ModelEvent, None]:
         """Continue `prompt`: the text as it comes, then the reply. Its text begins on a new line after `before`."""
         before = before or Reply()
-        text = ""
+        builder = ReplyBuilder()
+        has_begun = False
         last = CompletionPiece()
         earlier = f"{before.text}\n" if before.text else ""
         try:
             async with aclosing(self._engine.stream_pieces(prompt, options)) as pieces:
                 async for last in pieces:
-                    if words := last.content if text else last.content.lstrip():
-                        text += words
-                        yield TextDelta(text=words)
+                    if words := last.content if has_begun else last.content.lstrip():
+                        has_begun = True
+                        builder.add_text(words)
+                        for delta in builder.take_deltas():
+                            yield delta
         except ModelError as error:
-            error.partial = earlier + text
+            error.partial = earlier + builder.join_text()
             raise
+        for delta in builder.finish():
+            yield delta
+        text, reasoning = builder.join_texts()
         # Only the longer prompt counts as input: the window holds one of them at a time.
         used = last.usage
         longer = max(before.usage, used, key=lambda usage: usage.input_tokens)
         output = before.usage.output_tokens + used.output_tokens
         usage = Usage(longer.input_tokens, output, longer.cached_tokens)
-        yield Reply(text=earlier + text, finish=last.finish, usage=usage, model=self._name)
+        yield Reply(earlier + text, reasoning, finish=last.finish, usage=usage, model=self._name)
 
 
 def build_options(request: Request, *, temperature: float, tokens: int) -> dict[str, Json]:

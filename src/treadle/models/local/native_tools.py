@@ -19,7 +19,7 @@ from treadle.models.local.llama_process import LlamaEngine, build_refusal
 from treadle.models.wire_format import describe_function
 
 _PATH = "/v1/chat/completions"
-_WIRE = ChatCompletions("local", "engine", Quirks(recovers_text_calls=False, splits_think_tags=False))
+_WIRE = ChatCompletions("local", "engine", Quirks(recovers_text_calls=False))
 
 
 class NativeTools(JsonTools):

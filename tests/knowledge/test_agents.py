@@ -9,7 +9,9 @@ from tests.kit.sessions import run_message, run_to_end, wait_for
 from tests.kit.strict import StrictModel
 from tests.knowledge.workspaces import run_agent, write_file
 from treadle import Grant, Limits, RunFinished, Runtime, later, tool
-from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
+from treadle.app.settings import Settings
+from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge, build_agents
+from treadle.engine.steps import TURN_CEILING
 from treadle.errors import NotFound
 from treadle.knowledge.agents import read_agent, read_sections
 from treadle.messages import Request
@@ -49,10 +51,9 @@ def test_a_file_says_all_that_an_agent_can_have() -> None:
 @pytest.mark.parametrize(
     ("line", "place", "words"),
     [
-        ("steps: many", 3, "steps must be a number from 0 to 200, not 'many'"),
+        ("steps: many", 3, "steps must be a number of at least 0, not 'many'"),
         ("steps: 2.5", 3, "steps must be a whole number"),
-        ("steps: 201", 3, "from 0 to 200"),
-        ("steps: -1", 3, "from 0 to 200"),
+        ("steps: -1", 3, "steps must be a number of at least 0, not '-1'"),
         ("posture: reckless", 3, "posture must be one of cautious, balanced, trusting"),
         ("temperature: hot", 3, "temperature must be a number"),
         ("web: maybe", 3, "web must be on or off"),
@@ -231,6 +232,28 @@ def test_the_web_is_off_where_the_file_says_so(tmp_path: Path) -> None:
     assert "fetch_url" in project.build_agent("default", build_options()).config().tools
     hermit = project.build_agent("hermit", build_options())
     assert "fetch_url" not in hermit.config().tools and "fetch_url" in hermit.grant.forbid
+
+
+@pytest.mark.parametrize("steps", ["201", "500", "99999999999"])
+def test_steps_above_the_ceiling_are_clamped_with_a_warning_and_keep_the_agent(tmp_path: Path, steps: str) -> None:
+    write_file(tmp_path, "AGENTS.md", f"## Runner\n---\ndescription: d\nsteps: {steps}\n---\nRun.\n")
+    project = WorkspaceKnowledge(tmp_path)
+    assert project.build_agent("Runner", build_options()).limits.turns == TURN_CEILING
+    [problem] = project.problems
+    assert problem.path.endswith("AGENTS.md") and problem.line == 4
+    assert problem.message == f"steps: {steps} is more than the ceiling of 200; taken as 200"
+
+
+def test_an_agent_file_without_steps_is_bounded_by_the_ceiling_and_its_calls(tmp_path: Path) -> None:
+    write_file(tmp_path, "AGENTS.md", "## Runner\n---\ndescription: d\n---\nRun.\n")
+    project = WorkspaceKnowledge(tmp_path)
+    assert project.build_agent("Runner", build_options()).limits == Limits(turns=200, calls=50)
+    assert project.build_agent("default", build_options()).limits == Limits(turns=50, calls=50)
+    assert project.build_agent("Runner", build_options(limits=Limits(turns=5))).limits.turns == 5
+    built = build_agents(Settings(workspace=str(tmp_path)), ScriptedModel()).agents
+    assert (built["Runner"].limits.turns, built["default"].limits.turns) == (200, 50)
+    built = build_agents(Settings(workspace=str(tmp_path), max_turns=50), ScriptedModel()).agents
+    assert (built["Runner"].limits.turns, built["default"].limits.turns) == (50, 50)
 
 
 async def test_an_agent_with_no_steps_only_writes(tmp_path: Path) -> None:

@@ -115,11 +115,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         where = self.store_location
         return None if "://" in where or where == ":memory:" else Path(where).expanduser().absolute()
 
-    def build_limits(self) -> Limits:
-        """Build the limits of one run."""
+    def build_limits(self, turns: int = Limits().turns) -> Limits:
+        """Build the limits of one run. `turns` is the number of turns where the settings have none."""
         usual = Limits()
         return Limits(
-            turns=usual.turns if self.max_turns is None else self.max_turns,
+            turns=turns if self.max_turns is None else self.max_turns,
             calls=usual.calls if self.max_calls is None else self.max_calls,
             tokens=self.max_tokens,
             seconds=self.timeout,

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from treadle.agent import Agent
 from treadle.app.settings import Settings, config_folder, data_folder
 from treadle.engine.setup import Gate
+from treadle.engine.steps import TURN_CEILING
 from treadle.errors import BadInput, NotFound
 from treadle.events import Grant, Limits
 from treadle.knowledge.agents import AgentFile
@@ -37,13 +38,16 @@ WEB_TOOLS = ("fetch_url", "web_*", "search_web")
 class AgentOptions:
     """The options of the operator for every agent. An agent's file can narrow them.
 
-    `instructions` replace those of the default agent.
+    `instructions` replace those of the default agent. `limits` apply to every agent. Without them a built-in agent has
+    the usual ones, and an agent of a file without `steps` has as many turns as its calls allow, up to the ceiling.
+    `file_limits` are for agents of files only.
     """
 
     model: str | Model | None = None
     tools: Sequence[Tool | Callable[..., object]] = ()
     grant: Grant = Grant()
-    limits: Limits = Limits()
+    limits: Limits | None = None
+    file_limits: Limits | None = None
     gate: Gate | None = None
     instructions: str = ""
     secrets: Sequence[str] | Keyring = ()
@@ -84,13 +88,16 @@ class WorkspaceKnowledge:
             raise NotFound(f"there is no agent named {name!r}; there are: {', '.join(self.agents)}")
         file, options = self.agents[name], options or AgentOptions()
         is_plain_default = file.name == "default" and file.origin == "builtin"
+        limits = options.limits or Limits()
+        if file.origin != "builtin":
+            limits = options.file_limits or options.limits or Limits(turns=TURN_CEILING)
         tools = self._choose_tools(file, options)
         return Agent(
             file.model or options.model,
             tools=tools,
             instructions=(options.instructions if is_plain_default else "") or file.instructions,
             name=file.name,
-            limits=narrow_limits(file, options.limits),
+            limits=narrow_limits(file, limits),
             grant=narrow_grant(file, options.grant, [tool.name for tool in tools]),
             sampling=Sampling(temperature=file.temperature) if file.temperature is not None else Sampling(),
             gate=options.gate,
@@ -179,6 +186,7 @@ def build_agents(
         tools=[*tools, *more],
         grant=build_grant(settings),
         limits=settings.build_limits(),
+        file_limits=settings.build_limits(TURN_CEILING),
         instructions=instructions,
         secrets=keyring if keyring is not None else (),
     )

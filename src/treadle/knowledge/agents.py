@@ -13,12 +13,12 @@ from typing import cast, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle.engine.steps import TURN_CEILING
 from treadle.knowledge.base import Origin, Problem
 from treadle.knowledge.front_matter import MAX_FRONT_LENGTH, Document, Fields, read_document
 from treadle.permissions.policy import Posture
 
 POSTURES: tuple[Posture, ...] = get_args(Posture)
-MAX_STEPS = 200
 AGENT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?")
 _HEADING = re.compile(r"^#{1,2}[ \t]")
 _CODE_FENCE = re.compile(r"^[ \t]*(```|~~~)")
@@ -59,7 +59,7 @@ def _build_agent(document: Document, name: str, origin: Origin) -> tuple[AgentFi
         instructions=document.body,
         description=fields.read_text("description", MAX_FRONT_LENGTH),
         model=fields.read_text("model", 200),
-        steps=fields.read_integer("steps", 0, MAX_STEPS),
+        steps=fields.read_integer("steps", 0),
         max_calls=fields.read_integer("max_calls", 0, 10_000),
         tools=fields.read_words("tools"),
         posture=cast("Posture", fields.read_choice("posture", POSTURES) or "balanced"),
@@ -79,6 +79,10 @@ def _build_agent(document: Document, name: str, origin: Origin) -> tuple[AgentFi
         document.build_problem(field, f"{field!r} is not a field of an agent; ignored")
         for field in fields.list_unknown()
     ]
+    if agent.steps is not None and agent.steps > TURN_CEILING:
+        why = f"steps: {agent.steps} is more than the ceiling of {TURN_CEILING}; taken as {TURN_CEILING}"
+        notes.append(document.build_problem("steps", why))
+        agent = replace(agent, steps=TURN_CEILING)
     if origin != "workspace":
         return agent, notes
     if agent.posture == "trusting":

@@ -14,7 +14,7 @@ from treadle.knowledge.base import Problem
 MAX_FRONT_LENGTH = 8 * 1024
 MAX_BRACKETS = 64
 """YAML takes time in the square of the depth of brackets, and nobody needs so many here."""
-_NUMBER = re.compile(r"-?\d{1,9}(\.\d{1,9})?")
+_NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,9})?")
 _PLAIN_VALUE = re.compile(r"^([A-Za-z][\w-]*:[ \t]+)([^\s\"'\[{|>].*)$", re.MULTILINE)
 _FENCE = re.compile(r"^---[ \t]*$")
 _FLAGS = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
@@ -128,18 +128,19 @@ class Fields:
             self.add_problem(field, f"{field} has {len(value)} characters; {limit} are the most")
         return value.strip()
 
-    def read_number(self, field: str, least: float, most: float) -> float | None:
+    def read_number(self, field: str, least: float, most: float | None) -> float | None:
         """Read a number within bounds; None when the field is missing."""
         value = self._read_value(field)
         if value is None:
             return None
         number = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else None
-        if number is None or not least <= number <= most:
-            self.add_problem(field, f"{field} must be a number from {least:g} to {most:g}, not {str(value)[:40]!r}")
+        if number is None or number < least or (most is not None and number > most):
+            bounds = f"from {least:g} to {most:g}" if most is not None else f"of at least {least:g}"
+            self.add_problem(field, f"{field} must be a number {bounds}, not {str(value)[:40]!r}")
             return None
         return number
 
-    def read_integer(self, field: str, least: int, most: int) -> int | None:
+    def read_integer(self, field: str, least: int, most: int | None = None) -> int | None:
         """Read a whole number within bounds; None when the field is missing."""
         value = self.read_number(field, least, most)
         if value is not None and value != int(value):

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
 from msgspec import Struct, to_builtins
 from websockets.exceptions import InvalidStatus
 
-from tests.dialects.test_message_frames import Page
+from tests.dialects.test_message_frames import Page, assert_same_page
+from tests.kit.fake_model import HangingModel
 from tests.kit.server import OWNER, Client, create_token, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE, build_agent
 from treadle import Agent
@@ -68,8 +70,46 @@ async def test_a_page_that_follows_message_frames_shows_what_the_log_says() -> N
         await client.json("PATCH", f"/v1/sessions/{session_id}", {"name": "Notes"})
         async with client.open_socket(f"/v1/ws?session={session_id}") as socket:
             page = Page(await socket.receive_until(type="chat_renamed"))
-        assert [message["text"] for message in page.messages.values()] == ["go", "", "done"]
+        assert [message["text"] for message in page.messages.values()] == ["go", "", "noted a", "done"]
         assert len(page.results) == 1
+
+
+async def test_message_frames_resume_behind_any_frame_without_repeating_or_losing() -> None:
+    async with serve_script(["I note.", call("note", text="a")], "one\ntwo") as client:
+        session_id = await client.session()
+        path = f"/v1/ws?session={session_id}"
+        async with client.open_socket(path) as socket:
+            await client.send(session_id, "go")
+            whole = await socket.receive_until(type="message_complete", content="one\ntwo")
+        assert len(whole) > 12
+        for cut, frame in enumerate(whole[:-1], 1):
+            async with client.open_socket(f"{path}&after={frame['seq']}") as socket:
+                rest = await socket.receive_until(type="message_complete", content="one\ntwo")
+            assert_same_page([*whole[:cut], *rest], whole)
+
+
+async def test_message_frames_resume_inside_a_call_and_inside_a_message() -> None:
+    async with serve_script(call("wait"), "never") as client:
+        session_id, sending, _ = await client.start_run("call_started")
+        path = f"/v1/ws?session={session_id}"
+        async with client.open_socket(path) as socket:
+            seen = await socket.receive_until(type="message_started", role="tool")
+        async with client.open_socket(f"{path}&after={seen[-1]['seq']}") as socket:
+            client.held.free.set()
+            rest = await socket.receive_until(type="tool_result")
+        assert [frame["type"] for frame in rest] == ["tool_result"], "the call is not announced again"
+        await sending
+    async with serve_agents(Agent(HangingModel("Once upon"))) as client:
+        session_id, sending, _ = await client.start_run("text_delta")
+        path = f"/v1/ws?session={session_id}"
+        async with client.open_socket(path) as socket:
+            seen = await socket.receive_until(type="delta", content="Once upon")
+        async with client.open_socket(f"{path}&after={seen[-1]['seq']}") as socket:
+            await client.json("POST", f"/v1/sessions/{session_id}/cancel")
+            rest = await socket.receive_until(type="message_complete", role="assistant")
+        assert [frame["type"] for frame in rest] == ["message_complete"], "the text is not sent again"
+        assert rest[-1]["content"] == "Once upon" and rest[-1]["reason"] == "cancelled"
+        await sending
 
 
 async def test_the_channel_tells_all_devices_which_session_needs_somebody() -> None:
@@ -78,6 +118,7 @@ async def test_the_channel_tells_all_devices_which_session_needs_somebody() -> N
         async with client.open_socket("/v1/ws") as one, client.open_socket("/v1/ws") as other:
             first = await one.receive_last(session_id=old)
             assert (first["type"], first["status"], first["name"]) == ("chat_status", "idle", "Old")
+            assert first["chat_id"] == old and datetime.fromisoformat(first["at"])
             session_id = await client.session()
             sending = asyncio.create_task(client.send(session_id, "drop"))
             for socket in (one, other):
@@ -125,7 +166,8 @@ async def test_a_listed_status_is_not_sent_after_a_newer_one() -> None:
 async def test_a_socket_needs_a_token_a_session_the_right_to_view_and_valid_fields() -> None:
     blind = create_token("blind", "send")
     async with serve_script(tokens=(OWNER, blind)) as client:
-        path = f"/v1/sessions/{await client.session()}/stream"
+        session_id = await client.session()
+        path = f"/v1/sessions/{session_id}/stream"
         for caller, where, status in (
             (Client(client.base, ""), path, 401),
             (Client(client.base, "wrong"), path, 401),
@@ -133,6 +175,7 @@ async def test_a_socket_needs_a_token_a_session_the_right_to_view_and_valid_fiel
             (client, "/v1/sessions/nope/stream", 404),
             (client, "/v1/ws?session=nope", 404),
             (client, "/v1/nowhere", 404),
+            (client, f"/v1/ws?session={session_id}&after=nan", 422),
             (client, f"{path}?after=soon", 422),
         ):
             with pytest.raises(InvalidStatus) as refused:

@@ -6,48 +6,90 @@ Feed it from the session's first fact. It must know the earlier messages to say 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-from msgspec import field
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from treadle import events
 from treadle.dialects.base import FINISH_REASONS, EventTracker, Frame, build_approval_id, describe_question
-from treadle.messages import Json, render_parts
+from treadle.messages import Call, Json, render_parts
 
-Role: TypeAlias = Literal["user", "assistant", "system"]
+Role: TypeAlias = Literal["user", "assistant", "tool", "system"]
 ChatState: TypeAlias = Literal["streaming", "idle", "needs_you"]
+_CHARACTER_UNIT, _MAX_CHARACTERS, _MAX_PART, _UNITS = 1000, 999_999, 999, 10**9
 
 
-class MessageFrame(Frame, frozen=True):
+class FramePosition(Struct, frozen=True):
+    """How much of a session's frames a client has. As a number it grows with every frame.
+
+    The client has every frame of the facts up to `seq`, the first `characters` of the message that is open there, and
+    the first `part` frames of the next fact.
+    """
+
+    seq: int = 0
+    characters: int = 0
+    part: int = 0
+
+    def to_number(self) -> float:
+        """Return the position as one number: `seq`, and the rest as its fraction."""
+        units = min(self.characters, _MAX_CHARACTERS) * _CHARACTER_UNIT + min(self.part, _MAX_PART)
+        return self.seq + units / _UNITS if units else self.seq
+
+    @classmethod
+    def from_number(cls, number: float) -> FramePosition:
+        """Read a position that `to_number` wrote."""
+        seq = int(number)
+        return cls(seq, *divmod(round((number - seq) * _UNITS), _CHARACTER_UNIT))
+
+
+class ChatFrame(Frame, frozen=True, kw_only=True, omit_defaults=False):
+    """A frame of one session. `seq` is its position: `?after=` takes it to go on behind this frame."""
+
+    session_id: str = ""
+    chat_id: str = ""
+    seq: float = 0
+
+
+class MessageFrame(ChatFrame, frozen=True):
     """A frame about one message."""
 
     message_id: str
 
 
 class MessageStartedFrame(MessageFrame, frozen=True, tag="message_started"):
-    """A message begins."""
+    """A message begins. `model` is the model that is asked for it, if that is known."""
 
     role: Role
-    started_at: float
-    session_id: str = ""
+    started_at: str
+    model: str | None = None
 
 
 class MessageDeltaFrame(MessageFrame, frozen=True, tag="delta"):
     """A fragment of a message's text."""
 
-    text: str
+    content: str
 
 
 class ReasoningDeltaFrame(MessageDeltaFrame, frozen=True, tag="reasoning_delta"):
     """A fragment of the model's reasoning."""
 
 
-class ToolCallFrame(MessageFrame, frozen=True, tag="tool_call"):
-    """The model calls a tool. `arguments` is the JSON text that it wrote."""
+class CalledTool(Struct, frozen=True):
+    """A tool call. `arguments_text` is what the model wrote, where that is no JSON object."""
 
-    tool_call_id: str
+    id: str
     name: str
-    arguments: str
+    arguments: dict[str, Json]
+    arguments_text: str | UnsetType = UNSET
+
+
+class ToolCallFrame(MessageFrame, frozen=True, tag="tool_call"):
+    """The model calls a tool."""
+
+    tool_call: CalledTool
 
 
 class MessageCompleteFrame(MessageFrame, frozen=True, tag="message_complete"):
@@ -56,30 +98,31 @@ class MessageCompleteFrame(MessageFrame, frozen=True, tag="message_complete"):
     role: Role
     content: str
     reason: str
-    started_at: float
-    finished_at: float
-    reasoning: str = ""
-    model: str = ""
+    started_at: str
+    finished_at: str
+    metadata: dict[str, Json] | None = None
     tokens_used: int | None = None
+    completion_tokens: int | None = None
     ctx_used: int | None = None
     ctx_max: int | None = None
-    metadata: dict[str, Json] = field(default_factory=dict[str, Json])
+    model: str | None = None
+    reasoning: str = ""
 
 
 class UsageFrame(MessageFrame, frozen=True, tag="usage"):
-    """What a reply cost, and how full the model's window is."""
+    """What a reply used, and how full the model's window is."""
 
     tokens_used: int
+    completion_tokens: int
     ctx_used: int
     ctx_max: int | None
     cost: float = 0.0
 
 
-class MessageApprovalFrame(Frame, frozen=True, tag="approval_request"):
+class MessageApprovalFrame(MessageFrame, frozen=True, tag="approval_request"):
     """A person must allow a call or answer `questions`."""
 
     id: str
-    message_id: str
     tool_call_id: str
     name: str
     arguments: dict[str, Json]
@@ -87,12 +130,12 @@ class MessageApprovalFrame(Frame, frozen=True, tag="approval_request"):
     why: str = ""
     rule: str = ""
     digest: str = ""
-    expires_at: float | None = None
+    expires_at: str | None = None
     questions: tuple[str, ...] = ()
     options: tuple[tuple[str, ...], ...] = ()
 
 
-class ApprovalAnsweredFrame(Frame, frozen=True, tag="approval_answered"):
+class ApprovalAnsweredFrame(MessageFrame, frozen=True, tag="approval_answered"):
     """Somebody has answered an `approval_request`."""
 
     tool_call_id: str
@@ -101,204 +144,326 @@ class ApprovalAnsweredFrame(Frame, frozen=True, tag="approval_answered"):
 
 
 class ToolResultFrame(MessageFrame, frozen=True, tag="tool_result"):
-    """A tool call has ended. `artifact_id` names the whole output where `content` was cut."""
+    """A tool call of message `message_id` has ended. `artifact_id` names the whole output where it was cut."""
 
+    tool_message_id: str
     tool_call_id: str
-    name: str
-    content: str
-    ok: bool
+    output: str
     truncated: bool
-    status: str = ""
-    artifact_id: str = ""
+    name: str
+    status: str
+    error: str | UnsetType = UNSET
+    artifact_id: str | UnsetType = UNSET
 
 
-class MessageErrorFrame(Frame, frozen=True, tag="error"):
-    """Something failed. `retry_in` is there when the model is asked again."""
+class MessageErrorFrame(ChatFrame, frozen=True, tag="error"):
+    """Something failed. `retry_in` is there when the model is asked again after so many seconds."""
 
-    message: str
-    message_id: str = ""
-    reason: str = ""
-    retry_in: float | None = None
+    error: str
+    reason: str
+    message_id: str | None = None
+    retry_in: float | UnsetType = UNSET
 
 
-class MessagesDeletedFrame(Frame, frozen=True, tag="messages_deleted"):
+class MessagesDeletedFrame(ChatFrame, frozen=True, tag="messages_deleted"):
     """These messages are no longer part of the conversation."""
 
     message_ids: tuple[str, ...]
 
 
-class ChatStatusFrame(Frame, frozen=True, tag="chat_status"):
-    """What one session does now, for the list of chats."""
+class SessionRenamedFrame(ChatFrame, frozen=True, tag="session_renamed"):
+    """The session has a new name."""
+
+    name: str
+
+
+class ChatRenamedFrame(ChatFrame, frozen=True, tag="chat_renamed"):
+    """The same as `session_renamed`, for clients that know chats."""
+
+    name: str
+
+
+class SessionRewoundFrame(ChatFrame, frozen=True, tag="session_rewound"):
+    """The conversation went back, or forward again. Clients should load it anew."""
+
+    to: int
+
+
+class ChatStatusFrame(Frame, frozen=True, tag="chat_status", omit_defaults=False):
+    """What one session does now and since when, for the list of chats."""
 
     session_id: str
     chat_id: str
     status: ChatState
-    name: str = ""
+    at: str
+    name: str | UnsetType = UNSET
 
 
-class SessionRenamedFrame(Frame, frozen=True, tag="session_renamed"):
-    """The session has a new name."""
-
-    session_id: str
-    name: str
+def format_time(at: float) -> str:
+    """Format seconds since 1970 as an ISO 8601 time in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class ChatRenamedFrame(Frame, frozen=True, tag="chat_renamed"):
-    """The same as `session_renamed`, for clients that know chats."""
+class OpenMessage(Struct):
+    """The reply that is being written. The dialect has `text` of it, and the client has `received` characters."""
 
-    chat_id: str
-    name: str
-
-
-class SessionRewoundFrame(Frame, frozen=True, tag="session_rewound"):
-    """The conversation went back, or forward again. Clients should load it anew."""
-
-    session_id: str
-    to: int
+    id: str
+    started_at: float
+    text: list[str] = []
+    length: int = 0
+    received: int = 0
+    is_resumed: bool = False
 
 
 class MessageFramesDialect:
-    """Turns one session's events into message frames. Every message that starts is also completed."""
+    """Turns one session's events into message frames. Every message that starts is also completed.
 
-    def __init__(self, session_id: str, window: int | None = None) -> None:
+    `after` is the `seq` of the last frame that the client has. No frame up to it is returned. Only the reasoning of a
+    message that is open there is not sent as fragments: `message_complete` has it whole.
+    """
+
+    def __init__(self, session_id: str, window: int | None = None, after: float = 0) -> None:
         self._session_id = session_id
         self._window = window
-        self._open_id = ""
+        self._after = FramePosition.from_number(after)
+        self._seq = 0
+        self._open: OpenMessage | None = None
         self._last_id = ""
-        self._started_at = 0.0
-        self._tracker = EventTracker()
+        self._model: str | None = None
+        self._tool_starts: dict[str, float] = {}
+        self._has_shown_error = False
         self._shown: list[tuple[int, str, Role]] = []
 
-    def feed(self, event: events.Event) -> Sequence[Frame]:
+    def feed(self, event: events.Event) -> Sequence[ChatFrame]:
+        after, message = self._after, self._open
+        if isinstance(event, events.Delta):
+            fragment = self._translate_fragment(event)
+            if fragment is None or self._seq < after.seq:
+                return ()
+            return (self._place(fragment, FramePosition(self._seq, message.received if message is not None else 0)),)
         frames = self._translate_message(event) or self._translate_other(event)
-        self._tracker.track(event)  # afterwards: a message that is broken off is completed with its text so far
-        return frames
+        self._seq = event.seq
+        received = message.received if message is not None else 0
+        if self._open is not message:  # the client has got all text that there is
+            received = _MAX_CHARACTERS
+        placed: list[ChatFrame] = []
+        for part, frame in enumerate(frames, 1):
+            if frame is None or event.seq <= after.seq or (event.seq == after.seq + 1 and part <= after.part):
+                continue
+            position = FramePosition(event.seq - 1, received, part)
+            if part == len(frames):
+                position = FramePosition(event.seq, received if self._open is message else 0)
+            placed.append(self._place(frame, position))
+        if event.seq == after.seq and self._open is not None:
+            self._open.received, self._open.is_resumed = after.characters, True
+        return placed
 
-    def _translate_message(self, event: events.Event) -> Sequence[Frame]:
+    def _place(self, frame: ChatFrame, position: FramePosition) -> ChatFrame:
+        return replace(frame, session_id=self._session_id, chat_id=self._session_id, seq=position.to_number())
+
+    def _translate_fragment(self, event: events.Delta) -> ChatFrame | None:
+        message = self._open
+        if message is None:
+            return None
+        if isinstance(event, events.ReasoningDelta):
+            return None if message.is_resumed else ReasoningDeltaFrame(message.id, event.text)
+        if not isinstance(event, events.TextDelta):
+            return None
+        unseen = event.text[max(0, message.received - message.length) :]
+        message.text.append(event.text)
+        message.length += len(event.text)
+        message.received = max(message.received, message.length)
+        return MessageDeltaFrame(message.id, unseen) if unseen else None
+
+    def _translate_message(self, event: events.AnyFact) -> Sequence[ChatFrame | None]:
+        """Translate a fact into frames. Where it depends on live text whether there is a frame, its place has None."""
         match event:
-            case events.TextDelta():
-                return (MessageDeltaFrame(self._open_id or self._last_id, event.text),)
-            case events.ReasoningDelta():
-                return (ReasoningDeltaFrame(self._open_id or self._last_id, event.text),)
             case events.MessageReceived():
-                self._shown.append((event.seq, event.id, "user"))
-                text = render_parts(event.parts)
-                return (
-                    MessageStartedFrame(event.id, "user", event.at, self._session_id),
-                    MessageCompleteFrame(event.id, "user", text, "received", event.at, event.at),
-                )
+                return self._show_message(event, event.id, "user", render_parts(event.parts), "received")
             case events.TurnStarted():
                 return (*self._abandon_message(event.at, "interrupted"), self._start_message(event.seq, event.at))
             case events.ModelReplied():
                 return self._complete_message(event)
             case events.ModelFailed():
                 return self._fail_message(event)
+            case events.CallStarted() if event.call_id not in self._tool_starts:
+                return (self._start_tool_message(event),)
+            case events.CallFinished():
+                return self._finish_call(event)
             case events.RunFinished():
                 return self._finish_run(event)
             case _:
                 return ()
 
-    def _translate_other(self, event: events.Event) -> Sequence[Frame]:
+    def _translate_other(self, event: events.AnyFact) -> Sequence[ChatFrame]:
         match event:
-            case events.CallFinished():
-                cut = event.truncation
-                artifact_id = cut.artifact if cut is not None else ""
-                is_ok, is_cut = event.status == "ok", cut is not None
-                result = (event.call_id, event.tool, event.output, is_ok, is_cut, event.status, artifact_id)
-                return (ToolResultFrame(self._last_id, *result),)
-            case events.RunStarted() if event.trigger == "regenerate":
-                return self._delete_after(max((seq for seq, _, role in self._shown if role == "user"), default=0))
+            case events.SessionCreated():
+                self._model = event.model or None
+            case events.SessionConfigured() if event.model or event.agent:
+                self._model = event.model or None  # an agent may have a model of its own
+            case events.RunStarted():
+                self._has_shown_error = False
+                if event.trigger == "regenerate":
+                    return self._delete_after(max((seq for seq, _, role in self._shown if role == "user"), default=0))
             case events.Rewound() if event.what != "files":
-                return (*self._delete_after(event.to), SessionRewoundFrame(self._session_id, event.to))
+                return (*self._delete_after(event.to), SessionRewoundFrame(event.to))
             case events.SessionRenamed():
-                return (
-                    SessionRenamedFrame(self._session_id, event.name),
-                    ChatRenamedFrame(self._session_id, event.name),
-                )
+                return (SessionRenamedFrame(event.name), ChatRenamedFrame(event.name))
             case events.ApprovalRequested() | events.InputRequested():
                 question = describe_question(event)
                 call_id, tool = question.pop("call_id"), question.pop("tool")
+                question["expires_at"] = format_time(event.expires_at) if event.expires_at is not None else None
                 approval_id = build_approval_id(self._session_id, call_id)
-                return (MessageApprovalFrame(approval_id, self._last_id, call_id, tool, **question),)
+                return (MessageApprovalFrame(self._last_id, approval_id, call_id, tool, **question),)
             case events.ApprovalAnswered():
-                return (ApprovalAnsweredFrame(event.call_id, event.decision, event.by),)
+                return (ApprovalAnsweredFrame(self._last_id, event.call_id, event.decision, event.by),)
             case events.InputAnswered():
-                return (ApprovalAnsweredFrame(event.call_id, "answered", event.by),)
+                return (ApprovalAnsweredFrame(self._last_id, event.call_id, "answered", event.by),)
             case _:
-                return ()
+                pass
+        return ()
 
-    def _start_message(self, seq: int, at: float) -> Frame:
-        self._open_id = self._last_id = f"msg_{seq}"
-        self._started_at = at
-        self._shown.append((seq, self._open_id, "assistant"))
-        return MessageStartedFrame(self._open_id, "assistant", at, self._session_id)
+    def _show_message(
+        self, fact: events.MessageReceived | events.RunFinished, message_id: str, role: Role, text: str, reason: str
+    ) -> Sequence[ChatFrame]:
+        """Announce a message that is whole from the beginning."""
+        self._shown.append((fact.seq, message_id, role))
+        time = format_time(fact.at)
+        metadata = _build_sentinel_metadata(fact) if isinstance(fact, events.RunFinished) else None
+        return (
+            MessageStartedFrame(message_id, role, time),
+            MessageDeltaFrame(message_id, text),
+            MessageCompleteFrame(message_id, role, text, reason, time, time, metadata),
+        )
 
-    def _complete_message(self, fact: events.ModelReplied) -> Sequence[Frame]:
-        started = () if self._open_id else (self._start_message(fact.seq, fact.at),)
-        message_id, self._open_id = self._open_id, ""
-        usage = fact.usage
-        ctx_used = usage.input_tokens + usage.output_tokens
+    def _start_message(self, seq: int, at: float) -> ChatFrame:
+        self._open = OpenMessage(f"msg_{seq}", at)
+        self._last_id = self._open.id
+        self._shown.append((seq, self._open.id, "assistant"))
+        return MessageStartedFrame(self._open.id, "assistant", format_time(at), self._model)
+
+    def _complete_message(self, fact: events.ModelReplied) -> Sequence[ChatFrame | None]:
+        started = None if self._open is not None else self._start_message(fact.seq, fact.at)
+        message, self._open = self._open, None
+        assert message is not None
+        self._model = self._model or fact.model or None
+        unseen = fact.text[message.received :] if fact.text.startswith("".join(message.text)) else ""
+        written, used = fact.usage.output_tokens, fact.usage.input_tokens + fact.usage.output_tokens
         complete = MessageCompleteFrame(
-            message_id,
+            message.id,
             "assistant",
             fact.text,
             FINISH_REASONS[fact.finish],
-            self._started_at,
-            fact.at,
-            reasoning=fact.reasoning,
-            model=fact.model,
-            tokens_used=usage.output_tokens,
-            ctx_used=ctx_used,
+            format_time(message.started_at),
+            format_time(fact.at),
+            tokens_used=used,
+            completion_tokens=written,
+            ctx_used=used,
             ctx_max=self._window,
+            model=fact.model or self._model,
+            reasoning=fact.reasoning,
         )
         return (
-            *started,
-            *(ToolCallFrame(message_id, call.id, call.tool, call.arguments) for call in fact.calls),
+            started,
+            MessageDeltaFrame(message.id, unseen) if unseen else None,
+            *(ToolCallFrame(message.id, _describe_call(call)) for call in fact.calls),
             complete,
-            UsageFrame(message_id, usage.output_tokens, ctx_used, self._window, usage.cost),
+            UsageFrame(message.id, used, written, used, self._window, fact.usage.cost),
         )
 
-    def _fail_message(self, fact: events.ModelFailed) -> Sequence[Frame]:
-        message_id = self._open_id
+    def _fail_message(self, fact: events.ModelFailed) -> Sequence[ChatFrame]:
+        message_id = self._last_id
+        if fact.kind == "cancelled":
+            return self._abandon_message(fact.at, "cancelled", fact.partial)
+        metadata: dict[str, Json] = {"kind": "error", "reason": fact.kind, "error": fact.message}
+        abandoned = self._abandon_message(fact.at, "failed", fact.partial, metadata)
         if fact.wait is None:
-            reason = "cancelled" if fact.kind == "cancelled" else "failed"
-            return self._abandon_message(fact.at, reason, fact.partial)
+            self._has_shown_error = bool(abandoned)
+            return abandoned
         # The model is asked again and answers from the beginning, so its text so far is deleted.
-        abandoned = self._abandon_message(fact.at, "failed", fact.partial)
         deleted = self._delete_messages((message_id,))
-        error = MessageErrorFrame(fact.message, message_id, fact.kind, round(fact.wait, 3))
+        error = MessageErrorFrame(fact.message, fact.kind, message_id, round(fact.wait, 3))
         return (*abandoned, *deleted, error, self._start_message(fact.seq, fact.at))
 
-    def _abandon_message(self, at: float, reason: str, text: str = "") -> Sequence[Frame]:
+    def _abandon_message(
+        self, at: float, reason: str, text: str = "", metadata: dict[str, Json] | None = None
+    ) -> Sequence[ChatFrame]:
         """Complete the open message, if there is one, with the text that it has."""
-        if not self._open_id:
+        message, self._open = self._open, None
+        if message is None:
             return ()
-        message_id, self._open_id = self._open_id, ""
-        content = text or self._tracker.text
-        return (MessageCompleteFrame(message_id, "assistant", content, reason, self._started_at, at),)
+        times = format_time(message.started_at), format_time(at)
+        content = text or "".join(message.text)
+        complete = MessageCompleteFrame(message.id, "assistant", content, reason, *times, metadata, model=self._model)
+        return (replace(complete, ctx_max=self._window),)
 
-    def _finish_run(self, fact: events.RunFinished) -> Sequence[Frame]:
+    def _start_tool_message(self, fact: events.CallStarted | events.CallFinished) -> ChatFrame:
+        """Announce the message that has the result of a call."""
+        message_id = _build_tool_message_id(fact.call_id)
+        self._tool_starts[fact.call_id] = fact.at
+        self._shown.append((fact.seq, message_id, "tool"))
+        return MessageStartedFrame(message_id, "tool", format_time(fact.at))
+
+    def _finish_call(self, fact: events.CallFinished) -> Sequence[ChatFrame]:
+        started = () if fact.call_id in self._tool_starts else (self._start_tool_message(fact),)
+        times = format_time(self._tool_starts[fact.call_id]), format_time(fact.at)
+        message_id, cut = _build_tool_message_id(fact.call_id), fact.truncation
+        result = ToolResultFrame(
+            self._last_id,
+            message_id,
+            fact.call_id,
+            fact.output,
+            cut is not None,
+            fact.tool,
+            fact.status,
+            error=UNSET if fact.status == "ok" else fact.output or fact.status,
+            artifact_id=cut.artifact if cut is not None and cut.artifact else UNSET,
+        )
+        return (*started, result, MessageCompleteFrame(message_id, "tool", fact.output, fact.status, *times))
+
+    def _finish_run(self, fact: events.RunFinished) -> Sequence[ChatFrame]:
         frames = [*self._abandon_message(fact.at, fact.reason)]
         if fact.reason == "failed":
-            frames.append(MessageErrorFrame(fact.error, self._last_id, "failed"))
-        if fact.can_continue:
-            message_id = f"end_{fact.seq}"
-            text = fact.error or f"The run stopped: {fact.reason.replace('_', ' ')}."
-            metadata: dict[str, Json] = {"sentinel": fact.reason, "can_continue": True}
-            self._shown.append((fact.seq, message_id, "system"))
-            frames += (
-                MessageStartedFrame(message_id, "system", fact.at, self._session_id),
-                MessageCompleteFrame(message_id, "system", text, fact.reason, fact.at, fact.at, metadata=metadata),
-            )
+            frames.append(MessageErrorFrame(fact.error, fact.reason, self._last_id or None))
+        if fact.reason == "answered" or (fact.reason == "failed" and self._has_shown_error):
+            return frames
+        text = fact.error or f"The run stopped: {fact.reason.replace('_', ' ')}."
+        frames += self._show_message(fact, f"end_{fact.seq}", "system", text, fact.reason)
         return frames
 
-    def _delete_after(self, seq: int) -> Sequence[Frame]:
+    def _delete_after(self, seq: int) -> Sequence[ChatFrame]:
         return self._delete_messages(tuple(message_id for at, message_id, _ in self._shown if at > seq))
 
-    def _delete_messages(self, message_ids: tuple[str, ...]) -> Sequence[Frame]:
+    def _delete_messages(self, message_ids: tuple[str, ...]) -> Sequence[ChatFrame]:
         deleted = set(message_ids)
         self._shown = [message for message in self._shown if message[1] not in deleted]
         return (MessagesDeletedFrame(message_ids),) if message_ids else ()
+
+
+def _build_tool_message_id(call_id: str) -> str:
+    return f"tool_{call_id}"
+
+
+def _describe_call(call: Call) -> CalledTool:
+    try:
+        return CalledTool(call.id, call.tool, msgspec.json.decode(call.arguments or "{}", type=dict[str, Json]))
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return CalledTool(call.id, call.tool, {}, call.arguments)
+
+
+def _build_sentinel_metadata(fact: events.RunFinished) -> dict[str, Json] | None:
+    """Say for programs why a run stopped. A run that somebody cancelled, or that hands back, met no obstacle."""
+    if fact.reason in ("cancelled", "yielded"):
+        return None
+    kind = "cap_hit" if fact.reason in events.LIMIT_REASONS else "error"
+    kind = "doom_loop" if fact.reason == "doom_loop" else kind
+    return {
+        "kind": kind,
+        "reason": fact.reason,
+        "can_continue": fact.can_continue,
+        "turns": fact.turns,
+        "calls": fact.calls,
+    }
 
 
 class ChatStatusDialect:
@@ -329,4 +494,5 @@ class ChatStatusDialect:
                 return ()
         if (self._status, self._name) == before:
             return ()
-        return (ChatStatusFrame(self._session_id, self._session_id, self._status, self._name),)
+        at = format_time(event.at)
+        return (ChatStatusFrame(self._session_id, self._session_id, self._status, at, self._name or UNSET),)

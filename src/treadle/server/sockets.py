@@ -9,17 +9,23 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, WebSocket
-from msgspec import Struct
+from fastapi import APIRouter, Query, WebSocket
+from msgspec import UNSET, Struct
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from treadle import Answer, Session
 from treadle.dialects.base import encode_frame, parse_approval_id
-from treadle.dialects.message_frames import ChatState, ChatStatusDialect, ChatStatusFrame, MessageFramesDialect
+from treadle.dialects.message_frames import (
+    ChatState,
+    ChatStatusDialect,
+    ChatStatusFrame,
+    MessageFramesDialect,
+    format_time,
+)
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.errors import TreadleError
-from treadle.events import Delta, Event
+from treadle.events import Event
 from treadle.log.base import SessionQuery, Watch
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_refusal, describe_validation_error
@@ -28,6 +34,7 @@ from treadle.server.sessions import NewMessage
 from treadle.server.streams import OpenStreams
 
 router = APIRouter(tags=["sockets"])
+FrameNumber = Annotated[float, Query(ge=0, le=2**53)]
 GOING_AWAY = 1012
 INTERNAL_FAILURE = 1011
 MAX_LISTED = 200
@@ -120,19 +127,13 @@ class SocketConnection:
             yield text if text is not None else message["bytes"].decode("utf-8", "replace")
 
     async def follow(
-        self,
-        watch: Watch,
-        translate: Callable[[Event], Sequence[Struct]],
-        after: int = 0,
-        until: Callable[[Event], bool] | None = None,
+        self, watch: Watch, translate: Callable[[Event], Sequence[Struct]], until: Callable[[Event], bool] | None = None
     ) -> None:
-        """Send what `translate` returns for the events of a watch. Events up to `after` are translated but not sent."""
+        """Send what `translate` returns for the events of a watch."""
         try:
             async for event in watch:
-                frames = translate(event)
-                if isinstance(event, Delta) or event.seq > after:
-                    for frame in frames:
-                        await self.send_frame(frame)
+                for frame in translate(event):
+                    await self.send_frame(frame)
                 if until is not None and until(event):
                     return
         finally:
@@ -193,17 +194,18 @@ def _find_call_id(session: Session, approval_id: str) -> str:
 
 @router.websocket("/v1/ws")
 async def serve_user_socket(
-    socket: WebSocket, service: CurrentService, token: Viewer, session: str = "", after: int = 0
+    socket: WebSocket, service: CurrentService, token: Viewer, session: str = "", after: FrameNumber = 0
 ) -> None:
-    """Without `session`: the status of all sessions. With it: its message frames, from `after` on."""
+    """Without `session`: the status of all sessions. With it: its message frames behind the one with `seq` `after`."""
     opened = await service.runtime.open(session) if session else None
     async with SocketConnection(socket, service.streams) as connection:
         if opened is None:
             work = _send_statuses(service, connection)
         else:
-            dialect = MessageFramesDialect(session, await service.get_window(opened))
-            after = await service.limit_position(session, after)
-            work = connection.follow(opened.watch(), dialect.feed, after)
+            last = await service.limit_position(session, int(after))
+            after = after if int(after) == last else last
+            dialect = MessageFramesDialect(session, await service.get_window(opened), after)
+            work = connection.follow(opened.watch(), dialect.feed)
         connection.start_task(work, closes_at_end=True)
         async for _ in connection.receive_messages():
             pass
@@ -234,5 +236,6 @@ async def _poll_statuses(
             now = (_STATES.get(info.status, "idle"), info.name)
             if before.get(info.id) == seen.get(info.id) != now:  # otherwise something newer was sent meanwhile
                 seen[info.id] = now
-                await connection.send_frame(ChatStatusFrame(info.id, info.id, *now))
+                at = format_time(info.updated_at)
+                await connection.send_frame(ChatStatusFrame(info.id, info.id, now[0], at, info.name or UNSET))
         await asyncio.sleep(POLL_SECONDS)

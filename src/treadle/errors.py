@@ -61,7 +61,14 @@ class TreadleError(Exception):
 
 
 class BadInput(TreadleError):
-    """An argument is wrong. The message says which one, and what to pass instead."""
+    """An argument is wrong. The message says which one, and what to pass instead.
+
+    `param` is the field of a request that is wrong, if it is one.
+    """
+
+    def __init__(self, message: str = "", *, param: str = "") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ToolDefinitionError(BadInput):
@@ -100,7 +107,8 @@ class ModelError(TreadleError):
     """The model gave no usable reply.
 
     `kind` says what went wrong, and `retryable` whether the same request may work later. `retry_after` is the wait
-    that the provider asked for, and `partial` the text that arrived before the stream broke off.
+    that the provider asked for, and `partial` the text that arrived before the stream broke off. `param` is the option
+    of the request that the model cannot take, if it is one.
     """
 
     def __init__(
@@ -111,12 +119,14 @@ class ModelError(TreadleError):
         retryable: bool = False,
         retry_after: float | None = None,
         partial: str = "",
+        param: str = "",
     ) -> None:
         super().__init__(message)
         self.kind: ModelErrorKind = kind
         self.retryable = retryable
         self.retry_after = retry_after
         self.partial = partial
+        self.param = param
 
 
 class NotAnswered(TreadleError):

@@ -82,7 +82,8 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     """The result of one model call.
 
     `opaque` is JSON text, such as signed reasoning, that this model wants back unchanged. It is never sent to another
-    model. `model` is the model that really answered.
+    model. `model` is the model that really answered. `logprobs` has one entry for each token of the text, in the form
+    of Chat Completions, if the request asked for them.
     """
 
     text: str = ""
@@ -92,12 +93,18 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     usage: Usage = NO_USAGE
     model: str = ""
     opaque: str = ""
+    logprobs: tuple[Json, ...] = ()
 
 
 class UserMessage(Struct, frozen=True, tag="user", tag_field="role", omit_defaults=True):
-    """A message from a person, or a note of the runtime to the model."""
+    """A message from a person, or a note of the runtime to the model.
+
+    `is_system` marks an instruction of the client in the middle of a conversation. A provider that has no place for
+    it reads it between `<system>` tags.
+    """
 
     parts: tuple[Part, ...]
+    is_system: bool = False
 
 
 class ModelMessage(Struct, frozen=True, tag="model", tag_field="role", omit_defaults=True):
@@ -155,16 +162,25 @@ class Messages(Sequence[Message]):
 
 
 class ToolSpec(Struct, frozen=True, omit_defaults=True):
-    """The description of a tool for a model. `examples` are short requests with the matching arguments."""
+    """The description of a tool for a model. `examples` are short requests with the matching arguments.
+
+    `strict` asks the provider to guarantee that the arguments match `parameters`. None leaves it to the provider.
+    """
 
     name: str
     description: str
     parameters: dict[str, Json]
     examples: tuple[tuple[str, dict[str, Json]], ...] = ()
+    strict: bool | None = None
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
-    """Sampling options of a model. None leaves the choice to the provider. `extra` is passed on unchanged."""
+    """Sampling options of a model. None leaves the choice to the provider.
+
+    `extra` has more options under their Chat Completions names. Each protocol writes them under its own names, and
+    refuses those that change the meaning and that it cannot take. A field named after a protocol (`chat`, `anthropic`,
+    `responses`, `ollama`) holds fields for that protocol alone. Other fields are passed on unchanged.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -195,6 +211,11 @@ class Request(Struct, frozen=True):
 def replace_surrogates(text: str) -> str:
     """Replace lone surrogates by question marks: they cannot be written as UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def wrap_system(message: UserMessage) -> tuple[Part, ...]:
+    """The parts of a message, between `<system>` tags if it is an instruction."""
+    return (TextPart(f"<system>\n{render_parts(message.parts)}\n</system>"),) if message.is_system else message.parts
 
 
 def render_parts(parts: Sequence[Part]) -> str:

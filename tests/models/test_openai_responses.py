@@ -42,7 +42,7 @@ async def test_images_files_choice_schema_and_sampling_are_translated() -> None:
     shown = ResultMessage("call_1", "add", "a picture", parts=(picture,))
     extra = {"tool_choice": "add", "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "store": True}
     fields = {"max_tokens": 5, "output_schema": {"type": "object"}, "session_id": "s1"}
-    fields["sampling"] = Sampling(0.5, 0.9, 7, ("END",), extra)
+    fields["sampling"] = Sampling(0.5, 0.9, 7, extra=extra)
     messages = (user("look", picture, *files), ModelMessage("", CALLS[:1]), shown)
     sent = await capture_body("responses", *messages, tools=TOOLS, **fields)
     kinds = [part["type"] for part in sent["input"][0]["content"]]

@@ -169,7 +169,7 @@ def check_base64(text: str, field: str) -> str:
     try:
         b64decode(text, validate=True)
     except ValueError:
-        raise BadInput(f"{field}: must be base64") from None
+        raise BadInput(f"{field}: must be base64", param=field) from None
     return text
 
 

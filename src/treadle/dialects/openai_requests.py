@@ -16,11 +16,13 @@ from treadle.dialects.request_content import (
     check_request,
     read_output_schema,
     read_parts,
+    read_result,
     read_text,
     read_tools,
+    split_system,
 )
 from treadle.errors import BadInput
-from treadle.messages import Call, Json, Message, ModelMessage, Request, ResultMessage, Sampling, TextPart, UserMessage
+from treadle.messages import Call, Json, Message, ModelMessage, Request, Sampling, TextPart, UserMessage
 
 
 class FunctionCall(Struct, frozen=True):  # the function that a call names, with its arguments as JSON text
@@ -81,17 +83,11 @@ def build_chat_request(body: ChatBody) -> Request:
     """Build the model call of a Chat Completions request."""
     if body.n not in (None, 1):
         raise BadInput("n: a request gets one choice; send another request for another choice")
-    system: list[str] = []
-    messages: list[Message] = []
     names: dict[str, str] = {}
-    for message in body.messages:
-        if message.role in ("system", "developer"):
-            system.append(read_text(message.content))
-        else:
-            messages.append(_read_message(message, names))
+    system, messages = split_system([_read_message(message, names) for message in body.messages])
     return check_request(
         Request(
-            "\n\n".join(system),
+            system,
             messages,
             *read_tools([tool.function for tool in body.tools or ()], body.tool_choice),
             max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -128,9 +124,9 @@ def _read_message(message: ChatMessage, names: dict[str, str]) -> Message:
             tool = names.get(call_id)
             if tool is None:
                 raise BadInput(f"messages: tool_call_id {call_id!r} answers no call that was made before")
-            return ResultMessage(call_id, tool, read_text(message.content))
+            return read_result(call_id, tool, message.content)
         case _:
-            return UserMessage(read_parts(message.content))
+            return UserMessage(read_parts(message.content), message.role != "user")
 
 
 def _read_sampling(body: CompletionFields) -> Sampling:

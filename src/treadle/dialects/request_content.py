@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias, cast
 
+import msgspec
 from msgspec import Struct
 
 from treadle.dialects.base import check_base64
@@ -24,6 +25,7 @@ from treadle.messages import (
     TextPart,
     ToolSpec,
     UserMessage,
+    render_parts,
 )
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
@@ -51,6 +53,9 @@ class FunctionLike(Protocol):
     @property
     def parameters(self) -> dict[str, Json] | None: ...
 
+    @property
+    def strict(self) -> bool | None: ...
+
 
 class FunctionSpec(Struct, frozen=True):
     """A function that the client offers to the model."""
@@ -58,14 +63,15 @@ class FunctionSpec(Struct, frozen=True):
     name: str
     description: str | None = None
     parameters: dict[str, Json] | None = None
+    strict: bool | None = None
 
 
 def check_request(request: Request) -> Request:
     """Return the request if a model can answer it, and raise otherwise."""
     if not request.messages:
-        raise BadInput("messages: there must be at least one that is not the system's")
+        raise BadInput("messages: there must be at least one that is not the system's", param="messages")
     if request.max_tokens is not None and request.max_tokens < 1:
-        raise BadInput("max_tokens: must be at least 1")
+        raise BadInput("max_tokens: must be at least 1", param="max_tokens")
     return request
 
 
@@ -73,9 +79,9 @@ def build_agent_message(request: Request) -> tuple[Part, ...]:
     """Build the message for an agent that answers in a model's place: the conversation so far and the last message."""
     *before, last = request.messages
     if not isinstance(last, UserMessage):
-        raise BadInput("messages: the last one must be the user's when an agent answers")
+        raise BadInput("messages: the last one must be the user's when an agent answers", param="messages")
     if all(isinstance(part, TextPart) and not part.text.strip() for part in last.parts):
-        raise BadInput("messages: the last one is empty")
+        raise BadInput("messages: the last one is empty", param="messages")
     lines = [line for message in before if (line := _render_line(message))]
     if not lines:
         return last.parts
@@ -85,12 +91,40 @@ def build_agent_message(request: Request) -> tuple[Part, ...]:
 
 def _render_line(message: Message) -> str:
     match message:
-        case UserMessage(parts=parts):
-            return "user: " + " ".join(part.text for part in parts if isinstance(part, TextPart))
+        case UserMessage(parts=parts, is_system=is_system):
+            speaker = "system" if is_system else "user"
+            return f"{speaker}: " + " ".join(part.text for part in parts if isinstance(part, TextPart))
         case ModelMessage(text=text):
             return f"assistant: {text}" if text else ""
         case ResultMessage(tool=tool, text=text):
             return f"{tool}: {text}"
+
+
+def split_system(messages: Sequence[Message]) -> tuple[str, list[Message]]:
+    """The text of the instructions that a conversation begins with, and the other messages.
+
+    Readers make every message of the roles system and developer a `UserMessage` with `is_system`. Later instructions
+    keep their place.
+    """
+    first = next(
+        (place for place, one in enumerate(messages) if not isinstance(one, UserMessage) or not one.is_system),
+        len(messages),
+    )
+    leading = [render_parts(one.parts) for one in messages[:first] if isinstance(one, UserMessage)]
+    return "\n\n".join(leading), list(messages[first:])
+
+
+def read_result(call_id: str, tool: str, content: Json, *, ok: bool = True) -> ResultMessage:
+    """The result of a client's call: its text, and its images and files."""
+    parts = tuple(part for part in read_parts(content) if not isinstance(part, TextPart))
+    return ResultMessage(call_id, tool, read_text(content), ok, parts)
+
+
+def read_unknown_fields(data: bytes, body: type[Struct]) -> dict[str, Json]:
+    """The fields of a body that its type does not have, if they are not null. They are for the provider."""
+    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    unknown = {name: msgspec.json.decode(fields[name]) for name in fields.keys() - set(body.__struct_encode_fields__)}
+    return {name: value for name, value in unknown.items() if value is not None}
 
 
 def read_text(content: Json) -> str:
@@ -100,7 +134,7 @@ def read_text(content: Json) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise BadInput("content: must be text or a list of parts")
+        raise BadInput("content: must be text or a list of parts", param="content")
     pieces = [read_part(piece) for piece in cast("list[Json]", content)]
     return "\n".join(piece.text for piece in pieces if isinstance(piece, TextPart))
 
@@ -115,7 +149,7 @@ def read_parts(content: Json) -> tuple[Part, ...]:
 def read_part(piece: Json) -> Part:
     """Read one part of a content."""
     if not isinstance(piece, dict):
-        raise BadInput("content: a part must be an object with a type")
+        raise BadInput("content: a part must be an object with a type", param="content")
     part = cast("dict[str, Json]", piece)
     match part.get("type"):
         case "text" | "input_text" | "output_text" | "refusal":
@@ -127,14 +161,14 @@ def read_part(piece: Json) -> Part:
                 media, data = read_inline_data(url, "image_url")
                 return ImagePart(data=data, media_type=media or "image/png")
             if not url.startswith(("http://", "https://")):
-                raise BadInput("image_url: must be a data: or an http(s): address")
+                raise BadInput("image_url: must be a data: or an http(s): address", param="image_url")
             return ImagePart(url=url)
         case "file" | "input_file":
             given = get_object(part.get("file", part))
             media, data = read_inline_data(str(given.get("file_data", "")), "file_data")
             return FilePart(str(given.get("filename", "file")), data, media or "application/octet-stream")
         case other:
-            raise BadInput(f"content: parts of type {other!r} are not understood here")
+            raise BadInput(f"content: parts of type {other!r} are not understood here", param="content")
 
 
 def read_inline_data(text: str, field: str) -> tuple[str, str]:
@@ -154,7 +188,12 @@ def read_tools(
 ) -> tuple[tuple[ToolSpec, ...], ToolChoice]:
     """The tools, and whether the model may or must call them. A choice of one tool leaves only that tool."""
     tools = tuple(
-        ToolSpec(spec.name or "", spec.description or "", spec.parameters or {"type": "object", "properties": {}})
+        ToolSpec(
+            spec.name or "",
+            spec.description or "",
+            spec.parameters or {"type": "object", "properties": {}},
+            strict=spec.strict,
+        )
         for spec in specs
     )
     match choice:
@@ -166,10 +205,10 @@ def read_tools(
             name = get_object(choice.get("function", choice)).get("name")
             only = tuple(tool for tool in tools if tool.name == name)
             if not only:
-                raise BadInput(f"tool_choice: there is no tool {name!r} among the tools")
+                raise BadInput(f"tool_choice: there is no tool {name!r} among the tools", param="tool_choice")
             return only, "required"
         case _:
-            raise BadInput(f"tool_choice: {choice!r} is not auto, none, required or a function")
+            raise BadInput(f"tool_choice: {choice!r} is not auto, none, required or a function", param="tool_choice")
 
 
 def read_output_schema(form: dict[str, Json] | None) -> dict[str, Json] | None:
@@ -182,7 +221,8 @@ def read_output_schema(form: dict[str, Json] | None) -> dict[str, Json] | None:
         case "json_schema":
             schema = get_object((form or {}).get("json_schema", form)).get("schema")
             if not isinstance(schema, dict):
-                raise BadInput("response_format: json_schema needs a schema")
+                raise BadInput("response_format: json_schema needs a schema", param="response_format")
             return cast("dict[str, Json]", schema)
         case other:
-            raise BadInput(f"response_format: {other!r} is not text, json_object or json_schema")
+            message = f"response_format: {other!r} is not text, json_object or json_schema"
+            raise BadInput(message, param="response_format")

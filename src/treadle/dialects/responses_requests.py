@@ -11,11 +11,13 @@ from treadle.dialects.request_content import (
     check_request,
     read_output_schema,
     read_parts,
+    read_result,
     read_text,
     read_tools,
+    split_system,
 )
 from treadle.errors import BadInput
-from treadle.messages import Call, Json, Message, ModelMessage, Request, ResultMessage, Sampling, UserMessage
+from treadle.messages import Call, Json, Message, ModelMessage, Request, Sampling, UserMessage
 
 
 class ResponsesTool(Struct, frozen=True):
@@ -23,6 +25,7 @@ class ResponsesTool(Struct, frozen=True):
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Json] | None = None
+    strict: bool | None = None
 
 
 class ResponsesBody(ReplyBody, frozen=True, kw_only=True):
@@ -41,14 +44,11 @@ def build_responses_request(body: ResponsesBody) -> Request:
     """Build the model call of a Responses request."""
     if body.previous_response_id:
         raise BadInput("previous_response_id: responses are not kept; send the whole input, or use a session")
-    system = [body.instructions] if body.instructions else []
     messages: list[Message] = []
     names: dict[str, str] = {}
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     for item in items:
-        if item.get("role") in ("system", "developer"):
-            system.append(read_text(item.get("content")))
-        elif item.get("type") != "reasoning":
+        if item.get("type") != "reasoning":
             messages.append(_read_item(item, names))
     for tool in body.tools or ():
         if tool.type != "function" or not tool.name:
@@ -61,9 +61,10 @@ def build_responses_request(body: ResponsesBody) -> Request:
             joined[-1] = ModelMessage(last.text, (*last.calls, *message.calls))
         else:
             joined.append(message)
+    system, joined = split_system(joined)
     return check_request(
         Request(
-            "\n\n".join(system),
+            "\n\n".join(filter(None, (body.instructions, system))),
             joined,
             *read_tools(body.tools or (), body.tool_choice),
             max_tokens=body.max_output_tokens,
@@ -83,10 +84,10 @@ def _read_item(item: dict[str, Json], names: dict[str, str]) -> Message:
             call_id = str(item.get("call_id", ""))
             if call_id not in names:
                 raise BadInput(f"input: call_id {call_id!r} answers no call that was made before")
-            return ResultMessage(call_id, names[call_id], read_text(item.get("output")))
+            return read_result(call_id, names[call_id], item.get("output"))
         case "message" if item.get("role") == "assistant":
             return ModelMessage(read_text(item.get("content")))
         case "message":
-            return UserMessage(read_parts(item.get("content")))
+            return UserMessage(read_parts(item.get("content")), item.get("role") in ("system", "developer"))
         case other:
             raise BadInput(f"input: items of type {other!r} are not understood here")

@@ -13,7 +13,17 @@ from msgspec.structs import replace
 
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, Entry, State, Turn
 from treadle.events import MessageReceived, ModelFailed, RunStarted, SignalDetected, TurnStarted
-from treadle.messages import Json, Message, Messages, ModelMessage, ResultMessage, TextPart, UserMessage, render_parts
+from treadle.messages import (
+    Json,
+    Message,
+    Messages,
+    ModelMessage,
+    ResultMessage,
+    TextPart,
+    UserMessage,
+    render_parts,
+    wrap_system,
+)
 
 _NOTES: dict[str, str] = {
     "doom_loop": "You are repeating the same calls with the same arguments. Stop, say what you have learnt so "
@@ -150,7 +160,8 @@ def find_own_text(message: UserMessage | ResultMessage) -> str:
     """Return the text of a message without its attachments, for a model that cannot tell them apart."""
     if isinstance(message, ResultMessage):
         return message.text.partition(f"\n\n[{LOWER_TRUST}]\n<file ")[0]
-    own = (part for part in message.parts if not (isinstance(part, TextPart) and part.text.startswith("<skill ")))
+    parts = wrap_system(message)
+    own = (part for part in parts if not (isinstance(part, TextPart) and part.text.startswith("<skill ")))
     return render_parts(tuple(own))
 
 

@@ -19,6 +19,7 @@ from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Requ
 from treadle.models import reply_reader, wire_format
 from treadle.models.failures import ReportedFailure
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
+from treadle.models.request_options import OptionTable, merge_fields, write_to
 from treadle.models.strict_schema import narrow_schema
 from treadle.models.wire_format import ReportedUsage, WireFormat, encode, read_raw
 
@@ -27,7 +28,10 @@ _IMAGE_TYPES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
 _DEFAULT_OUTPUT = 8192
 _LEAST_OUTPUT = 4096
 _LEAST_THINKING = 1024
-
+_THINKING_BUDGETS = {"minimal": 1024, "low": 4096, "medium": 8192, "high": 16_384, "xhigh": 32_768, "max": 32_768}
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "max"}
+"""Anthropic's words for an effort, where they differ from OpenAI's."""
+_SERVICE_TIERS = {"auto": "auto", "default": "standard_only", "standard_only": "standard_only"}
 
 _Turn = Literal["start", "open", "closed"]
 _BEFORE_REPLY: dict[_Turn, bytes] = {"start": b"", "open": b"]},", "closed": b","}
@@ -67,6 +71,13 @@ class AnthropicMessages(WireFormat):
     own_fields = frozenset(
         ("model", "messages", "stream", "tools", "system", "max_tokens", "thinking", "parallel_tool_calls")
     )
+    options: ClassVar[OptionTable | None] = {
+        "metadata": lambda value: {"metadata": {"user_id": value["user_id"]}} if "user_id" in (value or {}) else {},
+        "safety_identifier": write_to("metadata.user_id"),
+        "service_tier": lambda value: {"service_tier": _SERVICE_TIERS[value]} if value in _SERVICE_TIERS else {},
+        "top_k": write_to("top_k"),
+        "user": write_to("metadata.user_id"),
+    }
 
     def build_body(self, request: Request, window: int | None) -> bytes:
         head = self._get_head(request)
@@ -130,12 +141,13 @@ class AnthropicMessages(WireFormat):
         elif tools:
             tools[-1]["cache_control"] = {"type": "ephemeral"}
         fields |= self.build_sampling(request)
-        thinking = sampling.extra.get("thinking")
-        if isinstance(thinking, Mapping) and cast("Mapping[str, Json]", thinking).get("type") != "disabled":
+        if (self._read_thinking(request) or {"type": "disabled"}).get("type") != "disabled":
             fields.pop("temperature", None)
         if stops := [stop for stop in sampling.stop if stop.strip()]:
             fields["stop_sequences"] = stops
         fields |= self.build_extra(request)
+        if not self.info.accepts_sampling and (effort := sampling.extra.get("reasoning_effort")):
+            fields = merge_fields({"output_config": {"effort": _EFFORTS.get(effort, effort)}}, fields)
         if request.output_schema is not None:
             form = {"type": "json_schema", "schema": narrow_schema(request.output_schema)}
             fields["output_config"] = {**fields.get("output_config", {}), "format": form}
@@ -154,10 +166,9 @@ class AnthropicMessages(WireFormat):
         if room is not None:
             limit = min(limit, max(room, _LEAST_OUTPUT))
         fields: dict[str, Json] = {"max_tokens": limit}
-        thinking = request.sampling.extra.get("thinking")
-        if not isinstance(thinking, Mapping):
+        wanted = self._read_thinking(request)
+        if wanted is None:
             return fields
-        wanted = dict(cast("Mapping[str, Json]", thinking))
         if wanted.get("type") == "enabled":
             wanted["budget_tokens"] = min(wanted.get("budget_tokens", limit), limit - 1)
             # Manual thinking may not begin in the middle of a tool loop that began without it.
@@ -165,6 +176,17 @@ class AnthropicMessages(WireFormat):
                 return fields
         fields["thinking"] = wanted
         return fields
+
+    def _read_thinking(self, request: Request) -> dict[str, Json] | None:
+        """The thinking that a request asks for. Models that take an effort need no budget."""
+        extra = request.sampling.extra
+        thinking = self.read_own_fields(request).get("thinking", extra.get("thinking"))
+        if isinstance(thinking, Mapping):
+            return dict(cast("Mapping[str, Json]", thinking))
+        budget = _THINKING_BUDGETS.get(str(extra.get("reasoning_effort")))
+        if budget is None or not self.info.accepts_sampling or request.tool_choice == "required":
+            return None
+        return {"type": "enabled", "budget_tokens": budget}
 
     def _write_message(self, bound: bytes, message: messages.Message, state: _State) -> tuple[bytes, _State]:
         """The JSON of one message, and the state after it: the next message may join an open user turn."""
@@ -180,7 +202,8 @@ class AnthropicMessages(WireFormat):
             if isinstance(message, ResultMessage):
                 blocks = [self._write_result(message)]
             else:
-                blocks = [encode(block) for part in message.parts if (block := _build_part(part)) is not None]
+                parts = messages.wrap_system(message)
+                blocks = [encode(block) for part in parts if (block := _build_part(part)) is not None]
                 blocks = blocks or [encode({"type": "text", "text": "(an empty message)"})]
             data, turn = _BEFORE_USER[state.turn] + b",".join(blocks), "open"
         return data, _State(turn, hashlib.blake2b(state.digest + data, digest_size=16).digest(), loop)
@@ -236,7 +259,8 @@ def _build_prefix(bound: bytes, digest: bytes) -> str:
 
 
 def _describe_tool(tool: ToolSpec) -> dict[str, Json]:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+    fields: dict[str, Json] = {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+    return {**fields, "strict": True} if tool.strict else fields
 
 
 def _build_part(part: Part) -> dict[str, Json] | None:

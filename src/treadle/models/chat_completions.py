@@ -34,6 +34,7 @@ class Quirks(Struct, frozen=True):
     needs_thought_signatures: bool = False
     sends_cache_key: bool = False
     accepts_files: bool = False
+    system_role: str = "system"
 
 
 _DUMMY_SIGNATURE = Raw(b'{"google":{"thought_signature":"skip_thought_signature_validator"}}')
@@ -51,6 +52,7 @@ class ChatCompletions(ListFormat):
         super().__init__(provider, model, info)
         self.quirks = quirks
         self.id_rule, self.limit_field = quirks.id_rule, quirks.limit_field
+        self.system_role = quirks.system_role
         if quirks.sends_cache_key:
             self.head_fields = (*self.head_fields, "session_id")
 

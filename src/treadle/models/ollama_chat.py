@@ -5,8 +5,8 @@ Its OpenAI-compatible API cannot set `num_ctx` and silently drops the beginning 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from msgspec import Raw, Struct
 
@@ -14,6 +14,7 @@ from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Requ
 from treadle.models import wire_format
 from treadle.models.failures import ReportedFailure
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, ReplyReader
+from treadle.models.request_options import OptionTable, build_option_error, merge_fields, write_to
 from treadle.models.wire_format import CallPiece, FunctionPiece, ListFormat, encode, encode_arguments, fit_tool_name
 
 
@@ -22,8 +23,14 @@ class OllamaChat(ListFormat):
 
     protocol = "ollama"
     path = "/api/chat"
-    own_fields = frozenset(("model", "messages", "stream", "tools", "options", "tool_choice", "parallel_tool_calls"))
+    own_fields = frozenset(("model", "messages", "stream", "tools", "tool_choice", "parallel_tool_calls"))
     head_fields = (*ListFormat.head_fields, "max_tokens")
+    options: ClassVar[OptionTable | None] = {
+        **{name: write_to(f"options.{name}") for name in ("frequency_penalty", "min_p", "presence_penalty", "top_k")},
+        **{name: write_to(name) for name in ("logprobs", "top_logprobs")},
+        "repetition_penalty": write_to("options.repeat_penalty"),
+        "typical_p": write_to("options.typical_p"),
+    }
 
     def open_reader(self, request: Request, sent: int) -> OllamaReader:
         return OllamaReader(
@@ -47,12 +54,11 @@ class OllamaChat(ListFormat):
             "stop": sampling.stop or None,
         }
         options = {name: value for name, value in values.items() if value is not None}
-        if isinstance(own := sampling.extra.get("options"), Mapping):
-            options |= cast("Mapping[str, Json]", own)
         # Without these two, a server that knows them cuts what does not fit instead of refusing it.
         fields: dict[str, Json] = {"model": self.model, "stream": True, "truncate": False, "shift": False}
-        fields |= self.build_extra(request)
-        fields["options"] = options
+        fields = merge_fields({**fields, "options": options}, self.build_extra(request))
+        if sampling.extra.get("parallel_tool_calls") is False and request.tools:
+            raise build_option_error("parallel_tool_calls", self.owner)
         # Ollama has no choice of tools: tools that may not be called are not shown.
         tools = request.tools if request.tool_choice != "none" else ()
         if request.output_schema is not None and not tools:

@@ -15,6 +15,7 @@ from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Requ
 from treadle.models import reply_reader, wire_format
 from treadle.models.failures import ReportedFailure
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
+from treadle.models.request_options import OptionTable, build_option_error, merge_fields, write_to
 from treadle.models.strict_schema import is_strict
 from treadle.models.wire_format import ListFormat, ReportedUsage, encode, read_raw
 
@@ -30,6 +31,14 @@ class OpenAIResponses(ListFormat):
     limit_field = "max_output_tokens"
     least_output = 16
     carries_parts = False
+    system_role = "developer"
+    options: ClassVar[OptionTable | None] = {
+        **{name: write_to(name) for name in ("metadata", "parallel_tool_calls", "prompt_cache_key", "service_tier")},
+        **{name: write_to(name) for name in ("prompt_cache_retention", "safety_identifier", "top_logprobs", "user")},
+        "logprobs": lambda asked: {"include": ["message.output_text.logprobs"]} if asked else {},
+        "reasoning_effort": write_to("reasoning.effort"),
+        "verbosity": write_to("text.verbosity"),
+    }
 
     def open_reader(self, request: Request, sent: int) -> ResponsesReader:
         return ResponsesReader(self, sent)
@@ -43,13 +52,15 @@ class OpenAIResponses(ListFormat):
         if request.session_id:
             fields["prompt_cache_key"] = request.session_id[:64]
         fields |= self.build_sampling(request)
-        fields |= self.build_extra(request)
+        if request.sampling.stop:
+            raise build_option_error("stop", self.owner, "leave it out, or ask the same model as openai-chat:NAME")
+        fields = merge_fields(fields, self.build_extra(request))
         if (schema := request.output_schema) is not None:
             form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
             fields["text"] = {**fields.get("text", {}), "format": form}
         wire_format.add_tools(fields, request, lambda function: {"type": "function", **function})
         for tool in fields.get("tools", ()):
-            tool["strict"] = False
+            tool.setdefault("strict", False)
         return fields
 
     def _write_result(self, message: ResultMessage) -> bytes:

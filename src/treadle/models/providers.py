@@ -37,6 +37,8 @@ _OPENAI = Quirks(
     limit_field="max_completion_tokens", recovers_text_calls=False, sends_cache_key=True, accepts_files=True
 )
 _REPLAYING = Quirks(replays_reasoning=True)
+# Chat templates of open models often refuse a system message that is not the first.
+_TEMPLATED = Quirks(system_role="")
 
 PROVIDERS: dict[str, Provider] = {
     "anthropic": Provider(
@@ -102,17 +104,22 @@ PROVIDERS: dict[str, Provider] = {
     "llamacpp": Provider(
         "http://127.0.0.1:8080/v1",
         url_variable="LLAMACPP_BASE_URL",
-        quirks=_REPLAYING,
+        quirks=Quirks(replays_reasoning=True, system_role=""),
         probe=remote.probe_llama_server,
         is_local=True,
     ),
     "lmstudio": Provider(
-        "http://127.0.0.1:1234/v1", url_variable="LMSTUDIO_BASE_URL", probe=remote.probe_lm_studio, is_local=True
+        "http://127.0.0.1:1234/v1",
+        url_variable="LMSTUDIO_BASE_URL",
+        quirks=_TEMPLATED,
+        probe=remote.probe_lm_studio,
+        is_local=True,
     ),
     "vllm": Provider(
         "http://127.0.0.1:8000/v1",
         ("VLLM_API_KEY",),
         url_variable="VLLM_BASE_URL",
+        quirks=_TEMPLATED,
         probe=remote.probe_model_list,
         is_local=True,
     ),

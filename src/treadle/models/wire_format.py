@@ -10,8 +10,8 @@ import hashlib
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -19,6 +19,7 @@ from msgspec import Raw, Struct
 from treadle import messages
 from treadle.messages import Call, FilePart, Json, Message, ModelMessage, Part, Request, ResultMessage, TextPart, Usage
 from treadle.models.model_info import UNKNOWN_MODEL, ModelInfo
+from treadle.models.request_options import OptionTable, merge_fields, write_options
 
 if TYPE_CHECKING:
     from treadle.models.reply_reader import ReplyReader
@@ -52,7 +53,9 @@ class WireFormat(ABC):
     protocol: ClassVar[str]
     path: ClassVar[str]
     own_fields: ClassVar[frozenset[str]]
-    """The fields of a request that `Sampling.extra` may not set."""
+    """The fields of a request that `Sampling.extra` may not set, or that are written with others."""
+    options: ClassVar[OptionTable | None] = None
+    """How the protocol writes the options that it takes. None means that it takes all, under their own names."""
     id_rule: IdRule = IdRule(longest=64)
 
     def __init__(self, provider: str, model: str, info: ModelInfo = UNKNOWN_MODEL) -> None:
@@ -76,8 +79,18 @@ class WireFormat(ABC):
         return {name: value for name, value in values.items() if value is not None}
 
     def build_extra(self, request: Request) -> dict[str, Json]:
-        """The fields that the user adds to a request."""
-        return {name: value for name, value in request.sampling.extra.items() if name not in self.own_fields}
+        """The fields that the user adds to a request. Raises `ModelError` for an option that is not taken."""
+        extra = request.sampling.extra
+        if not extra:
+            return {}
+        fields = write_options(extra, self.options, self.owner, ignored=self.own_fields)
+        own = self.read_own_fields(request)
+        return merge_fields(fields, {name: value for name, value in own.items() if name not in self.own_fields})
+
+    def read_own_fields(self, request: Request) -> Mapping[str, Json]:
+        """The fields in a request's options that are for this protocol alone."""
+        own = request.sampling.extra.get(self.protocol)
+        return cast("Mapping[str, Json]", own) if isinstance(own, Mapping) else {}
 
     def decode_own_state(self, message: ModelMessage) -> OpaqueState | None:
         """The state that this model gave with a message, or None when the message is another model's."""
@@ -126,6 +139,8 @@ class ListFormat(WireFormat):
     least_output: ClassVar[int] = 0
     carries_parts: ClassVar[bool] = True
     """Whether images and files of a tool result are shown in a user message after it."""
+    system_role: str = ""
+    """The role of an instruction in the middle of the conversation, where the protocol has one."""
     _last_head = Head()
 
     def build_body(self, request: Request, window: int | None) -> bytes:
@@ -164,8 +179,11 @@ class ListFormat(WireFormat):
 
     def _write_message(self, message: Message, carried: CarriedParts) -> tuple[bytes, CarriedParts]:
         match message:
+            case messages.UserMessage(is_system=True) if self.system_role:
+                text = messages.render_parts(message.parts)
+                return b"," + encode({"role": self.system_role, "content": text}), carried
             case messages.UserMessage():
-                return self._write_user(message.parts), carried
+                return self._write_user(messages.wrap_system(message)), carried
             case ModelMessage():
                 return self._write_reply(message), CarriedParts(len(message.calls))
             case ResultMessage():
@@ -281,7 +299,9 @@ def encode_arguments(call: Call) -> bytes:
 
 def describe_function(tool: messages.ToolSpec) -> dict[str, Json]:
     """A tool as Chat Completions and its imitations declare it."""
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    function: dict[str, Json] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     return {"type": "function", "function": function}
 
 

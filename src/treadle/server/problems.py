@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Match
 from starlette.websockets import WebSocketState
 
-from treadle.errors import AlreadyAnswered, Conflict, Expired, ModelError, NotFound, StoreError, TreadleError
+from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, ModelError, NotFound, StoreError, TreadleError
 from treadle.server.guard import AsgiScope, Receive, Refusal, Send, build_error_body, is_anthropic, send_refusal
 
 _logger = logging.getLogger("treadle.server")
@@ -97,7 +97,7 @@ def build_refusal(error: Exception) -> Refusal:
             also = f" (and {len(others)} more)" if others else ""
             return build_field_error(where or "the body", f"{first['msg']}{also}")
         case NotFound():
-            return Refusal(404, "not_found", str(error))
+            return Refusal(404, "not_found", str(error), field=error.param)
         case Expired():
             return Refusal(410, "expired", str(error))
         case AlreadyAnswered():
@@ -107,7 +107,7 @@ def build_refusal(error: Exception) -> Refusal:
         case ModelError():
             status = _MODEL_STATUSES.get(error.kind, 502)
             wait = error.retry_after or (RETRY_SECONDS if status == 429 else 0)
-            return Refusal(status, f"model_{error.kind}", str(error), retry_after=wait)
+            return Refusal(status, f"model_{error.kind}", str(error), retry_after=wait, field=error.param)
         case StoreError():
             return Refusal(503, "store", str(error), "nothing that was recorded is lost", retry_after=5)
         case msgspec.ValidationError():
@@ -119,6 +119,8 @@ def build_refusal(error: Exception) -> Refusal:
             return build_field_error(where.strip(".") or "the body", what)
         case msgspec.DecodeError():
             return Refusal(400, "malformed", str(error))
+        case BadInput():
+            return Refusal(400, "bad_request", str(error), field=error.param)
         case TreadleError():
             return Refusal(400, "bad_request", str(error))
         case _:

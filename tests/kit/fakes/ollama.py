@@ -8,8 +8,11 @@ from typing import Any
 from tests.kit.fakes.server import Strict, pieces, unknown, words
 from treadle.messages import Reply
 
-FIELDS = words("model messages stream format keep_alive tools options think truncate shift")
-OPTIONS = words("num_ctx num_predict temperature top_p top_k seed stop num_keep repeat_penalty")
+FIELDS = words("model messages stream format keep_alive tools options think truncate shift logprobs top_logprobs")
+OPTIONS = words(
+    """num_ctx num_predict temperature top_p top_k min_p typical_p seed stop num_keep num_gpu repeat_penalty
+    presence_penalty frequency_penalty"""
+)
 MESSAGE = words("role content thinking images tool_calls tool_name tool_call_id")
 
 

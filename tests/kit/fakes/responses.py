@@ -124,7 +124,7 @@ def item_problems(items: list[dict[str, Any]], model: str) -> list[str]:
                     wrong.append(f"{where}: The encrypted content could not be verified")
                 if following.get("type") not in ("message", "function_call", "reasoning"):
                     wrong.append(f"{where}: 'reasoning' was provided without its required following item")
-            case {"role": "user", "content": content}:
+            case {"role": "user" | "developer", "content": content}:
                 wrong += unknown(where, item, {"role", "content", "type"})
                 wrong += content_problems(where, content)
             case {"role": "assistant", "content": str(text)} if text:

@@ -14,10 +14,41 @@ from treadle.models.local import gbnf
 from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.llama_process import CompletionPiece, LlamaEngine
 from treadle.models.reply_reader import ReplyBuilder
+from treadle.models.request_options import OptionTable, write_options, write_to
 from treadle.models.wire_format import new_call_id
 
 TEMPERATURE = 0.3
 """For models that write calls themselves, where the request names none."""
+
+_OPTIONS: OptionTable = {
+    **{name: write_to(name) for name in ("frequency_penalty", "ignore_eos", "min_p", "presence_penalty", "top_k")},
+    "chat_template_kwargs": write_to("chat_template_kwargs"),
+    "logit_bias": write_to("logit_bias"),
+    "logprobs": lambda asked: {"n_probs": 1} if asked else {},
+    "repetition_penalty": write_to("repeat_penalty"),
+    "top_logprobs": lambda count: {"n_probs": count} if count else {},
+    "typical_p": write_to("typical_p"),
+}
+_OWN_FIELDS = frozenset(
+    (
+        "prompt",
+        "messages",
+        "stream",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "n_predict",
+        "max_tokens",
+        "cache_prompt",
+        "id_slot",
+        "lora",
+        "n",
+        "n_keep",
+        "n_probs",
+        "post_sampling_probs",
+        "response_fields",
+    )
+)
 
 
 class Driver(ABC):
@@ -78,4 +109,4 @@ def build_options(request: Request, *, temperature: float, tokens: int) -> dict[
     options |= {name: value for name, value in more.items() if value is not None}
     if request.output_schema is not None:
         options["grammar"] = gbnf.build_schema_grammar(request.output_schema)
-    return options | sampling.extra
+    return options | write_options(sampling.extra, _OPTIONS, "the embedded model", ignored=_OWN_FIELDS)

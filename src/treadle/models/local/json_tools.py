@@ -21,6 +21,7 @@ from treadle.messages import (
     ToolSpec,
     UserMessage,
     render_parts,
+    wrap_system,
 )
 from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
@@ -93,8 +94,8 @@ def build_json_turns(messages: Sequence[Message]) -> list[Turn]:
     turns: list[Turn] = []
     for message in messages:
         match message:
-            case UserMessage(parts=parts):
-                turns.append(("user", render_parts(parts)))
+            case UserMessage():
+                turns.append(("user", render_parts(wrap_system(message))))
             case ModelMessage(text=text, calls=calls):
                 lines = [f'{{"tool": {encode_json(call.tool)}, "arguments": {call.arguments}}}' for call in calls]
                 turns.append(("assistant", "\n".join(lines) or f"{ANSWER}\n{text}"))

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from treadle.errors import ModelError
-from treadle.messages import Json, Message, ModelMessage, Request, ResultMessage, UserMessage, render_parts
+from treadle.messages import Json, Message, ModelMessage, Request, ResultMessage, UserMessage, render_parts, wrap_system
 from treadle.models.base import ModelEvent
 from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.failures import ReportedFailure
@@ -73,7 +73,8 @@ def build_body(request: Request) -> dict[str, Json]:
     body: dict[str, Json] = {"messages": [*system, *build_messages(request.messages)], **options}
     if request.tools:
         tools = [describe_function(tool) for tool in request.tools]
-        body |= {"tools": tools, "tool_choice": request.tool_choice, "parallel_tool_calls": True}
+        parallel = request.sampling.extra.get("parallel_tool_calls") is not False
+        body |= {"tools": tools, "tool_choice": request.tool_choice, "parallel_tool_calls": parallel}
     return body | {"stream": True, "stream_options": {"include_usage": True}, "cache_prompt": True}
 
 
@@ -82,8 +83,8 @@ def build_messages(messages: Sequence[Message]) -> list[Json]:
     built: list[Json] = []
     for message in messages:
         match message:
-            case UserMessage(parts=parts):
-                built.append({"role": "user", "content": render_parts(parts)})
+            case UserMessage():
+                built.append({"role": "user", "content": render_parts(wrap_system(message))})
             case ModelMessage(text=text, calls=calls):
                 entries = [
                     {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": call.arguments}}

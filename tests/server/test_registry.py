@@ -139,3 +139,24 @@ async def test_the_status_of_a_result_is_success_partial_success_failure_or_deni
         events = await run_objective(client, forbidden=["note"])
         (result,) = [one["data"]["result"] for one in events if one["event"] == "tool_execution_completed"]
         assert (result["status"], result["treadle_status"]) == ("denied", "denied")
+
+
+async def test_the_stream_of_all_sessions_has_ids_and_resumes() -> None:
+    async with serve_script(call("note", text="a"), "one", "two") as client:
+        path = "/api/agent/sessions/stream"
+        for objective in ("first", "second"):
+            await run_session(client, objective=objective)
+        whole: list[SentEvent] = []
+        async with client.stream(f"{path}?after=0") as events:
+            while [one.event for one in whole].count("session_ended") < 2:
+                whole += [one] if (one := await anext(events)).data else []
+        assert [one.data["data"]["objective"] for one in whole if one.event == "session_started"] == ["first", "second"]
+        cursors = [int(one.id) for one in whole if one.id]
+        assert cursors == sorted(set(cursors)) and whole[-1].id
+        for place, event in enumerate(whole[:-1]):
+            if event.id:
+                async with client.stream(path, headers={"last-event-id": event.id}) as events:
+                    assert (await anext(events)).id == event.id
+                    rest = [await anext(events) for _ in whole[place + 1 :]]
+                assert [(one.id, one.text) for one in rest] == [(one.id, one.text) for one in whole[place + 1 :]]
+        await client.problem("GET", path, headers={"last-event-id": "x"})

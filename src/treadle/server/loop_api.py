@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,7 @@ from treadle.engine.steps import Rest, next_step
 from treadle.errors import BadInput, Conflict, NotFound
 from treadle.log.base import SessionQuery
 from treadle.server import streams
-from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession
+from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, AllSessionsStream
 from treadle.server.service import Approver, CurrentService, LenientBody, Sender, Service, Viewer, filter_preapproved
 from treadle.server.session_control import CancelledView, ResolvedView
 from treadle.server.sessions import MAX_TURNS
@@ -28,13 +27,6 @@ router = APIRouter(prefix="/api/agent", tags=["agent"])
 EMPTY_OBJECTIVE = "Objective must not be empty"
 MAX_RECENT_EVENTS = 50
 _SCOPES: dict[str, events.Scope] = {"this_call": "call", "this_tool": "tool", "this_session": "session"}
-SILENT_FACTS = (
-    events.SessionCreated,
-    events.SessionRenamed,
-    events.SessionConfigured,
-    events.MessageReceived,
-    events.Custom,
-)
 Glob = Annotated[str, Field(max_length=200)]
 
 
@@ -193,9 +185,19 @@ async def list_agent_sessions(
 
 
 @router.get("/sessions/stream", response_class=Response, responses=streams.SSE_RESPONSES)
-async def stream_all_sessions(service: CurrentService, token: Viewer) -> Any:
-    """Stream all sessions live: session_started, session_updated, agent_event and session_ended."""
-    return streams.StreamedResponse(service.streams, _follow_all_sessions(service))
+async def stream_all_sessions(
+    service: CurrentService,
+    token: Viewer,
+    after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+    last_event_id: Annotated[str, Header(max_length=40)] = "",
+) -> Any:
+    """Stream all sessions: session_started, session_updated, agent_event and session_ended.
+
+    They come after the cursor `after` or Last-Event-ID, then live. Without a cursor the stream starts with the next
+    event; 0 starts with the first.
+    """
+    cursor = streams.parse_position(last_event_id) if last_event_id else after
+    return AllSessionsStream(service, service.runtime.watch(cursor))
 
 
 @router.get("/sessions/{session_id}")
@@ -237,33 +239,3 @@ async def stream_agent_session(
         return data
 
     return streams.EventStream(service.streams, watch, write_until_end)
-
-
-async def _follow_all_sessions(service: Service) -> AsyncGenerator[bytes]:
-    dialects: dict[str, RegistryDialect] = {}
-    with service.observer.subscribe() as subscription:
-        if service.is_draining:
-            subscription.close()
-        yield streams.PING
-        async for session_id, fact in subscription:
-            if session_id not in dialects and not isinstance(fact, SILENT_FACTS):
-                dialects[session_id] = await _build_registry_dialect(service, session_id, fact.seq)
-            if session_id in dialects:
-                yield streams.encode_frames(dialects[session_id].feed(fact), name_field="event")
-            if isinstance(fact, RunFinished):
-                del dialects[session_id]
-            if missed := subscription.take_missed():
-                message = f"{missed} events were dropped because they were not read fast enough"
-                message += "; GET /api/agent/sessions has all"
-                data = msgspec.json.encode({"event": "error", "data": {"message": message, "recoverable": True}})
-                yield b"event: error\ndata: %b\n\n" % data
-        yield streams.SHUTDOWN_COMMENT
-
-
-async def _build_registry_dialect(service: Service, session_id: str, before: int) -> RegistryDialect:
-    """Build a dialect that knows the session's facts before a position, unless it was deleted."""
-    dialect = RegistryDialect(session_id)
-    with suppress(NotFound):
-        for fact in await service.runtime.log.read(session_id, limit=before - 1):
-            dialect.feed(fact)
-    return dialect

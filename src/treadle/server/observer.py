@@ -26,23 +26,15 @@ _BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Subscription:
-    """One watcher of all sessions. Facts that come while its queue is full are counted and dropped."""
+    """One watcher of all sessions. Facts that come while its queue is full are dropped."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[tuple[str, AnyFact] | None] = asyncio.Queue(_MAX_QUEUED_FACTS)
-        self._missed = 0
 
     def offer(self, session_id: str, fact: AnyFact) -> None:
-        """Queue a fact, or count it as missed."""
-        try:
+        """Queue a fact, or drop it."""
+        if not self._queue.full():
             self._queue.put_nowait((session_id, fact))
-        except asyncio.QueueFull:
-            self._missed += 1
-
-    def take_missed(self) -> int:
-        """The number of facts that were dropped since the last call."""
-        missed, self._missed = self._missed, 0
-        return missed
 
     def close(self) -> None:
         """End the iteration."""

@@ -1,14 +1,22 @@
-"""The registry of `/api/agent`: a summary of each session, counted from its facts. Each fact is read once."""
+"""The registry of `/api/agent`: a summary of each session, counted from its facts, and one stream of all sessions."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from treadle import Runtime
-from treadle.dialects.registry_events import COUNTED_FIELDS, RunStatus, SessionCounts, classify_run
-from treadle.log.base import SessionInfo, Status
+from treadle.dialects.registry_events import COUNTED_FIELDS, RegistryDialect, RunStatus, SessionCounts, classify_run
+from treadle.errors import NotFound
+from treadle.log.base import Log, SessionInfo, Status, StoreWatch
+from treadle.server.streams import SHUTDOWN_COMMENT, StreamedResponse, encode_frames
+
+if TYPE_CHECKING:
+    from treadle.server.service import Service
 
 STATUSES: dict[Status, RunStatus] = {
     "idle": "completed",
@@ -71,3 +79,36 @@ class Registry:
             updated_at=info.updated_at,
             **{name: getattr(counts, name) for name in COUNTED_FIELDS},
         )
+
+
+class AllSessionsStream(StreamedResponse):
+    """Sends the registry events of all sessions until the client leaves or the server stops. `id:` is the cursor."""
+
+    def __init__(self, service: Service, watch: StoreWatch) -> None:
+        super().__init__(service.streams, self._write_events(service.runtime.log, watch))
+        self._watch = watch
+
+    async def _write_events(self, log: Log, watch: StoreWatch) -> AsyncGenerator[bytes]:
+        dialects: OrderedDict[str, RegistryDialect] = OrderedDict()
+        yield b"id: %d\n\n" % watch.start  # for a client that reconnects before the first event
+        async for first in watch:
+            data = b""
+            for stored in (first, *watch.ready()):
+                session_id, fact = stored.session_id, stored.fact
+                if session_id not in dialects:
+                    dialects[session_id] = RegistryDialect(session_id)
+                    with suppress(NotFound):  # it was deleted meanwhile
+                        for before in await log.read(session_id, limit=fact.seq - 1):
+                            dialects[session_id].feed(before)
+                dialects.move_to_end(session_id)
+                if len(dialects) > _MAX_SESSIONS:
+                    dialects.popitem(last=False)
+                data += encode_frames(dialects[session_id].feed(fact), stored.cursor, "event")
+            if data:
+                yield data
+        if self._streams.is_closed:
+            yield SHUTDOWN_COMMENT
+
+    def stop(self) -> None:
+        """End the events."""
+        self._watch.close()

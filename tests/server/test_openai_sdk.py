@@ -114,13 +114,14 @@ async def test_an_agent_answers_in_a_models_place_and_its_tools_run_here() -> No
         stream = await chat(client, model="agent:agent", stream=True)
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == "let me see\n\nnoted"
-        activity = [c.model_extra["treadle"]["type"] for c in chunks if c.model_extra]
+        extensions = [c.model_extra["treadle"] for c in chunks if c.model_extra]
+        activity = [extension["event"]["type"] for extension in extensions if "event" in extension]
         assert activity == ["call_started", "call_finished", "run_finished"]
         assert not any(c.choices[0].delta.tool_calls for c in chunks)
         whole = await chat(client, model="agent:agent")
         assert whole.choices[0].message.content == "again"
         assert whole.model_extra is not None
-        assert [one["type"] for one in whole.model_extra["treadle"]][-1] == "run_finished"
+        assert [one["type"] for one in whole.model_extra["treadle"]["events"]][-1] == "run_finished"
 
 
 async def test_an_agent_continues_a_session_and_knows_the_earlier_messages() -> None:

@@ -29,6 +29,17 @@ encode_frame = msgspec.json.Encoder().encode
 """Encodes a frame as JSON."""
 
 
+class RunExtension(Struct, frozen=True, omit_defaults=True):
+    """The extension field `treadle` of an agent's reply: its session, and what its tools do.
+
+    A piece of a stream has one `event`, a whole document has all `events`.
+    """
+
+    session_id: str
+    event: events.AnyFact | None = None
+    events: tuple[events.AnyFact, ...] = ()
+
+
 class Frame(Struct, frozen=True, omit_defaults=True, tag_field="type"):
     """One message of a wire format, named by `type`. A field that has its default value is not sent."""
 
@@ -67,8 +78,12 @@ class Dialect(Protocol):
 class ReplyFormat(Protocol):
     """One reply in another program's format, streamed or whole.
 
-    It takes a bare model's events up to its `Reply`, or an agent's events up to `RunFinished`.
+    It takes a bare model's events up to its `Reply`, or an agent's events up to `RunFinished`. An agent that waits for
+    the client's tools ends with a `Reply` too: its calls are those that the client must run.
     """
+
+    session_id: str = ""
+    """The session of the agent that answers, for the extension field. It is set before `begin`."""
 
     end_mark: bytes = b"[DONE]"
     """Sent after the last frame of a stream, if it is not empty."""
@@ -87,7 +102,7 @@ class ReplyFormat(Protocol):
         """The whole document for a bare model's reply."""
         ...
 
-    def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact]) -> Struct:
+    def complete_run(self, ending: events.RunFinished | Reply, activity: Sequence[events.AnyFact]) -> Struct:
         """The whole document for an agent's run, with what its tools did."""
         ...
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from treadle import events
-from treadle.dialects.base import FINISH_REASONS, Activity, EventTracker, ReplyFormat
+from treadle.dialects.base import FINISH_REASONS, Activity, EventTracker, ReplyFormat, RunExtension
 from treadle.dialects.openai_requests import FunctionCall
 from treadle.messages import Reply, Usage
 
@@ -61,7 +61,7 @@ class ChatChunk(CompletionDocument, frozen=True):
     choices: tuple[ChunkChoice, ...]
     object: str = "chat.completion.chunk"
     usage: UsageDocument | UnsetType | None = UNSET
-    treadle: events.AnyFact | UnsetType = UNSET
+    treadle: RunExtension | UnsetType = UNSET
 
 
 class MessageOut(Struct, frozen=True):
@@ -89,7 +89,7 @@ class ChatCompletion(CompletionDocument, frozen=True):
     choices: tuple[MessageChoice, ...]
     usage: UsageDocument
     object: str = "chat.completion"
-    treadle: tuple[events.AnyFact, ...] | UnsetType = UNSET
+    treadle: RunExtension | UnsetType = UNSET
 
 
 class TextChoice(Struct, frozen=True):
@@ -107,6 +107,7 @@ class TextCompletion(CompletionDocument, frozen=True):
     choices: tuple[TextChoice, ...]
     object: str = "text_completion"
     usage: UsageDocument | UnsetType | None = UNSET
+    treadle: RunExtension | UnsetType = UNSET
 
 
 class CompletionError(Struct, frozen=True):
@@ -133,6 +134,9 @@ class ChatChunkDialect(ReplyFormat):
         self._has_text = False
         self._tracker = EventTracker()
 
+    def begin(self) -> Sequence[ChatChunk]:
+        return (self._build_chunk(ChunkDelta()),) if self.session_id else ()
+
     def feed(self, event: events.Event | Reply) -> Sequence[ChatChunk | CompletionFailure]:
         if text := self._tracker.track(event):
             self._has_text = True
@@ -150,16 +154,16 @@ class ChatChunkDialect(ReplyFormat):
             case events.TurnStarted() if self._has_text and event.turn > 1:  # separates the turns in the client's text
                 return (self._build_chunk(ChunkDelta(content="\n\n")),)
             case events.RunFinished() if failure := describe_failed_run(event):
-                return (self._build_chunk(ChunkDelta(), treadle=event), CompletionFailure(failure))
+                return (self._build_chunk(ChunkDelta(), event=event), CompletionFailure(failure))
             case events.RunFinished():
                 answer = event.answer if not self._has_text else ""
                 return (
                     *([self._build_chunk(ChunkDelta(content=answer))] if answer else ()),
-                    self._build_chunk(ChunkDelta(), finish=map_finish_reason(event), treadle=event),
+                    self._build_chunk(ChunkDelta(), finish=map_finish_reason(event), event=event),
                     *self._build_usage_chunk(event.usage),
                 )
             case _:
-                return (self._build_chunk(ChunkDelta(), treadle=event),) if isinstance(event, Activity) else ()
+                return (self._build_chunk(ChunkDelta(), event=event),) if isinstance(event, Activity) else ()
 
     def complete_reply(self, reply: Reply) -> ChatCompletion:
         calls = _build_calls(reply)
@@ -172,10 +176,15 @@ class ChatChunkDialect(ReplyFormat):
         usage = build_usage(reply.usage)
         return ChatCompletion(self._id, self._created, self._model, (choice,), usage)
 
-    def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact]) -> ChatCompletion:
+    def complete_run(self, ending: events.RunFinished | Reply, activity: Sequence[events.AnyFact]) -> ChatCompletion:
+        if isinstance(ending, Reply):
+            extension = RunExtension(self.session_id, events=tuple(activity))
+            return msgspec.structs.replace(self.complete_reply(ending), treadle=extension)
         choice = MessageChoice(MessageOut(ending.answer), map_finish_reason(ending))
-        usage, facts = build_usage(ending.usage), (*activity, ending)
-        return ChatCompletion(self._id, self._created, self._model, (choice,), usage, treadle=facts)
+        extension = RunExtension(self.session_id, events=(*activity, ending))
+        return ChatCompletion(
+            self._id, self._created, self._model, (choice,), build_usage(ending.usage), treadle=extension
+        )
 
     def _build_usage_chunk(self, usage: Usage) -> Sequence[ChatChunk]:
         if not self._has_usage:
@@ -183,8 +192,10 @@ class ChatChunkDialect(ReplyFormat):
         return (ChatChunk(self._id, self._created, self._model, (), usage=build_usage(usage)),)
 
     def _build_chunk(
-        self, delta: ChunkDelta, finish: str | None = None, treadle: events.AnyFact | UnsetType = UNSET
+        self, delta: ChunkDelta, finish: str | None = None, event: events.AnyFact | None = None
     ) -> ChatChunk:
+        is_extended = self.session_id and (event is not None or not self._has_begun)
+        treadle = RunExtension(self.session_id, event) if is_extended else UNSET
         if not self._has_begun:
             self._has_begun = True
             content = "" if delta.content is UNSET else delta.content
@@ -202,6 +213,7 @@ class TextChunkDialect(ReplyFormat):
 
     def feed(self, event: events.Event | Reply) -> Sequence[TextCompletion | CompletionFailure]:
         """The chunks of one event: those of a chat that have text, an end or the usage."""
+        self._chat.session_id = self.session_id
         chunks: list[TextCompletion | CompletionFailure] = []
         for chunk in self._chat.feed(event):
             if isinstance(chunk, CompletionFailure):
@@ -209,15 +221,20 @@ class TextChunkDialect(ReplyFormat):
                 continue
             choices = tuple(TextChoice(choice.delta.content or "", choice.finish_reason) for choice in chunk.choices)
             if all(choice.text or choice.finish_reason is not None for choice in choices):
-                chunks.append(TextCompletion(chunk.id, chunk.created, chunk.model, choices, usage=chunk.usage))
+                document = TextCompletion(
+                    chunk.id, chunk.created, chunk.model, choices, usage=chunk.usage, treadle=chunk.treadle
+                )
+                chunks.append(document)
         return chunks
 
     def complete_reply(self, reply: Reply) -> TextCompletion:
         return self._complete(reply.text, FINISH_REASONS[reply.finish], reply.usage)
 
-    def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact] = ()) -> TextCompletion:
-        """An agent's answer, whole. This format has no place for the activity."""
-        return self._complete(ending.answer, map_finish_reason(ending), ending.usage)
+    def complete_run(self, ending: events.RunFinished | Reply, activity: Sequence[events.AnyFact]) -> TextCompletion:
+        if isinstance(ending, Reply):  # this format has no calls
+            return self.complete_reply(ending)
+        document = self._complete(ending.answer, map_finish_reason(ending), ending.usage)
+        return msgspec.structs.replace(document, treadle=RunExtension(self.session_id, events=(*activity, ending)))
 
     def _complete(self, text: str, finish: str, usage: Usage) -> TextCompletion:
         choice = TextChoice(text, finish)

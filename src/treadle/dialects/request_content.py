@@ -31,6 +31,12 @@ from treadle.messages import (
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
 
+class SessionReference(Struct, frozen=True):
+    """The extension field `treadle` of a request. It names the session that the agent continues."""
+
+    session_id: str | None = None
+
+
 class ReplyBody(Struct, frozen=True, kw_only=True):
     """What the bodies of all endpoints may have."""
 
@@ -39,6 +45,7 @@ class ReplyBody(Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     session_id: str | None = None
+    treadle: SessionReference | None = None
 
 
 class FunctionLike(Protocol):

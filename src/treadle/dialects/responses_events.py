@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from treadle.dialects.base import Activity, EventTracker, ReplyFormat
+from treadle.dialects.base import Activity, EventTracker, ReplyFormat, RunExtension
 from treadle.dialects.openai_chat import UsageDocument, build_usage
 from treadle.events import LIMIT_REASONS, AnyFact, Event, RunFinished
 from treadle.messages import Json, Reply
@@ -65,7 +65,7 @@ class ResponseObject(Struct, frozen=True):
     tools: tuple[Json, ...] = ()
     top_p: float | None = None
     object: str = "response"
-    treadle: tuple[AnyFact, ...] | UnsetType = UNSET
+    treadle: RunExtension | UnsetType = UNSET
 
 
 class ResponseEvent(Struct, frozen=True, omit_defaults=True):
@@ -84,7 +84,7 @@ class ResponseEvent(Struct, frozen=True, omit_defaults=True):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     logprobs: tuple[Json, ...] | UnsetType = UNSET
-    treadle: AnyFact | UnsetType = UNSET
+    treadle: RunExtension | UnsetType = UNSET
 
 
 class ResponsesDialect(ReplyFormat):
@@ -102,6 +102,8 @@ class ResponsesDialect(ReplyFormat):
         self._tracker = EventTracker()
 
     def begin(self) -> Sequence[ResponseEvent]:
+        if self.session_id:
+            self._response = msgspec.structs.replace(self._response, treadle=RunExtension(self.session_id))
         return (
             self._build_event("response.created", response=self._response),
             self._build_event("response.in_progress", response=self._response),
@@ -117,8 +119,10 @@ class ResponsesDialect(ReplyFormat):
             case RunFinished():
                 response = self._complete_run(event, "".join(self._text) or event.answer)
                 return (*self._close_message(event.answer), self._end(response))
+            case _ if isinstance(event, Activity):
+                return (self._build_event("treadle.activity", treadle=RunExtension(self.session_id, event)),)
             case _:
-                return (self._build_event("treadle.activity", treadle=event),) if isinstance(event, Activity) else ()
+                return ()
 
     def complete_reply(self, reply: Reply) -> ResponseObject:
         cut = {"length": "max_output_tokens", "filter": "content_filter"}.get(reply.finish)
@@ -130,8 +134,12 @@ class ResponsesDialect(ReplyFormat):
             incomplete_details={"reason": cut} if cut else None,
         )
 
-    def complete_run(self, ending: RunFinished, activity: Sequence[AnyFact]) -> ResponseObject:
-        return msgspec.structs.replace(self._complete_run(ending, ending.answer), treadle=(*activity, ending))
+    def complete_run(self, ending: RunFinished | Reply, activity: Sequence[AnyFact]) -> ResponseObject:
+        if isinstance(ending, Reply):
+            response, facts = self.complete_reply(ending), tuple(activity)
+        else:
+            response, facts = self._complete_run(ending, ending.answer), (*activity, ending)
+        return msgspec.structs.replace(response, treadle=RunExtension(self.session_id, events=facts))
 
     def _complete_run(self, ending: RunFinished, text: str) -> ResponseObject:
         status, error, details = "completed", None, None

@@ -48,7 +48,9 @@ async def create_chat_completion(service: CurrentService, token: Sender, request
     """Answer a chat in the format of Chat Completions, streamed or whole."""
     body = msgspec.json.decode(await request.body(), type=openai_requests.ChatBody)
     dialect = ChatChunkDialect(make_id("chatcmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
-    return await answer_request(service, token, body, openai_requests.build_chat_request(body), dialect)
+    return await answer_request(
+        service, token, body, openai_requests.build_chat_request(body), dialect, request.headers
+    )
 
 
 @router.post("/completions", **describe_route(openai_requests.CompletionBody))
@@ -56,7 +58,9 @@ async def create_completion(service: CurrentService, token: Sender, request: Req
     """Answer a bare prompt in the format of the old Completions, streamed or whole."""
     body = msgspec.json.decode(await request.body(), type=openai_requests.CompletionBody)
     dialect = TextChunkDialect(make_id("cmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
-    return await answer_request(service, token, body, openai_requests.build_completion_request(body), dialect)
+    return await answer_request(
+        service, token, body, openai_requests.build_completion_request(body), dialect, request.headers
+    )
 
 
 @router.post("/embeddings")

@@ -1,13 +1,13 @@
 """How a model or an agent answers a request in another program's format, streamed or whole.
 
 A request to a model gets the model's reply, and the client runs its own tools. A request to `agent:NAME` runs an agent
-in a new session or in that of `session_id`. The agent's tools run here.
+in a new session, or in the session that the request names. The agent's tools run here.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -24,11 +24,14 @@ from treadle.errors import ModelError, NotFound
 from treadle.events import AnyFact, Event, MessageReceived, SessionConfigured
 from treadle.messages import Reply
 from treadle.messages import Request as ModelRequest
-from treadle.models.base import Model, ModelEvent
+from treadle.models.base import Model
 from treadle.server.guard import Refusal, build_error_body
 from treadle.server.problems import build_field_error, build_refusal
 from treadle.server.service import AGENT_PREFIX, Service, Token
-from treadle.server.streams import EventStream, StreamedResponse, describe_content, encode_frames
+from treadle.server.streams import StreamedResponse, describe_content, encode_frames
+
+SESSION_HEADER = "x-treadle-session"
+"""Names the session of an agent in requests and responses."""
 
 
 def describe_route(kind: type[Struct]) -> dict[str, Any]:
@@ -56,31 +59,37 @@ def make_id(prefix: str) -> str:
 
 
 async def answer_request(
-    service: Service, token: Token, body: ReplyBody, asked: ModelRequest, dialect: ReplyFormat
+    service: Service,
+    token: Token,
+    body: ReplyBody,
+    asked: ModelRequest,
+    dialect: ReplyFormat,
+    headers: Mapping[str, str],
 ) -> Response:
-    """Have a model or an agent answer, and send the reply streamed or whole."""
-    write = ReplyWriter(dialect)
+    """Have a model or an agent answer, and send the reply streamed or whole. `headers` are those of the request."""
     model = service.resolve_alias(body.model)
     if model.startswith(AGENT_PREFIX):
-        session, message = await _ask_agent(service, token, model, asked, body.session_id)
-        run = session.follow(message)
-        if body.stream:
-            refusal = _build_shutdown_error(session)
-            return EventStream(service.streams, run, write, tail=write.end, at_shutdown=lambda: _encode_error(refusal))
-        return _send_json(dialect.complete_run(*await _wait_for_agent(service, session, run, dialect)))
-    replying = _ask_model(service.get_model(model), asked)
-    if body.stream:
-        return StreamedResponse(
-            service.streams, write.relay(replying), lambda error: _encode_error(build_refusal(error)) + write.end
-        )
-    (reply,) = [event async for event in replying if isinstance(event, Reply)]
-    return _send_json(dialect.complete_reply(reply))
+        session_id = body.session_id or (body.treadle and body.treadle.session_id) or headers.get(SESSION_HEADER, "")
+        session, message = await _ask_agent(service, token, model, asked, session_id)
+        dialect.session_id = session.id
+        events, added = _follow_run(service, session, session.follow(message)), {SESSION_HEADER: session.id}
+        if not body.stream:
+            return _send_json(await _complete_run(session, events, dialect), added)
+    else:
+        events, added = _ask_model(service.get_model(model), asked), {}
+        if not body.stream:
+            (reply,) = [event async for event in events if isinstance(event, Reply)]
+            return _send_json(dialect.complete_reply(reply))
+    write = ReplyWriter(dialect)
+    return StreamedResponse(
+        service.streams, write.relay(events), lambda error: _encode_error(build_refusal(error)) + write.end, added
+    )
 
 
 # ── a model ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[ModelEvent]:
+async def _ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[Event | Reply]:
     """Stream a model's reply. Raises when the stream ends without one."""
     has_replied = False
     async with aclosing(model.stream(asked)) as events:
@@ -95,7 +104,7 @@ async def _ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[ModelE
 
 
 async def _ask_agent(
-    service: Service, token: Token, model: str, asked: ModelRequest, session_id: str | None
+    service: Service, token: Token, model: str, asked: ModelRequest, session_id: str
 ) -> tuple[Session, MessageReceived]:
     name = model.removeprefix(AGENT_PREFIX)
     agent = service.runtime.agents.get(name)
@@ -108,7 +117,9 @@ async def _ask_agent(
     if asked.output_schema is not None:
         raise build_field_error("response_format", "an agent answers in its own words; ask its model for JSON")
     if session_id:
-        session = await service.open_for_use(session_id, token)
+        session = await service.open_for_run(session_id, token)
+        if (own := (await session.state()).agent) != name:
+            raise build_field_error("model", f"session {session_id} belongs to the agent {own!r}; ask agent:{own}")
         last_only = msgspec.structs.replace(asked, messages=asked.messages[-1:])
         return session, await session.post(build_agent_message(last_only))
     parts = build_agent_message(asked)  # it may raise, and then no session is made
@@ -118,29 +129,32 @@ async def _ask_agent(
     return session, await session.post(parts)
 
 
-async def _wait_for_agent(
-    service: Service, session: Session, run: Run, dialect: ReplyFormat
-) -> tuple[RunFinished, list[AnyFact]]:
-    """Wait for the end of a run. Returns it with what the run's tools did."""
-    activity: list[AnyFact] = []
+async def _follow_run(service: Service, session: Session, run: Run) -> AsyncGenerator[Event | Reply]:
+    """The events of a run up to its end. Raises when the run cannot be followed to its end here."""
     with service.detach_at_shutdown(run):
         async for event in run:
-            if isinstance(event, Activity):
-                activity.append(event)
-    ending = run.outcome
-    if ending is None and not run.is_held:
-        raise _build_shutdown_error(session)
-    if ending is None:
+            yield event
+    if run.outcome is None and not run.is_held:
+        raise Refusal(503, "shutting_down", f"session {session.id}: {RUN_CONTINUES_LATER}", retry_after=2)
+    if run.outcome is None:
         raise Refusal(409, "cancelled", "the run was cancelled before it answered")
-    failure = describe_failed_run(ending)
+
+
+async def _complete_run(session: Session, events: AsyncGenerator[Event | Reply], dialect: ReplyFormat) -> Struct:
+    """Wait for the end of a run. Returns the whole document, with what the run's tools did."""
+    activity: list[AnyFact] = []
+    ending: RunFinished | Reply | None = None
+    async for event in events:
+        if isinstance(event, Activity):
+            activity.append(event)
+        elif isinstance(event, RunFinished | Reply):
+            ending = event
+    assert ending is not None
+    failure = describe_failed_run(ending) if isinstance(ending, RunFinished) else None
     if failure is not None and not dialect.can_report_failure:
-        status = 502 if ending.reason == "failed" else 409
+        status = 502 if failure.type == "run_failed" else 409
         raise Refusal(status, failure.type, f"session {session.id}: {failure.message}")
-    return ending, activity
-
-
-def _build_shutdown_error(session: Session) -> Refusal:
-    return Refusal(503, "shutting_down", f"session {session.id}: {RUN_CONTINUES_LATER}", retry_after=2)
+    return dialect.complete_run(ending, activity)
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────
@@ -154,12 +168,17 @@ class ReplyWriter:
         self.end = b"data: %b\n\n" % dialect.end_mark if dialect.end_mark else b""
 
     def __call__(self, event: Event | Reply) -> bytes:
-        frames = [*self._beginning, *self._dialect.feed(event)]
-        self._beginning.clear()
-        return encode_frames(frames, name_field="type")
+        return self._encode(self._dialect.feed(event))
 
-    async def relay(self, events: AsyncGenerator[ModelEvent]) -> AsyncGenerator[bytes]:
-        """Write all events of a model, and the end."""
+    def _encode(self, frames: Sequence[Struct]) -> bytes:
+        data = encode_frames([*self._beginning, *frames], name_field="type")
+        self._beginning.clear()
+        return data
+
+    async def relay(self, events: AsyncGenerator[Event | Reply]) -> AsyncGenerator[bytes]:
+        """Write all events of a model or of an agent's run, and the end."""
+        if self._dialect.session_id:  # a run may take long before its first event
+            yield self._encode(())
         async with aclosing(events):
             async for event in events:
                 if data := self(event):
@@ -171,5 +190,5 @@ def _encode_error(refusal: Refusal) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode(build_error_body(refusal))
 
 
-def _send_json(document: Struct) -> Response:
-    return Response(encode_frame(document), media_type="application/json")
+def _send_json(document: Struct, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode_frame(document), media_type="application/json", headers=dict(headers or {}))

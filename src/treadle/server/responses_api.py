@@ -24,4 +24,6 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
     """
     body = msgspec.json.decode(await request.body(), type=responses_requests.ResponsesBody)
     dialect = ResponsesDialect(make_id("resp_"), body.model, time.time())
-    return await answer_request(service, token, body, responses_requests.build_responses_request(body), dialect)
+    return await answer_request(
+        service, token, body, responses_requests.build_responses_request(body), dialect, request.headers
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -157,13 +157,18 @@ class StreamedResponse(Response):
     """A response of pieces that come over time. The pieces stop when the client leaves.
 
     Nothing is sent before the first piece or comment, so an early failure still has its own status. A later failure is
-    sent as what `problem` returns.
+    sent as what `problem` returns. `headers` are sent in addition to those of every stream.
     """
 
     def __init__(
-        self, streams: OpenStreams, pieces: AsyncGenerator[bytes], problem: Callable[[Exception], bytes] | None = None
+        self,
+        streams: OpenStreams,
+        pieces: AsyncGenerator[bytes],
+        problem: Callable[[Exception], bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
+        self._more_headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._streams, self._pieces, self._problem = streams, pieces, problem
         self._send: Send | None = None
         self._writing = asyncio.Lock()
@@ -208,7 +213,8 @@ class StreamedResponse(Response):
         async with self._writing:  # the head must be sent first
             if not self._has_begun:
                 self._has_begun = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+                headers = [*SSE_HEADERS, *self._more_headers]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self.last = time.monotonic()
 

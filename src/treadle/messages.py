@@ -194,7 +194,7 @@ class Request(Struct, frozen=True):
 
     `messages` only grows from turn to turn until the context is compacted. `render_cache` lives as long: an adapter
     keeps serialized messages in it. `max_tokens` is the rest of the run's budget. `output_schema` describes the final
-    answer. With `tool_choice` "none" no tool may be called: the tools only keep the start of the prompt the same.
+    answer. With `tool_choice` "none" no tool may be called.
     """
 
     system: str

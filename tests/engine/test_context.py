@@ -226,7 +226,7 @@ def test_a_note_replaces_an_empty_reply_and_starts_a_run_without_a_message(
         ("empty_reply", ["Your reply was empty"]),
         ("invalid_output", ["does not fit"]),
         ("uncertain", []),
-        ("stray_calls", []),
+        ("stray_calls", ["You cannot call tools now"]),
         ("tool_retry", []),
     ],
 )

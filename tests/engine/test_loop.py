@@ -12,7 +12,7 @@ from treadle import Agent, CallFinished, CallStarted, Limits, ModelReplied, Reas
 from treadle.engine.setup import compute_backoff
 from treadle.errors import ModelError
 from treadle.events import ModelFailed, RunFinished, SignalDetected, TurnStarted
-from treadle.messages import Call, Reply, Request, Usage
+from treadle.messages import Call, Reply, Request, ResultMessage, Usage, UserMessage
 from treadle.testing import SteppingClock, call, say
 
 
@@ -20,6 +20,12 @@ from treadle.testing import SteppingClock, call, say
 def look(at: str) -> str:
     """Look at something."""
     return f"saw {at}"
+
+
+SUMMARY_IS_MISSING = (
+    "The run stopped (turn limit) after 1 turns and 1 calls, and the model gave no summary. "
+    "The session's log shows what was done."
+)
 
 
 # --- the order of things
@@ -192,19 +198,46 @@ async def test_an_empty_reply_that_is_followed_by_an_answer_leaves_no_trace_in_i
     assert (run.reason, run.answer) == ("answered", "second")
 
 
-async def test_a_text_only_agent_offers_no_tools_and_drops_stray_calls(store: Store) -> None:
-    run = await store.run_script(["Done.", call("note", text="x")], tools=[note], limits=Limits(turns=0))
-    assert (run.reason, run.answer, run.outcome.turns, run.outcome.calls) == ("answered", "Done.", 1, 0)
-    assert run.requests[0].tools == ()
+async def test_a_text_only_agent_offers_no_tools_and_is_asked_once_more_after_a_stray_call(store: Store) -> None:
+    run = await store.run_script(["Wait.", call("note", text="x")], "Done.", tools=[note], limits=Limits(turns=0))
+    assert (run.reason, run.answer, run.outcome.turns, run.outcome.calls) == ("answered", "Done.", 2, 0)
+    assert [request.tools for request in run.requests] == [(), ()]
     stray = run.select(SignalDetected)
     assert [fact.kind for fact in stray] == ["stray_calls"] and "note" in stray[0].detail
     assert run.select(CallStarted) == [] and run.select(ModelReplied)[0].calls == ()
 
 
-async def test_a_text_only_agent_that_only_calls_is_nudged_and_ends(store: Store) -> None:
+async def test_a_text_only_agent_that_only_calls_is_asked_once_more_and_ends(store: Store) -> None:
     stray = call("note", text="x")
-    run = await store.run_script(stray, stray, stray, "never asked", tools=[note], limits=Limits(turns=0))
-    assert run.reason == "stuck" and len(run.requests) == 3
+    run = await store.run_script(stray, stray, "never asked", tools=[note], limits=Limits(turns=0))
+    assert run.reason == "stuck" and "calls tools although none are offered" in run.outcome.error
+    assert len(run.requests) == 2 and "cannot call tools" in kit.list_user_texts(run.requests[1])[-1]
+
+
+@pytest.mark.parametrize(
+    ("replies", "answer"),
+    [
+        ([[call("note", text="y")], "half done"], "half done"),
+        ([["so far", call("note", text="y")], ["half done", call("note", text="z")]], "half done"),
+        ([["half done", call("note", text="y")], [call("note", text="z")]], "half done"),
+        ([["half done", call("note", text="y")], ""], "half done"),
+        ([call("note", text="y"), call("note", text="z")], SUMMARY_IS_MISSING),
+    ],
+)
+async def test_a_wrap_up_that_calls_a_tool_is_asked_once_more_without_any_tool_in_the_request(
+    store: Store, replies: list[Any], answer: str
+) -> None:
+    first = ["I note.", call("note", text="x")]
+    run = await store.run_script(first, *replies, "never asked", tools=[note], limits=Limits(turns=1))
+    assert (run.reason, run.answer, run.outcome.turns, run.outcome.calls) == ("turn_limit", answer, 1, 1)
+    _, wrap_up, again = run.requests
+    kit.check_wrap_up_request(wrap_up, "all the turns")
+    kit.check_wrap_up_request(again, "all the turns")
+    assert any(isinstance(message, ResultMessage) for message in wrap_up.messages)
+    assert all(isinstance(message, UserMessage) or not message.calls for message in again.messages)
+    shown = "\n".join(map(str, again.messages))
+    assert 'You called note with {"text":"x"}' in shown.replace("\\", "") and "noted x" in shown
+    assert len([turn for turn in run.select(TurnStarted) if turn.wrap_up is not None]) == 2
 
 
 # --- a model that fails

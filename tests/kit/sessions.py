@@ -353,8 +353,8 @@ def check_settled(facts: Sequence[AnyFact], *, running: bool = False) -> None:
 
 
 def check_wrap_up_request(request: Request, words: str) -> None:
-    """Check the request of a wrap-up turn: no calls allowed, the same tools, and a note with the reason."""
-    assert request.tool_choice == "none" and request.tools, "the tools stay, so that the prompt is the same"
+    """Check the request of a wrap-up turn: no tools, and a note with the reason."""
+    assert request.tool_choice == "none" and request.tools == ()
     last = request.messages[-1]
     note_text = last.text if isinstance(last, ResultMessage) else list_user_texts(request)[-1]
     assert words in note_text and "what was done and what is left" in note_text

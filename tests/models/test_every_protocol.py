@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from tests.kit.fakes import clients
 from tests.kit.fakes.clients import ADD, PROTOCOLS, TOOLS, as_message, ask, collect_events, collect_reply, results, user
-from tests.kit.fakes.server import Odd
+from tests.kit.fakes.server import Odd, Strict
 from tests.kit.fakes.travel import WIRES
-from treadle import messages
+from tests.kit.sessions import note, run_agent
+from treadle import Agent, Limits, messages
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import Call, ImagePart, Message, Messages, ModelMessage, Reply, Request, ResultMessage, Sampling
 from treadle.models.wire_format import WireFormat
@@ -165,3 +166,50 @@ async def test_the_fakes_refuse_what_a_provider_refuses(protocol: str, orphans: 
             error = await clients.collect_failure(make(server), ask(*history, tools=TOOLS))
             assert error.kind == "bad_request"
         assert len(server.rejected) == len(orphans)
+
+
+def list_bodies(server: Strict) -> list[dict[str, Any]]:
+    """The requests for a reply, without those that ask about the model."""
+    return [seen.body for seen in server.seen if not seen.path.endswith("/show")]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("obeys", [True, False], ids=["a model that writes", "a model that always calls"])
+async def test_a_wrap_up_offers_no_tools_on_the_wire(protocol: str, obeys: bool) -> None:
+    fake, make = PROTOCOLS[protocol]
+    calling = Reply(text="So far.", calls=(Call("call_1", "note", '{"text":"x"}'),), finish="calls")
+
+    def answer(body: dict[str, Any]) -> Reply:
+        return Reply(text="In short.") if obeys and len(list_bodies(server)) > 1 else calling
+
+    async with fake(answer) as server:
+        run = await run_agent(Agent(make(server), tools=[note], limits=Limits(turns=1)))
+        assert server.rejected == []
+        first, wrap_up, *again = list_bodies(server)
+    assert (run.reason, run.answer) == ("turn_limit", "In short." if obeys else "So far.")
+    assert "Write something down" in json.dumps(first["tools"])
+    if protocol == "anthropic":  # it wants the tools of the history declared, so they stand there without content
+        [declared] = wrap_up["tools"]
+        assert (declared["name"], declared["description"]) == ("note", "")
+        assert declared["input_schema"] == {"type": "object"}
+        assert wrap_up["tool_choice"] == {"type": "none"}
+    else:
+        assert not {"tools", "tool_choice"} & wrap_up.keys()
+    assert len(again) == (0 if obeys else 1)
+    for body in again:
+        assert not {"tools", "tool_choice"} & body.keys()
+        text = json.dumps(body)
+        assert not any(word in text for word in ('"tool_use"', '"tool_result"', '"tool_calls"', '"function_call'))
+        assert "You called note" in text and "noted x" in text
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_text_only_run_offers_no_tools_on_the_wire(protocol: str) -> None:
+    fake, make = PROTOCOLS[protocol]
+    calling = Reply(calls=(Call("call_1", "note", '{"text":"x"}'),), finish="calls")
+    async with fake([calling, Reply(text="Words.")]) as server:
+        run = await run_agent(Agent(make(server), tools=[note], limits=Limits(turns=0)))
+        assert server.rejected == []
+        first, again = list_bodies(server)
+    assert not {"tools", "tool_choice"} & (first.keys() | again.keys())
+    assert (run.reason, run.answer) == ("answered", "Words.")

@@ -29,6 +29,7 @@ _NOTES: dict[str, str] = {
     "doom_loop": "You are repeating the same calls with the same arguments. Stop, say what you have learnt so "
     "far, and do something different; if you repeat them again the run ends.",
     "empty_reply": "Your reply was empty. Answer in words, or make a call.",
+    "stray_calls": "You cannot call tools now. Answer in words.",
     "invalid_output": "Your answer does not fit what was asked for. Give it again, whole and corrected.",
 }
 _WRAP_UP: dict[str, str] = {
@@ -163,6 +164,21 @@ def find_own_text(message: UserMessage | ResultMessage) -> str:
     parts = wrap_system(message)
     own = (part for part in parts if not (isinstance(part, TextPart) and part.text.startswith("<skill ")))
     return render_parts(tuple(own))
+
+
+def write_calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Rewrite calls and their results as plain text, for a request that must not show any tool."""
+    written: list[Message] = []
+    for message in messages:
+        match message:
+            case ModelMessage(text=text, calls=calls):
+                called = (f"[You called {call.tool} with {call.arguments}]" for call in calls)
+                written.append(ModelMessage("\n".join(filter(None, (text, *called))), model=message.model))
+            case ResultMessage(tool=tool, text=text, parts=parts):
+                written.append(UserMessage((TextPart(f"[The result of {tool}]\n{text}"), *parts)))
+            case UserMessage():
+                written.append(message)
+    return written
 
 
 def count_entries_through(state: State, through: int) -> int:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from msgspec.structs import force_setattr, replace
 
 from treadle.engine import compaction
-from treadle.engine.context import Projection
+from treadle.engine.context import Projection, write_calls_as_text
 from treadle.engine.reply import MarkSplitter, split_marks
 from treadle.engine.setup import Setup, check_returned_type, compute_backoff
 from treadle.engine.state import State
@@ -22,21 +22,26 @@ WRAP_UP_TOKENS = 1024
 
 
 def build_request(setup: Setup, state: State, projection: Projection) -> Request:
-    """Build the request for the current turn."""
+    """Build the request for the current turn.
+
+    A model that called a tool although none was offered is asked again without any sign of tools in the request.
+    """
     run, turn = state.run, state.turn
     assert run is not None and turn is not None
     wrap_up, limits = turn.wrap_up is not None, run.limits
     left = limits.tokens - run.usage.output_tokens if limits.tokens is not None else None
+    messages = projection.build_messages(state, setup.attachments)
+    is_again = not turn.tools and run.stray_replies > 0
     return Request(
         system=setup.config.instructions,
-        messages=projection.build_messages(state, setup.attachments),
-        tools=setup.specs if turn.tools or wrap_up else (),
-        tool_choice="none" if wrap_up else "auto",
+        messages=write_calls_as_text(messages) if is_again else messages,
+        tools=setup.specs if turn.tools else (),
+        tool_choice="auto" if turn.tools else "none",
         max_tokens=WRAP_UP_TOKENS if wrap_up else left,
         sampling=setup.config.sampling,
         output_schema=None if wrap_up else setup.config.output_schema,
         session_id=state.created.session_id if state.created is not None else "",
-        render_cache=projection.render_cache,
+        render_cache={} if is_again else projection.render_cache,
     )
 
 

@@ -73,7 +73,10 @@ class Turn(Struct):
 
 
 class RunState(Struct):
-    """The budget of one run and how much of it is used. `is_looping` means that it repeats calls despite a warning."""
+    """The budget of one run and how much of it is used. `is_looping` means that it repeats calls despite a warning.
+
+    `stray_replies` counts the replies that called a tool although none was offered. `stray_text` is their last text.
+    """
 
     id: str
     limits: events.Limits
@@ -84,6 +87,8 @@ class RunState(Struct):
     usage: Usage = Usage()
     empty_replies: int = 0
     invalid_outputs: int = 0
+    stray_replies: int = 0
+    stray_text: str = ""
     warned_at: int | None = None
     waited: float = 0.0
     waited_until: float = 0.0
@@ -360,6 +365,10 @@ def _apply_context_fact(state: State, fact: events.SignalDetected | events.Conte
                 turn.signals += (fact.kind,)
             if run is not None and fact.kind == "invalid_output":
                 run.invalid_outputs += 1
+            elif run is not None and fact.kind == "stray_calls":
+                run.stray_replies += 1
+                said = turn.reply.text.strip() if turn is not None and turn.reply is not None else ""
+                run.stray_text = said or run.stray_text
             elif run is not None and fact.kind == "doom_loop":
                 number = turn.number if turn is not None else 0
                 run.is_looping = run.is_looping or run.warned_at == number - 1

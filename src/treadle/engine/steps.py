@@ -17,6 +17,7 @@ from treadle.engine.state import OUTCOME_UNKNOWN, CallState, RunState, State, Tu
 TURN_CEILING = 200
 MAX_EMPTY_REPLIES = 3
 MAX_INVALID_OUTPUTS = 3
+MAX_STRAY_REPLIES = 2
 MAX_SAFE_ATTEMPTS = 3
 COMPACTION_SHARE = 0.85
 """The share of the window at which a compaction is due."""
@@ -198,39 +199,45 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     fatal = next((c.finished for c in turn.calls.values() if c.finished and c.finished.fatal), None)
     if fatal is not None:
         return _end_run(run, "failed", reply.text, error=f"{fatal.tool}: {fatal.output}")
+    text = reply.text if reply.text.strip() or turn.tools else run.stray_text
+    is_stray = "stray_calls" in turn.signals
+    if is_stray and run.stray_replies < MAX_STRAY_REPLIES:
+        return _start_wrap_up(run, turn.wrap_up) if turn.wrap_up is not None else _start_turn(state, run, now)
     if turn.wrap_up is not None:
-        return _end_run(run, turn.wrap_up, reply.text.strip() or _describe_missing_summary(run, turn.wrap_up))
+        return _end_run(run, turn.wrap_up, text.strip() or _describe_missing_summary(run, turn.wrap_up))
     if reply.calls:
         refused = any(call.finished and call.finished.status == "refused" for call in turn.calls.values())
         if refused and not run.is_looping:
             return _start_wrap_up(run, "call_limit")
         return _start_turn(state, run, now)
     if "stuck" in turn.signals:
-        return _end_run(run, "stuck", reply.text, error="the model says that it is stuck")
+        return _end_run(run, "stuck", text, error="the model says that it is stuck")
     if "yielded" in turn.signals:
-        return _end_run(run, "yielded", reply.text)
-    if not reply.text.strip():
+        return _end_run(run, "yielded", text)
+    if not text.strip():
+        if is_stray:
+            return _end_run(run, "stuck", error="the model calls tools although none are offered")
         if run.empty_replies >= MAX_EMPTY_REPLIES:
             error = f"the model gave {run.empty_replies} empty replies in a row"
             return _end_run(run, "stuck", error=error)
         return _start_turn(state, run, now)
     if reply.finish == "filter":
-        return _end_run(run, "failed", reply.text, error="the provider's content filter cut the reply")
+        return _end_run(run, "failed", text, error="the provider's content filter cut the reply")
     if reply.finish == "length":
         return _start_wrap_up(run, "token_limit")
     if "invalid_output" in turn.signals:
         if run.invalid_outputs >= MAX_INVALID_OUTPUTS:
             error = f"{run.invalid_outputs} answers in a row did not fit the output schema"
-            return _end_run(run, "failed", reply.text, error=error)
+            return _end_run(run, "failed", text, error=error)
         return _start_turn(state, run, now)
-    return _end_run(run, "answered", reply.text, confidence=reply.confidence)
+    return _end_run(run, "answered", text, confidence=reply.confidence)
 
 
 def _start_turn(state: State, run: RunState, now: float) -> Record:
     """Start the next turn. When a limit is reached, it is the last one."""
     limits, limit = run.limits, None
-    # A text-only run has one turn, and one more for each empty or invalid reply.
-    most_turns = min(limits.turns, TURN_CEILING) or 1 + run.empty_replies + run.invalid_outputs
+    # A text-only run has one turn, and one more for each empty, invalid or stray reply.
+    most_turns = min(limits.turns, TURN_CEILING) or 1 + run.empty_replies + run.invalid_outputs + run.stray_replies
     if run.is_looping:
         limit = "doom_loop"
     elif is_out_of_time(run, now):

@@ -46,7 +46,6 @@ class _Head(NamedTuple):
     """All of a request but its messages and limits. `digest` stands for the part that binds thinking."""
 
     key: tuple[Any, ...]
-    tools: tuple[ToolSpec, ...]
     data: bytes
     digest: bytes
 
@@ -112,22 +111,17 @@ class AnthropicMessages(WireFormat):
     def _get_head(self, request: Request) -> _Head:
         key = (request.system, request.tools, request.tool_choice, request.sampling, request.output_schema)
         before = request.render_cache.get(self.key)
-        before = before if isinstance(before, _Head) else None
-        if before is not None and before.key == key:
+        if isinstance(before, _Head) and before.key == key:
             return before
         specs = request.tools
-        if not specs:
-            # The provider wants the tools of earlier calls declared, also in a turn that may not call any.
-            if before is not None:
-                specs = before.tools
-            else:
-                called = (m.calls for m in request.messages if isinstance(m, ModelMessage))
-                names = sorted({call.tool for calls in called for call in calls})
-                specs = tuple(ToolSpec(wire_format.fit_tool_name(name), "", {"type": "object"}) for name in names)
+        if not specs:  # the provider wants the tools of earlier calls declared, also where none may be called
+            called = (m.calls for m in request.messages if isinstance(m, ModelMessage))
+            names = sorted({call.tool for calls in called for call in calls})
+            specs = tuple(ToolSpec(wire_format.fit_tool_name(name), "", {"type": "object"}) for name in names)
         data = encode(self._build_fields(request, [_describe_tool(tool) for tool in specs]))
         bound = encode([request.system, [_describe_tool(tool) for tool in specs]])
         digest = hashlib.blake2b(bound, digest_size=16).digest()
-        head = request.render_cache[self.key] = _Head(key, specs, data, digest)
+        head = request.render_cache[self.key] = _Head(key, data, digest)
         return head
 
     def _build_fields(self, request: Request, tools: list[dict[str, Json]]) -> dict[str, Json]:

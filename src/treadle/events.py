@@ -21,7 +21,7 @@ Tier = Literal["read-only", "sandbox", "full"]
 Decision = Literal["allow", "deny"]
 Scope = Literal["call", "tool", "pattern", "session"]
 MessageMode = Literal["queue", "interrupt"]
-Trigger = Literal["message", "continue", "regenerate", "recover"]
+Trigger = Literal["message", "continue", "regenerate", "recover", "resume"]
 CallStatus = Literal["ok", "error", "denied", "refused", "cancelled", "interrupted", "timed_out"]
 LimitReason = Literal["turn_limit", "call_limit", "token_limit", "time_limit", "cost_limit", "doom_loop"]
 LIMIT_REASONS: frozenset[str] = frozenset(get_args(LimitReason))
@@ -150,11 +150,12 @@ class MessageReceived(Fact, frozen=True):
 
 
 class RunRequested(Fact, frozen=True):
-    """Somebody asked for a run without a new message."""
+    """Somebody asked for a run without a new message. If there is a reply at `after`, the run starts with its calls."""
 
     trigger: Trigger
     limits: Limits | None = None
     by: str = ""
+    after: int = 0
 
 
 class CancelRequested(Fact, frozen=True):
@@ -171,7 +172,10 @@ class RunStarted(Fact, frozen=True):
 
 
 class TurnStarted(Fact, frozen=True):
-    """`wrap_up` names the limit that was reached. It is set for the last turn, which has no tools."""
+    """`wrap_up` names the limit that was reached. It is set for the last turn, which has no tools.
+
+    Turn 0 has the calls of an earlier reply. It is not counted, because the model is not asked.
+    """
 
     turn: int
     messages: tuple[str, ...] = ()

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, cast
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle import events
+from treadle.engine.checkpoints import Checkpoint, build_checkpoints
 from treadle.engine.compaction import Breakdown
 from treadle.engine.coordinator import Coordinator
 from treadle.engine.model_call import build_breakdown, compact_context
 from treadle.engine.setup import Answer, check_returned_type
 from treadle.engine.state import State, fold
 from treadle.engine.tool_call import load_output
-from treadle.errors import BadInput, Conflict, NotAnswered, NotFound
+from treadle.errors import BadInput, Conflict, NotAnswered, NotFound, TreadleError
 from treadle.log.base import Artifact, Log, Watch
 from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, replace_surrogates
 from treadle.run import Run
@@ -30,13 +31,6 @@ if TYPE_CHECKING:
     from treadle.history.rewind import Rewind, RewindChange, Rewinder, RewindTarget
 
 Content: TypeAlias = str | Part | Sequence[str | Part]
-
-
-class Checkpoint(Struct, frozen=True):
-    """A position to go back to."""
-
-    seq: int
-    kind: Literal["after_user_input", "before_llm", "before_tool_calls", "after_tool_calls"]
 
 
 class Session(Generic[T]):
@@ -203,23 +197,37 @@ class Session(Generic[T]):
 
         return build_spans(await self._log.read(self.id))
 
-    async def checkpoints(self) -> list[Checkpoint]:
-        """List the positions for `at` and `fork`."""
-        found: list[Checkpoint] = []
-        open_calls: set[str] = set()
-        for fact in await self._log.read(self.id):
-            if isinstance(fact, events.MessageReceived):
-                found.append(Checkpoint(fact.seq, "after_user_input"))
-            elif isinstance(fact, events.TurnStarted):
-                found.append(Checkpoint(fact.seq, "before_llm"))
-            elif isinstance(fact, events.ModelReplied) and fact.calls:
-                open_calls = {call.id for call in fact.calls}
-                found.append(Checkpoint(fact.seq, "before_tool_calls"))
-            elif isinstance(fact, events.CallFinished) and open_calls:
-                open_calls.discard(fact.call_id)
-                if not open_calls:
-                    found.append(Checkpoint(fact.seq, "after_tool_calls"))
-        return found
+    async def checkpoints(self, after: int = 0, limit: int | None = None) -> list[Checkpoint]:
+        """List the positions after `after` that `resume_from`, `fork` and `at` take, with what the run had there."""
+        state, setup = await self._coordinator.load_state(self.id), None
+        with suppress(TreadleError):  # the model may have no key here; the session can be read all the same
+            setup = await self._coordinator.build_setup(state)
+        return build_checkpoints(await self._log.read(self.id), setup, after=after, limit=limit)
+
+    def resume_from(self, seq: int, limits: events.Limits | None = None, *, files: bool = False) -> Run:
+        """Go on from a checkpoint in this session: the conversation is rewound to it, and a run starts.
+
+        Before tool calls, the calls of the reply run again. What ran after the checkpoint is not undone; `files` first
+        rewinds the files that calls changed. Use `fork(seq)` and `resume` to keep this session as it is.
+        """
+        return Run(self._coordinator, self.id, partial(self._post_resume, seq, limits, files))
+
+    async def go_on_from(self, seq: int, limits: events.Limits | None = None, *, files: bool = False) -> int:
+        """`resume_from` without watching. Returns the position of the request."""
+        position = await self._post_resume(seq, limits, files)
+        await self._coordinator.wake(self.id)
+        return position
+
+    async def _post_resume(self, seq: int, limits: events.Limits | None, files: bool) -> int:
+        point = next(iter(build_checkpoints(await self._log.read(self.id), after=seq - 1, limit=1)), None)
+        if point is None or point.seq != seq:
+            raise BadInput(f"position {seq} is no checkpoint of session {self.id}; session.checkpoints() lists them")
+        rewinder = self._build_rewinder()
+        if files:
+            await rewinder.rewind(seq, "files", dry_run=False, force=False)
+        to = seq - 1 if point.kind in ("before_llm", "before_tool_calls") else seq
+        request = events.RunRequested(trigger="resume", limits=limits, after=seq)
+        return (await rewinder.rewind(to, "conversation", dry_run=False, force=False, request=request)).seq
 
     async def fork(self, after: int | None = None) -> Session[T]:
         """Create a session with a copy of this one's log up to a position (default: all of it)."""

@@ -111,7 +111,7 @@ class SessionFramesDialect:
         if text := self._tracker.track(event):
             return (DeltaFrame(text),)
         match event:
-            case events.TurnStarted():
+            case events.TurnStarted() if event.turn:
                 return (IterationFrame(event.turn),)
             case events.ModelFailed() if event.wait is not None:
                 return (RetryFrame(event.message, event.wait),)

@@ -42,7 +42,7 @@ def build_reply_facts(
     reply = _validate_reply(reply)
     split = split_marks(reply.text)
     tools_offered = turn.tools and turn.wrap_up is None
-    calls = _make_ids_unique(state, reply.calls) if tools_offered else ()
+    calls = make_ids_unique(state, reply.calls) if tools_offered else ()
     usage = reply.usage
     if not usage.input_tokens:  # the model does not count, but compaction must know how full the window is
         written = usage.output_tokens or estimate_message(ModelMessage(reply.text, reply.calls))
@@ -94,7 +94,7 @@ def _validate_reply(reply: Reply) -> Reply:
     return reply
 
 
-def _make_ids_unique(state: State, calls: tuple[Call, ...]) -> tuple[Call, ...]:
+def make_ids_unique(state: State, calls: tuple[Call, ...]) -> tuple[Call, ...]:
     """Give each call an id that is new in this session. Small models number the calls of every reply from zero."""
     unique: dict[str, Call] = {}
     for call in calls:

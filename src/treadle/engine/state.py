@@ -105,7 +105,7 @@ Entry: TypeAlias = (
 
 
 class PastConversation(NamedTuple):
-    """The conversation before the rewind at `seq`."""
+    """The conversation before the rewind or the regeneration at `seq`."""
 
     seq: int
     entries: list[Entry]
@@ -231,6 +231,7 @@ def _apply_run_fact(state: State, fact: events.RunStarted | events.TurnStarted |
                 kept = state.entries[: state.entries.index(last) + 1] if last is not None else []
                 # A summary that reaches further contains the answer that the user rejected.
                 compacted = [one for one in state.compacted if last is not None and one.through <= last.seq]
+                state.rewound.append(PastConversation(fact.seq, state.entries, state.compacted))
                 _replace_entries(state, kept, compacted)
             elif fact.trigger != "message" and state.entries:
                 state.entries.append(fact)
@@ -247,7 +248,7 @@ def _apply_run_fact(state: State, fact: events.RunStarted | events.TurnStarted |
                 state.queue = [message for message in state.queue if message.id not in chosen]
             if fact.wrap_up is not None:
                 state.entries.append(fact)
-            elif state.run is not None:
+            elif state.run is not None and fact.turn:
                 state.run.turns += 1
         case events.RunFinished():
             state.last = fact

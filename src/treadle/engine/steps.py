@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle import events
+from treadle.engine.reply import make_ids_unique
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, RunState, State, Turn
+from treadle.messages import NO_USAGE
 
 TURN_CEILING = 200
 MAX_EMPTY_REPLIES = 3
@@ -69,7 +72,8 @@ def next_step(state: State, now: float, limits: events.Limits | None = None, win
         run_id, wanted = f"run_{state.runs + 1}", state.requested
         limits = limits or (state.created.limits if state.created is not None else events.Limits())
         if wanted is not None:
-            return Record((events.RunStarted(run_id=run_id, limits=wanted.limits or limits, trigger=wanted.trigger),))
+            started = events.RunStarted(run_id=run_id, limits=wanted.limits or limits, trigger=wanted.trigger)
+            return Record((started, *_repeat_reply(state, wanted.after)))
         if state.queue and not state.is_held:
             return Record((events.RunStarted(run_id=run_id, limits=limits, trigger="message"),))
         return Rest()
@@ -82,6 +86,17 @@ def next_step(state: State, now: float, limits: events.Limits | None = None, win
     if not turn.is_settled:
         return _settle_calls(turn, now)
     return _finish_turn(state, run, turn, now)
+
+
+def _repeat_reply(state: State, seq: int) -> tuple[events.AnyFact, ...]:
+    """Give the calls of the reply at a position to a new run. They get new ids, and the reply costs nothing again."""
+    conversations = (state.entries, *(past.entries for past in state.rewound))
+    for entry in (entry for entries in conversations for entry in entries):
+        if isinstance(entry, Turn) and entry.reply is not None and entry.reply.seq == seq:
+            calls = make_ids_unique(state, entry.reply.calls)
+            reply = replace(entry.reply, seq=0, at=0.0, calls=calls, usage=NO_USAGE)
+            return events.TurnStarted(turn=0), reply
+    return ()
 
 
 def _cancel_run(run: RunState, turn: Turn | None) -> Record:

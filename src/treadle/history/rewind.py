@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from treadle.engine.state import fold
 from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
-from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, SessionCreated, validate_fact
+from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, RunRequested, SessionCreated, validate_fact
 from treadle.history.content_store import ContentStore
 from treadle.history.snapshot import FileTree, hash_workspace
 from treadle.log.base import Log
@@ -34,13 +34,14 @@ _CHANGED_BY_OTHERS = "somebody else changed it after the last call did; force=Tr
 
 
 class Rewind(Struct, frozen=True):
-    """What a rewind did, or would do with `dry_run`. Each diff leads from now to then."""
+    """What a rewind did, or would do with `dry_run`. Each diff leads from now to then. `seq` is the head after it."""
 
     to: int
     what: RewindTarget
     changes: tuple[RewindChange, ...] = ()
     skipped: tuple[SkippedFile, ...] = ()
     done: bool = False
+    seq: int = 0
 
 
 class RewindChange(Struct, frozen=True):
@@ -195,8 +196,10 @@ class Rewinder:
         steps, _ = await run_in_thread(_compare_files, await self._log.read(self._id), self._store, after, back=False)
         return [step.change for step in steps]
 
-    async def rewind(self, to: int, what: RewindTarget, *, dry_run: bool, force: bool) -> Rewind:
-        """Go back to a position; raises `Conflict` while a run is unfinished."""
+    async def rewind(
+        self, to: int, what: RewindTarget, *, dry_run: bool, force: bool, request: RunRequested | None = None
+    ) -> Rewind:
+        """Go back to a position; raises `Conflict` while a run is unfinished. `request` is stored with the rewind."""
         facts = await self._log.read(self._id)
         if not 1 <= to <= len(facts):
             raise BadInput(f"session {self._id} has positions 1 to {len(facts)}, not {to}")
@@ -220,7 +223,7 @@ class Rewinder:
                 for step in steps
             )
             if what != "files" or files:
-                seen = await self._record(facts, Rewound(to=to, what=what, files=files, by="user"))
+                seen = await self._record(facts, Rewound(to=to, what=what, files=files, by="user"), request)
             skipped += await run_in_thread(_restore_files, _get_workspace(facts), steps)
         finally:
             await self._log.release(claim, None)
@@ -228,7 +231,7 @@ class Rewinder:
                 await self._runs.wake(self._id)
         not_done = {file.path for file in skipped}
         changes = tuple(step.change for step in steps if step.change.path not in not_done)
-        return Rewind(to, what, changes, tuple(skipped), done=True)
+        return Rewind(to, what, changes, tuple(skipped), done=True, seq=seen)
 
     async def undo(self, *, dry_run: bool, force: bool) -> Rewind:
         """Undo the last rewind. That is a rewind too, so it can be undone as well."""
@@ -238,11 +241,12 @@ class Rewinder:
             raise BadInput(f"session {self._id} was never rewound, so there is nothing to undo")
         return await self.rewind(last.seq - 1, last.what, dry_run=dry_run, force=force)
 
-    async def _record(self, facts: Sequence[AnyFact], fact: Rewound) -> int:
+    async def _record(self, facts: Sequence[AnyFact], fact: Rewound, request: RunRequested | None) -> int:
         """Record the rewind before a file changes, and return the head. A repeated rewind is recorded once."""
         last = next(one for one in reversed(facts) if not isinstance(one, Custom))
         if (
-            isinstance(last, Rewound)
+            request is None
+            and isinstance(last, Rewound)
             and (last.to, last.what) == (fact.to, fact.what)
             and set(fact.files) <= set(last.files)
         ):
@@ -253,7 +257,8 @@ class Rewinder:
             names = (FOLDER_NOTE, *(name for name in now if name.startswith(FILE_NOTE_PREFIX)))
             pairs = ((name, _restore_note(name, now), _restore_note(name, then)) for name in names)
             notes = [Custom(name=name, data=before) for name, after, before in pairs if before != after]
-        posted = await self._log.post(self._id, [validate_fact(fact), *notes], wake=False)
+        new = [fact, *notes, *filter(None, [request])]
+        posted = await self._log.post(self._id, [*map(validate_fact, new)], wake=request is not None)
         return posted.facts[-1].seq
 
     async def _plan_steps(

@@ -18,6 +18,7 @@ from treadle.server import (
     problems,
     responses_api,
     session_control,
+    session_history,
     sessions,
     sockets,
 )
@@ -74,7 +75,18 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         responses=problems.ERROR_RESPONSES,
         generate_unique_id_function=attrgetter("name"),  # so an id does not change when a path does
     )
-    for part in (home, sessions, session_control, loop_api, chat, openai_api, responses_api, catalogue, sockets):
+    for part in (
+        home,
+        sessions,
+        session_control,
+        session_history,
+        loop_api,
+        chat,
+        openai_api,
+        responses_api,
+        catalogue,
+        sockets,
+    ):
         app.include_router(part.router)
     problems.install_error_handlers(app)
 

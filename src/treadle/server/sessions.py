@@ -16,7 +16,7 @@ from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.engine.state import Turn
 from treadle.errors import BadInput, NotFound, TreadleError
-from treadle.events import MessageReceived, ModelReplied, SessionConfigured
+from treadle.events import MessageReceived, ModelFailed, ModelReplied, SessionConfigured
 from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import FilePart, ImagePart, Part, TextPart, render_parts
 from treadle.server.problems import build_field_error
@@ -172,10 +172,13 @@ class SessionView(BaseModel):
 
 
 class MessageView(BaseModel):
+    """One message. `partial` marks a reply that was broken off."""
+
     role: Literal["user", "assistant"]
     content: str
     at: float
     seq: int
+    partial: bool = False
 
 
 class ContextView(BaseModel):
@@ -192,22 +195,11 @@ class ContextView(BaseModel):
     estimated: bool
 
 
-class SessionDetail(SessionView):
-    """A session with its messages and open questions. `context` is null when its model is not available."""
-
-    model: str = ""
-    messages: list[MessageView] = Field(default_factory=list[MessageView])
-    pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
-    context: ContextView | None = None
-
-
-class SessionPageView(BaseModel):
-    sessions: list[SessionView]
-    cursor: str = ""
-
-
 class RunOutcome(BaseModel):
-    """How a run went. `answered` is the only success. `waiting` means that somebody must answer first."""
+    """How a run went. `answered` is the only success. `waiting` means that somebody must answer first.
+
+    `partial_answer` is the text of a run that ended without an answer.
+    """
 
     status: Literal["answered", "stopped", "failed", "cancelled", "waiting"]
     reason: str
@@ -218,6 +210,7 @@ class RunOutcome(BaseModel):
     cost: float = 0.0
     can_continue: bool = False
     error: str = ""
+    partial_answer: str = ""
     pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
 
     @classmethod
@@ -233,7 +226,26 @@ class RunOutcome(BaseModel):
             cost=fact.usage.cost,
             can_continue=fact.can_continue,
             error=fact.error,
+            partial_answer=fact.answer if fact.reason != "answered" else "",
         )
+
+
+class SessionDetail(SessionView):
+    """A session with its messages and open questions, and how its last run ended.
+
+    `context` is null when its model is not available.
+    """
+
+    model: str = ""
+    messages: list[MessageView] = Field(default_factory=list[MessageView])
+    pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
+    last_run: RunOutcome | None = None
+    context: ContextView | None = None
+
+
+class SessionPageView(BaseModel):
+    sessions: list[SessionView]
+    cursor: str = ""
 
 
 class MessageAnswer(BaseModel):
@@ -293,6 +305,8 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
                 messages.append(MessageView(role="user", content=render_parts(entry.parts), at=entry.at, seq=entry.seq))
             case Turn(reply=ModelReplied() as reply) if reply.text:
                 messages.append(MessageView(role="assistant", content=reply.text, at=reply.at, seq=reply.seq))
+            case ModelFailed(partial=text):
+                messages.append(MessageView(role="assistant", content=text, at=entry.at, seq=entry.seq, partial=True))
             case _:
                 pass
     try:
@@ -304,6 +318,7 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
         model=state.model or (state.created.model if state.created is not None else ""),
         messages=messages,
         pending=[PendingQuestion.from_fact(session_id, question) for question in state.pending],
+        last_run=RunOutcome.from_fact(state.last) if state.last is not None else None,
         context=context,
     )
 

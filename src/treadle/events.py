@@ -263,7 +263,8 @@ class CallStarted(Fact, frozen=True):
 class CallFinished(Fact, frozen=True):
     """`fatal` means that the run ends as failed once the other calls of the reply are settled.
 
-    `usage` is the usage of models during the call, such as a helper's. It counts as the run's own usage.
+    `usage` is the usage of models during the call, such as a helper's. It counts as the run's own usage. `safety` is
+    the class that decided, for a call that was denied before it began.
     """
 
     call_id: str
@@ -275,6 +276,7 @@ class CallFinished(Fact, frozen=True):
     duration: float = 0.0
     fatal: bool = False
     usage: Usage = NO_USAGE
+    safety: Safety | None = None
 
 
 class SignalDetected(Fact, frozen=True):

@@ -11,7 +11,7 @@ from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids,
 from treadle.dialects import jsonrpc
 from treadle.dialects.chat_rpc import ChatRpcDialect
 from treadle.dialects.jsonrpc import RpcFailure, RpcRequest, RpcResult
-from treadle.events import Event
+from treadle.events import Event, RunFinished
 
 KINDS = {"token", "tool_call", "tool_result", "approval_pending", "done", "error"}
 
@@ -28,7 +28,10 @@ async def test_every_run_is_sent_in_the_six_kinds_and_a_late_watcher_gets_the_sa
     params, later = ([one["params"] for one in seen] for seen in (sent, write(select_facts(events))))
     assert {one["kind"] for one in params} <= KINDS and {one["session_id"] for one in params} == {"s1"}
     assert [one["id"] for one in params if one["kind"] == "tool_result"] == list_finished_ids(events)
-    assert params[-1]["kind"] == "done"
+    endings = [event for event in events if isinstance(event, RunFinished)]
+    expected = ["error" if ending.reason == "failed" else "done" for ending in endings]
+    assert [one["kind"] for one in params if one["kind"] in ("done", "error")] == expected
+    assert params[-1]["kind"] in ("done", "error")
     assert [one for one in params if one["kind"] != "token"] == [one for one in later if one["kind"] != "token"]
     live_text, later_text = ("".join(one.get("text", "|") for one in seen) for seen in (params, later))
     assert live_text == later_text
@@ -42,7 +45,6 @@ async def test_every_run_is_sent_in_the_six_kinds_and_a_late_watcher_gets_the_sa
         ("a_turn_limit", "max_turns", "turn_limit"),
         ("a_doom_loop", "max_turns", "doom_loop"),
         ("being_stuck", "error", "stuck"),
-        ("a_failure", "error", "failed"),
         ("a_cancelled_call", "cancelled", "cancelled"),
     ],
 )
@@ -54,6 +56,27 @@ async def test_an_ending_has_one_of_four_statuses(name: str, status: str, reason
 async def test_done_says_which_tools_were_called() -> None:
     done = write(await recordings.two_turns_with_calls())[-1]["params"]
     assert done["tools_called"] == ["note", "note"] and done["turns"] == 2 and done["summary"] == "noted"
+
+
+@pytest.mark.parametrize("name", ["a_denied_call", "a_call_denied_by_policy", "bad_calls", "a_cancelled_call"])
+async def test_a_denied_or_failed_call_is_not_among_the_tools_called(name: str) -> None:
+    assert write(await getattr(recordings, name)())[-1]["params"]["tools_called"] == []
+
+
+async def test_an_error_ends_the_stream_and_a_retry_is_no_error() -> None:
+    (only,) = [one["params"] for one in write(await recordings.a_failure())]
+    assert only["kind"] == "error" and "no such key" in only["message"]
+    kinds = [one["params"]["kind"] for one in write(await recordings.a_failure_and_a_retry())]
+    assert set(kinds) == {"token", "done"}
+
+
+async def test_a_call_carries_its_params_as_a_value_and_a_result_its_content() -> None:
+    params = [one["params"] for one in write(await recordings.two_turns_with_calls())]
+    calls, results = ([one for one in params if one["kind"] == kind] for kind in ("tool_call", "tool_result"))
+    assert [call["params"] for call in calls] == [{"text": "é"}, {"text": "b"}]
+    assert [json.loads(call["arguments"]) for call in calls] == [call["params"] for call in calls]
+    assert [result["content"] for result in results] == ["noted é", "noted b"]
+    assert all(result["content"] == result["output"] for result in results)
 
 
 async def test_a_pending_approval_has_its_id() -> None:

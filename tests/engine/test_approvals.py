@@ -49,7 +49,8 @@ async def test_without_a_gate_a_gated_call_is_denied_with_what_to_do(store: Stor
     assert run.reason == "answered" and not run.select(ApprovalRequested)
     assert run.results["a"].status == "denied"
     text = run.messages["a"].text
-    assert "Nobody can be asked here" in text and "approve the tool by name" in text
+    assert "Nobody can be asked here" in text and "--full-access" in text and "sandbox" in text and "--approve" in text
+    assert run.results["a"].safety == "destructive"
     assert tables.done == []
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.kit.server import OWNER, Client, create_token, read_until, serve_agents, serve_script
 from tests.kit.sessions import build_agent
 from treadle import Agent, AskUser, Grant, Limits, tool
+from treadle.messages import FilePart, ImagePart, TextPart, UserMessage
 from treadle.testing import ScriptedModel, call
 
 
@@ -258,10 +259,14 @@ async def test_a_session_has_the_operators_agent_or_the_agent_and_the_model_that
         ({"mode": "loud"}, "mode"),
         ({"contents": 1}, "contents"),
         ({"content": 1}, "content"),
-        ({"attachments": [{"url": "file:///etc/passwd"}]}, "attachments.url"),
+        ({"attachments": [{"url": "file:///etc/passwd"}]}, "attachments.0.url"),
         ({"attachments": [{"media_type": "image/png"}]}, "`data` or a `url`"),
-        ({"attachments": [{"media_type": "image/png", "data": "%%%"}]}, "attachments.data: must be base64"),
+        ({"attachments": [{"media_type": "image/png", "data": "%%%"}]}, "attachments.0.data: must be base64"),
         ({"attachments": [{"name": "a.txt", "data": "aGk"}]}, "base64"),
+        ({"attachments": [{"type": "image", "url": "https://a/b"}, {"type": "hologram"}]}, "attachments.1.type"),
+        ({"attachments": [{"type": "image", "url": "data:image/png;base64,%"}]}, "attachments.0.data: must be base64"),
+        ({"attachments": [{"type": "file", "url": "https://a/b"}]}, "attachments.0.url: only an image"),
+        ({"attachments": [{"type": "file"}]}, "attachments.0.data: is missing"),
     ],
 )
 async def test_a_bad_message_is_refused_by_its_field(fields: dict[str, object], message: str) -> None:
@@ -269,6 +274,43 @@ async def test_a_bad_message_is_refused_by_its_field(fields: dict[str, object], 
         path = f"/v1/sessions/{await client.session()}/messages"
         problem = await client.problem("POST", path, {"content": "x", **fields}, 422)
         assert message in problem["message"] and problem["message"].startswith(problem["param"])
+
+
+COMMON_ATTACHMENTS = [
+    {"type": "image", "data": "aGk=", "media_type": "image/jpeg"},
+    {"type": "image", "url": "https://example.org/cat.png"},
+    {"type": "image_url", "image_url": {"url": "https://example.org/cat.png", "detail": "low"}},
+    {"type": "image_url", "image_url": {"url": "data:image/webp;base64,aGk="}},
+    {"type": "file", "data": "aGk=", "media_type": "application/pdf", "name": "a.pdf"},
+    {"type": "text", "data": "aGk=", "media_type": "text/markdown"},
+    {"type": "text", "text": "hello"},
+]
+COMMON_PARTS = (
+    ImagePart(data="aGk=", media_type="image/jpeg"),
+    ImagePart(url="https://example.org/cat.png"),
+    ImagePart(url="https://example.org/cat.png"),
+    ImagePart(data="aGk=", media_type="image/webp"),
+    FilePart("a.pdf", "aGk=", "application/pdf"),
+    FilePart("file", "aGk=", "text/markdown"),
+    TextPart("hello"),
+)
+
+
+async def test_attachments_in_the_common_shape_are_accepted_over_rest_rpc_and_sockets() -> None:
+    async with serve_script("one", "two", "three") as client:
+        session_id = await client.session()
+        body = {"content": "look", "attachments": COMMON_ATTACHMENTS}
+        await client.json("POST", f"/v1/sessions/{session_id}/messages", body)
+        async with client.open_socket(session_id=session_id) as socket:
+            await socket.send(type="user", **body)
+            await socket.receive_last(type="done")
+        async with client.open_socket("/v1/rpc") as socket:
+            params = {"prompt": "look", "attachments": COMMON_ATTACHMENTS, "session_id": session_id}
+            await socket.send({"jsonrpc": "2.0", "id": 1, "method": "agents.chat", "params": params})
+            while (await socket.receive()).get("params", {}).get("kind") != "done":
+                pass
+        sent = [message.parts for message in client.model.requests[-1].messages if isinstance(message, UserMessage)]
+        assert sent == [(TextPart("look"), *COMMON_PARTS)] * 3
 
 
 async def test_an_image_goes_with_the_message() -> None:

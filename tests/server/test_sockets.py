@@ -32,6 +32,39 @@ async def test_one_socket_sends_messages_and_receives_frames() -> None:
             assert [one for one in await socket.receive_until(type="done") if one["type"] == "tool_start"]
 
 
+async def test_rejoining_in_the_middle_of_a_call_repeats_nothing_and_misses_nothing() -> None:
+    async with serve_script(call("wait"), "done") as client:
+        path = f"/v1/sessions/{await client.session()}/stream"
+        async with client.open_socket(f"{path}?after=0") as socket:
+            await socket.send(type="user", content="go")
+            seen = await socket.receive_until(type="tool_start")
+        async with client.open_socket(f"{path}?after={seen[-1]['seq']}") as socket:
+            client.held.free.set()
+            rest = await socket.receive_until(type="done")
+        assert [frame["type"] for frame in (*seen, *rest)] == [
+            *("iteration", "tool_start", "tool_end", "iteration", "delta", "done")
+        ]
+        async with client.open_socket(f"{path}?after={rest[-2]['seq']}") as socket:
+            assert (await socket.receive_last(type="done"))["seq"] == rest[-1]["seq"]
+
+
+async def test_a_stream_of_frames_is_rejoined_with_its_key_and_last_event_id() -> None:
+    async with serve_script("first", call("wait"), "done") as client:
+        session_id = await client.session()
+        await client.send(session_id, "hi")
+        path, headers = f"/v1/sessions/{session_id}/messages/stream", {"Idempotency-Key": "k"}
+        async with client.stream(path, {"content": "go"}, headers=headers) as events:
+            while (last := await anext(events)).data["type"] != "tool_start":
+                pass
+        assert last.data["seq"] == int(last.id or 0)
+        headers["Last-Event-ID"] = last.id or ""
+        async with client.stream(path, {"content": "go"}, headers=headers) as events:
+            client.held.free.set()
+            rest = [event.data async for event in events if event.data]
+        assert [frame["type"] for frame in rest] == ["tool_end", "iteration", "delta", "done"]
+        assert rest[-1]["turns"] == 3, "the turns of the whole session"
+
+
 async def test_a_run_is_approved_answered_and_cancelled_over_the_socket() -> None:
     script = [call("drop", table="t"), call("ask_user", question="Sure?"), call("wait"), "never"]
     async with serve_script(*script) as client, client.open_socket() as socket:

@@ -51,7 +51,7 @@ class CallReport(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """The JSON document that `--json` prints."""
+    """The JSON document that `--json` prints. `tools_called` are the tools of the successful calls."""
 
     session_id: str
     status: Status
@@ -59,6 +59,7 @@ class Report(Struct, frozen=True):
     answer: str
     turns: int
     calls: tuple[CallReport, ...]
+    tools_called: tuple[str, ...]
     denied: tuple[dict[str, Json], ...]
     pending: tuple[dict[str, Json], ...]
     usage: Usage
@@ -128,6 +129,7 @@ class ReportBuilder(Struct):
             answer="" if outcome is None else outcome.answer,
             turns=self.turns if outcome is None else outcome.turns,
             calls=tuple(self.calls),
+            tools_called=tuple(call.tool for call in self.calls if call.status == "ok"),
             denied=tuple(denied),
             pending=tuple(map(_describe_question, self.asked.values())) if outcome is None else (),
             usage=usage,
@@ -139,7 +141,7 @@ class ReportBuilder(Struct):
 def build_failure_report(reason: Literal["usage", "failed", "cancelled"], error: str, session_id: str = "") -> Report:
     """Build the report of a run that did not start."""
     status: Status = "cancelled" if reason == "cancelled" else "failed"
-    return Report(session_id, status, reason, "", 0, (), (), (), Usage(), 0.0, error)
+    return Report(session_id, status, reason, "", 0, (), (), (), (), Usage(), 0.0, error)
 
 
 def _describe_question(question: AgentQuestion) -> dict[str, Json]:
@@ -244,7 +246,8 @@ class RunOutput:
         else:
             option = f"--approve {question.rule!r}" if question.rule else "--yes"
             comment = f"Nobody can be asked here ({question.why}). "
-            comment += f"Do without it, or tell the user to allow it with {option}."
+            comment += f"Keep to what the sandbox allows, or tell the user to allow it with {option}. "
+            comment += "--full-access runs tools without the sandbox."
         return Answer("deny", comment=comment, by=NOBODY_ASKED)
 
     def write_note(self, text: str) -> None:
@@ -279,7 +282,8 @@ class RunOutput:
         session = report.session_id[:12]
         if report.status == "denied":
             tools = _list_tools(report.denied)
-            self.write_note(f"denied, because nobody could be asked: {tools}; --approve and --yes allow it")
+            how = "--approve and --yes allow it, --full-access leaves the sandbox"
+            self.write_note(f"denied, because nobody could be asked: {tools}; {how}")
         if report.status == "waiting":
             self.write_note(f"waits for an answer ({_list_tools(report.pending)}): treadle approvals list")
         if report.status == "stopped":

@@ -116,13 +116,17 @@ class TrackedCall(Struct):
 
 
 class EventTracker:
-    """Remembers what dialects need of a run: the reply's text, the turn's calls and the open questions."""
+    """Remembers what dialects need of a run: the reply's text, the turn's calls and the open questions.
+
+    `tools_called` are the tools of the run's successful calls. `session_turns` are the turns of all finished runs.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[str, TrackedCall] = {}
         self.tools_called: list[str] = []
         self.calls_started = 0
         self.output_tokens = 0
+        self.session_turns = 0
         self.open_questions: set[str] = set()
         self._fragments: list[str] = []  # kept by reference, so that another watcher costs no copy of the text
 
@@ -153,7 +157,6 @@ class EventTracker:
                 self._fragments.clear()
             case events.ModelReplied():
                 self.calls = {call.id: TrackedCall(call.arguments) for call in event.calls}
-                self.tools_called += [call.tool for call in event.calls]
                 self.output_tokens += event.usage.output_tokens
                 seen = self.text
                 self._fragments.clear()
@@ -164,19 +167,30 @@ class EventTracker:
                     self.calls.setdefault(event.call_id, TrackedCall()).safety = event.safety
             case events.ApprovalAnswered() | events.InputAnswered() | events.CallFinished():
                 self.open_questions.discard(event.call_id)
+                if isinstance(event, events.CallFinished) and event.status == "ok":
+                    self.tools_called.append(event.tool)
             case events.CallStarted():
                 self.calls.setdefault(event.call_id, TrackedCall()).starts += 1
                 self.calls_started += event.attempt == 1
+            case events.RunFinished():
+                self.session_turns += event.turns
             case _:
                 pass
         return ""
 
 
-def shorten_output(output: str, max_chars: int = 500) -> str:
-    """Cut an output after `max_chars` characters and say how many are left out."""
-    if len(output) <= max_chars:
-        return output
-    return f"{output[:max_chars]} [… {len(output) - max_chars} characters more]"
+def summarize_output(output: str, max_chars: int = 500) -> str:
+    """Write an output in one line, cut after `max_chars` characters. It says how many are left out."""
+    line = " ".join(output.split())
+    return line if len(line) <= max_chars else f"{line[:max_chars]} [… {len(line) - max_chars} characters more]"
+
+
+def parse_arguments(arguments: str) -> dict[str, Json]:
+    """Parse the arguments of a call as the model wrote them. They are empty when they are no JSON object."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Json])
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
 
 
 def check_base64(text: str, field: str) -> str:

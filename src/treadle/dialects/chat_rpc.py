@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from treadle import events
-from treadle.dialects.base import EventTracker, QuestionFields, build_approval_id, describe_question
+from treadle.dialects.base import EventTracker, QuestionFields, build_approval_id, describe_question, parse_arguments
+from treadle.messages import Json
 
 EVENT_METHOD = "agents.chat.event"
 ChatOutcome: TypeAlias = Literal["success", "max_turns", "error", "cancelled"]
@@ -29,20 +30,22 @@ class ChatToken(ChatEvent, frozen=True, tag="token"):
 
 
 class ChatToolCall(ChatEvent, frozen=True, tag="tool_call"):
-    """The model calls a tool. `arguments` is the JSON text that it wrote."""
+    """The model calls a tool. `arguments` is the JSON text that it wrote, and `params` is its value."""
 
     id: str
     name: str
+    params: dict[str, Json]
     arguments: str
 
 
 class ChatToolResult(ChatEvent, frozen=True, tag="tool_result"):
-    """A tool call has ended."""
+    """A tool call has ended. `output` is the same as `content`."""
 
     id: str
     name: str
     ok: bool
     status: str
+    content: str
     output: str
 
 
@@ -54,7 +57,10 @@ class ChatApprovalPending(QuestionFields, frozen=True, kw_only=True, tag_field="
 
 
 class ChatDone(ChatEvent, frozen=True, tag="done"):
-    """The run is over. `reason` says exactly how; a limit is never a success."""
+    """The run is over. `reason` says exactly how; a limit is never a success.
+
+    `tools_called` are the tools of the successful calls.
+    """
 
     status: ChatOutcome
     summary: str
@@ -65,10 +71,9 @@ class ChatDone(ChatEvent, frozen=True, tag="done"):
 
 
 class ChatError(ChatEvent, frozen=True, tag="error"):
-    """Something failed. The run goes on when it is `recoverable`."""
+    """The run failed and is over. No `done` follows."""
 
     message: str
-    recoverable: bool = False
 
 
 class ChatNotification(Struct, frozen=True):
@@ -95,22 +100,24 @@ class ChatRpcDialect:
         tokens = (ChatToken(session_id, text),) if text else ()
         match event:
             case events.ModelReplied():
-                calls = (ChatToolCall(session_id, call.id, call.tool, call.arguments) for call in event.calls)
+                calls = (
+                    ChatToolCall(session_id, call.id, call.tool, parse_arguments(call.arguments), call.arguments)
+                    for call in event.calls
+                )
                 return (*tokens, *calls)
             case events.CallFinished():
-                is_ok = event.status == "ok"
-                return (ChatToolResult(session_id, event.call_id, event.tool, is_ok, event.status, event.output),)
+                ending = (event.status == "ok", event.status, event.output, event.output)
+                return (ChatToolResult(session_id, event.call_id, event.tool, *ending),)
             case events.ApprovalRequested() | events.InputRequested():
                 approval_id = build_approval_id(session_id, event.call_id)
                 question = describe_question(event)
                 return (ChatApprovalPending(session_id=session_id, approval_id=approval_id, **question),)
-            case events.ModelFailed() if event.wait is not None:
-                return (ChatError(session_id, event.message, recoverable=True),)
+            case events.RunFinished(reason="failed"):
+                return (ChatError(session_id, event.error),)
             case events.RunFinished():
                 outcome, tools_called = classify_ending(event), tuple(self._tracker.tools_called)
                 ending = (event.answer, event.turns, tools_called, event.reason, event.can_continue)
-                done = ChatDone(session_id, outcome, *ending)
-                return (ChatError(session_id, event.error), done) if event.reason == "failed" else (done,)
+                return (ChatDone(session_id, outcome, *ending),)
             case _:
                 return tokens
 

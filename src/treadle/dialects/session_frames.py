@@ -6,23 +6,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
-import msgspec
 from msgspec import field
+from msgspec.structs import force_setattr
 
 from treadle import events
-from treadle.dialects.base import EventTracker, Frame, build_approval_id, list_options, shorten_output
+from treadle.dialects.base import (
+    EventTracker,
+    Frame,
+    build_approval_id,
+    list_options,
+    parse_arguments,
+    summarize_output,
+)
 from treadle.messages import Json
 
 
-class DeltaFrame(Frame, frozen=True, tag="delta"):
+class StreamFrame(Frame, frozen=True, kw_only=True):
+    """A frame with its position: `?after=` takes the `seq` of the last frame that a client has."""
+
+    seq: int = 0
+
+
+class DeltaFrame(StreamFrame, frozen=True, tag="delta"):
     """A fragment of the reply's text."""
 
     text: str
 
 
-class ToolStartFrame(Frame, frozen=True, tag="tool_start"):
+class ToolStartFrame(StreamFrame, frozen=True, tag="tool_start"):
     """A tool call begins."""
 
     name: str
@@ -31,7 +43,7 @@ class ToolStartFrame(Frame, frozen=True, tag="tool_start"):
     id: str = ""
 
 
-class ToolEndFrame(Frame, frozen=True, tag="tool_end"):
+class ToolEndFrame(StreamFrame, frozen=True, tag="tool_end"):
     """A tool call has ended."""
 
     name: str
@@ -41,8 +53,8 @@ class ToolEndFrame(Frame, frozen=True, tag="tool_end"):
     status: str = ""
 
 
-class ToolRejectedFrame(Frame, frozen=True, tag="tool_rejected"):
-    """A tool call was not allowed to run."""
+class ToolRejectedFrame(StreamFrame, frozen=True, tag="tool_rejected"):
+    """A tool call was not allowed to run. `class` is the safety class that decided."""
 
     name: str
     class_: str = field(name="class")
@@ -50,14 +62,17 @@ class ToolRejectedFrame(Frame, frozen=True, tag="tool_rejected"):
     reason: str = ""
 
 
-class IterationFrame(Frame, frozen=True, tag="iteration"):
+class IterationFrame(StreamFrame, frozen=True, tag="iteration"):
     """A turn begins; `n` counts from 1."""
 
     n: int
 
 
-class DoneFrame(Frame, frozen=True, tag="done"):
-    """The run is over and stored. `reason` is `answered`, or says why there is no answer."""
+class DoneFrame(StreamFrame, frozen=True, tag="done"):
+    """The run is over and stored. `turns` counts the turns of the whole session.
+
+    `reason` is `answered`, or says why there is no answer.
+    """
 
     reply: str
     turns: int
@@ -65,20 +80,20 @@ class DoneFrame(Frame, frozen=True, tag="done"):
     can_continue: bool = False
 
 
-class ErrorFrame(Frame, frozen=True, tag="error"):
-    """Something failed."""
+class ErrorFrame(StreamFrame, frozen=True, tag="error"):
+    """The run failed, and is over and stored; or what the client sent was refused."""
 
     message: str
 
 
-class RetryFrame(Frame, frozen=True, tag="retry"):
+class RetryFrame(StreamFrame, frozen=True, tag="retry"):
     """The model failed and is asked again. The text of this iteration so far is void."""
 
     message: str
     wait: float
 
 
-class ApprovalRequestFrame(Frame, frozen=True, tag="approval_request"):
+class ApprovalRequestFrame(StreamFrame, frozen=True, tag="approval_request"):
     """A person must allow or deny a call."""
 
     id: str
@@ -90,7 +105,7 @@ class ApprovalRequestFrame(Frame, frozen=True, tag="approval_request"):
     expires_at: float | None = None
 
 
-class InputRequestFrame(Frame, frozen=True, tag="input_request"):
+class InputRequestFrame(StreamFrame, frozen=True, tag="input_request"):
     """The model asks the user. `options` are the suggested answers to each question."""
 
     id: str
@@ -107,7 +122,16 @@ class SessionFramesDialect:
         self._classes = classes or {}
         self._tracker = EventTracker()
 
-    def feed(self, event: events.Event) -> Sequence[Frame]:
+    def feed(self, event: events.Event) -> Sequence[StreamFrame]:
+        position = event.after if isinstance(event, events.Delta) else event.seq
+        frames = self._translate(event)
+        for frame in frames[:-1]:  # a client that is cut off between two frames gets both again
+            force_setattr(frame, "seq", position - 1)
+        for frame in frames[-1:]:
+            force_setattr(frame, "seq", position)
+        return frames
+
+    def _translate(self, event: events.Event) -> Sequence[StreamFrame]:
         if text := self._tracker.track(event):
             return (DeltaFrame(text),)
         match event:
@@ -136,22 +160,22 @@ class SessionFramesDialect:
             case events.CallFinished():
                 return self._finish_call(event)
             case events.RunFinished():
-                done = DoneFrame(event.answer, event.turns, event.reason, event.can_continue)
-                return (ErrorFrame(event.error), done) if event.reason == "failed" else (done,)
+                if event.reason == "failed":
+                    return (ErrorFrame(event.error),)
+                return (DoneFrame(event.answer, self._tracker.session_turns, event.reason, event.can_continue),)
             case _:
                 return ()
 
-    def _finish_call(self, fact: events.CallFinished) -> Sequence[Frame]:
+    def _finish_call(self, fact: events.CallFinished) -> Sequence[StreamFrame]:
         call = self._tracker.calls.get(fact.call_id)
-        safety = (call.safety if call is not None else "") or self._classes.get(fact.tool, "caution")
+        asked = call.safety if call is not None else ""
+        safety = fact.safety or asked or self._classes.get(fact.tool, "caution")
+        summary = summarize_output(fact.output)
         if fact.status in ("denied", "refused"):  # by a person, the policy or a budget
-            return (ToolRejectedFrame(fact.tool, safety, fact.call_id, shorten_output(fact.output)),)
-        end = ToolEndFrame(fact.tool, fact.status == "ok", shorten_output(fact.output), fact.call_id, fact.status)
+            return (ToolRejectedFrame(fact.tool, safety, fact.call_id, summary),)
+        end = ToolEndFrame(fact.tool, fact.status == "ok", summary, fact.call_id, fact.status)
         if call is not None and call.starts:
             return (end,)
         # A call that failed before it began still gets a start: clients pair the two.
-        arguments: dict[str, Json] = {}
-        if call is not None:
-            with suppress(msgspec.MsgspecError, RecursionError):  # the model may write something that is no JSON object
-                arguments = msgspec.json.decode(call.arguments, type=dict[str, Json])
+        arguments = parse_arguments(call.arguments) if call is not None else {}
         return (ToolStartFrame(fact.tool, arguments, safety, fact.call_id), end)

@@ -31,8 +31,9 @@ from treadle.permissions.policy import (
 from treadle.tools.base import ParsedArguments, Tool, ToolInputError
 
 NOBODY_TO_ASK = (
-    "Nobody can be asked here, so this call was denied ({why}). Do without it, or tell the user to allow it: "
-    "approve the tool by name, or run where questions can be answered."
+    "Nobody can be asked here, so this call was denied ({why}). Keep to what the sandbox allows, or tell the user how "
+    "to allow it: --approve and the tool's name, --full-access to run without the sandbox, or a place where questions "
+    "can be answered."
 )
 
 CHANGED_SINCE_APPROVAL = (
@@ -128,7 +129,7 @@ async def _authorize_call(
             verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict
         )
     if verdict.action == "deny":
-        return _close_call(call, "denied", f"Denied: {verdict.why}. Do without it.")
+        return _close_call(call, "denied", f"Denied: {verdict.why}. Do without it.", assessment.safety)
     questions = tool.questions(parsed)
     if questions:
         return _apply_user_answer(setup, call, questions)
@@ -194,18 +195,18 @@ def _apply_verdict(
     if answer is not None:
         if answer.decision == "deny":
             if answer.by == "expiry":
-                return _close_call(call, "denied", "Denied: Nobody answered in time.")
+                return _close_call(call, "denied", "Denied: Nobody answered in time.", ready.safety)
             comment = f" They say: {answer.comment}" if answer.comment else ""
-            return _close_call(call, "denied", f"Denied: {answer.by or 'The user'} said no.{comment}")
+            return _close_call(call, "denied", f"Denied: {answer.by or 'The user'} said no.{comment}", ready.safety)
         if call.asked is not None and call.asked.digest != _compute_digest(setup, ready):
-            return _close_call(call, "denied", CHANGED_SINCE_APPROVAL)
+            return _close_call(call, "denied", CHANGED_SINCE_APPROVAL, ready.safety)
         if verdict.action != "ask":
             return ready
         return replace(ready, why=f"{answer.by or 'a person'} allowed this call ({verdict.why})")
     if verdict.action == "allow":
         return ready
     if setup.gate is None:
-        return _close_call(call, "denied", NOBODY_TO_ASK.format(why=verdict.why))
+        return _close_call(call, "denied", NOBODY_TO_ASK.format(why=verdict.why), ready.safety)
     arguments = ready.parsed.arguments
     pattern = suggest_pattern(tool.name, arguments, assessment.commands)
     return events.ApprovalRequested(
@@ -252,5 +253,7 @@ def _compute_digest(setup: Setup, ready: ReadyCall) -> str:
     return hashlib.sha256(approved).hexdigest()[:32]
 
 
-def _close_call(call: CallState, status: events.CallStatus, output: str) -> events.CallFinished:
-    return events.CallFinished(call_id=call.call.id, tool=call.call.tool, status=status, output=output)
+def _close_call(
+    call: CallState, status: events.CallStatus, output: str, safety: events.Safety | None = None
+) -> events.CallFinished:
+    return events.CallFinished(call_id=call.call.id, tool=call.call.tool, status=status, output=output, safety=safety)

@@ -19,10 +19,11 @@ from treadle.errors import Conflict, NotFound
 from treadle.events import AnyFact, Delta, Event, MessageReceived, SessionConfigured
 from treadle.messages import Json
 from treadle.run import RunTracker
+from treadle.server.attachments import Attachment
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_refusal, describe_validation_error
 from treadle.server.service import CurrentService, CurrentToken, Service, StrictBody, Token, require_right
-from treadle.server.sessions import Attachment, Name, NewMessage
+from treadle.server.sessions import Name, NewMessage
 from treadle.server.sockets import SocketConnection
 
 router = APIRouter(tags=["rpc"])

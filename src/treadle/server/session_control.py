@@ -130,7 +130,7 @@ async def stream_events(
         case "rpc":
             dialect = ChatRpcDialect(session_id)
         case _:
-            dialect = SessionFramesDialect(session_id)
+            dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
     if query.follow:
         write = DialectWriter(dialect, after, "event" if query.dialect == "loop" else "")
         return EventStream(service.streams, session.watch(), write)

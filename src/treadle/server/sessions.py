@@ -11,46 +11,24 @@ from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 
 from treadle import ApprovalRequested, Grant, InputRequested, Limits, RunFinished, Session
-from treadle.dialects.base import build_approval_id, check_base64, describe_question
+from treadle.dialects.base import build_approval_id, describe_question
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.engine.state import Turn
-from treadle.errors import BadInput, NotFound, TreadleError
+from treadle.errors import NotFound, TreadleError
 from treadle.events import MessageReceived, ModelFailed, ModelReplied, SessionConfigured
 from treadle.log.base import SessionInfo, SessionQuery, Status
-from treadle.messages import FilePart, ImagePart, Part, TextPart, render_parts
+from treadle.messages import Part, TextPart, render_parts
+from treadle.server.attachments import Attachment
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer, filter_preapproved
-from treadle.server.streams import SSE_RESPONSES, DialectWriter, EventStream, encode_frames
+from treadle.server.streams import SSE_RESPONSES, DialectWriter, EventStream, encode_frames, parse_position
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 MAX_TURNS = 200
 HELD_MESSAGE = "cancelled before it was begun; it is kept, and goes with the next message"
 Name = Annotated[str, Field(max_length=200)]
 Key = Annotated[str, Header(alias="Idempotency-Key", max_length=200)]
-
-
-class Attachment(StrictBody):
-    """An image or a file that goes with a message: base64 `data`, or for images a `url`."""
-
-    name: str = Field("", max_length=500)
-    media_type: str = Field("application/octet-stream", max_length=200)
-    data: str = ""
-    url: str = Field("", max_length=8000)
-
-    def build_part(self) -> Part:
-        try:
-            data = check_base64(self.data, "data")
-        except BadInput:
-            raise build_field_error("attachments.data", "must be base64") from None
-        if self.media_type.startswith("image/") or self.url:
-            if self.url and not self.url.startswith(("https://", "http://")):
-                raise build_field_error("attachments.url", "must be http or https")
-            if not self.data and not self.url:
-                raise build_field_error("attachments", "an image needs `data` or a `url`")
-            kind = self.media_type if self.media_type.startswith("image/") else "image/png"
-            return ImagePart(data=data, media_type=kind, url=self.url)
-        return FilePart(name=self.name or "file", data=data, media_type=self.media_type)
 
 
 class LimitsBody(StrictBody):
@@ -111,7 +89,8 @@ class NewMessage(StrictBody):
         if not self.content.strip() and not self.attachments:
             raise build_field_error(field, "the message is empty")
         text: tuple[Part, ...] = (TextPart(self.content),) if self.content else ()
-        return (*text, *(attachment.build_part() for attachment in self.attachments))
+        attached = enumerate(self.attachments)
+        return (*text, *(attachment.build_part(f"attachments.{place}") for place, attachment in attached))
 
 
 class PendingQuestion(BaseModel):
@@ -389,14 +368,27 @@ async def post_message(
 
 @router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE_RESPONSES)
 async def stream_message(
-    service: CurrentService, token: Sender, session_id: str, body: NewMessage, key: Key = ""
+    service: CurrentService,
+    token: Sender,
+    session_id: str,
+    body: NewMessage,
+    key: Key = "",
+    after: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
-    """Send a message and stream the run as server-sent events, up to `done`."""
+    """Send a message and stream the run as server-sent events, up to `done` or `error`.
+
+    A client that was cut off sends the same `Idempotency-Key` again, with `after` or Last-Event-ID.
+    """
+    position = parse_position(last_event_id, after)
     session, message = await _post(service, token, session_id, body, key)
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
+    for fact in await session.facts():  # the frames count the turns of the whole session
+        if fact.seq < message.seq:
+            dialect.feed(fact)
     return EventStream(
         service.streams,
         session.follow(message),
-        DialectWriter(dialect),
+        DialectWriter(dialect, position),
         at_shutdown=lambda: encode_frames([ErrorFrame(RUN_CONTINUES_LATER)]),
     )

@@ -25,7 +25,7 @@ from treadle.dialects.message_frames import (
 )
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.errors import TreadleError
-from treadle.events import Event
+from treadle.events import Delta, Event
 from treadle.log.base import SessionQuery, Watch
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_refusal, describe_validation_error
@@ -155,9 +155,14 @@ async def serve_session_socket(
     """Frames of a session, from now on or from `after`; takes `user`, `cancel`, `approval` and `answer`."""
     session = await service.runtime.open(session_id)
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
-    start = await service.limit_position(session_id, after if after >= 0 else sys.maxsize)
+    after = await service.limit_position(session_id, after if after >= 0 else sys.maxsize)
+
+    def translate(event: Event) -> Sequence[Struct]:
+        frames = dialect.feed(event)  # also what the client has: the rest follows from it
+        return frames if isinstance(event, Delta) or event.seq > after else ()
+
     async with SocketConnection(socket, service.streams) as connection:
-        connection.start_task(connection.follow(session.watch(start), dialect.feed), closes_at_end=True)
+        connection.start_task(connection.follow(session.watch(), translate), closes_at_end=True)
         async for text in connection.receive_messages():
             try:
                 await _handle_frame(service, token, session, _frames.validate_json(text))

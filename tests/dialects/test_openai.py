@@ -11,7 +11,14 @@ from treadle.dialects.openai_chat import ChatChunkDialect, TextChunkDialect
 from treadle.dialects.openai_requests import ChatBody, CompletionBody, build_chat_request, build_completion_request
 from treadle.dialects.request_content import build_agent_message
 from treadle.dialects.responses_events import ResponsesDialect
-from treadle.dialects.responses_requests import ResponsesBody, build_responses_request
+from treadle.dialects.responses_objects import ResponseObject
+from treadle.dialects.responses_requests import (
+    ConversationReader,
+    ResponsesBody,
+    build_responses_request,
+    list_items,
+    read_tool_table,
+)
 from treadle.errors import BadInput
 from treadle.events import RunFinished, TextDelta
 from treadle.messages import (
@@ -37,7 +44,15 @@ def chat(**fields: Any) -> Any:
 
 
 def responses(**fields: Any) -> Any:
-    return build_responses_request(msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesBody))
+    body = msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesBody)
+    items = list_items(body.input)
+    conversation = ConversationReader(tools := read_tool_table(body, items))
+    conversation.add_items(items)
+    return build_responses_request(body, conversation, tools)
+
+
+def open_response(model: str = "m") -> ResponsesDialect:
+    return ResponsesDialect(ResponseObject("resp_1", 1, model))
 
 
 def test_a_conversation_with_a_call_is_read() -> None:
@@ -130,9 +145,8 @@ def test_a_schema_for_the_answer_is_read_from_both_formats() -> None:
         (chat, {"tool_choice": {"function": {"name": "fly"}}}, "tool_choice"),
         (chat, {"response_format": {"type": "xml"}}, "response_format"),
         (chat, {"response_format": {"type": "json_schema"}}, "response_format"),
-        (responses, {"previous_response_id": "resp_1"}, "previous_response_id"),
-        (responses, {"tools": [{"type": "web_search"}]}, "web_search"),
-        (responses, {"input": [{"type": "computer_call"}]}, "computer_call"),
+        (responses, {"tools": [{"type": "function"}]}, "needs a name"),
+        (responses, {"input": [{"type": "poem"}]}, "poem"),
         (responses, {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "call_id"),
     ],
 )
@@ -196,7 +210,7 @@ def test_a_reply_that_was_cut_says_length() -> None:
     cut = Reply("half", finish="length")
     assert encode([ChatChunkDialect("id", "m", 1).complete_reply(cut)])[0]["choices"][0]["finish_reason"] == "length"
     assert encode([TextChunkDialect("id", "m", 1).complete_reply(cut)])[0]["choices"][0]["finish_reason"] == "length"
-    (response,) = encode([ResponsesDialect("r", "m", 1.0).complete_reply(cut)])
+    (response,) = encode([open_response().complete_reply(cut)])
     assert response["status"] == "incomplete" and response["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
@@ -217,12 +231,13 @@ async def test_a_late_watcher_of_an_agent_gets_the_same_text(name: str) -> None:
     events = await getattr(recordings, name)()
     texts: set[str] = set()
     for seen in (events, recordings.select_facts(events)):
-        chunks, response = ChatChunkDialect("id", "agent:a", 1), ResponsesDialect("r", "agent:a", 1.0)
+        chunks, response = ChatChunkDialect("id", "agent:a", 1), open_response("agent:a")
         frames = translate(chunks, seen)
         texts.add("".join(frame["choices"][0]["delta"].get("content", "") for frame in frames).replace("\n\n", ""))
         told = translate(response, seen)
         texts.add("".join(frame["delta"] for frame in told if frame["type"] == "response.output_text.delta"))
-        assert told[-1]["response"]["output"][0]["content"][0]["text"] in texts
+        messages = (item for item in told[-1]["response"]["output"] if item["type"] == "message")
+        texts.add("".join(item["content"][0]["text"] for item in messages))
     assert len(texts) == 1
 
 
@@ -230,12 +245,12 @@ async def test_an_agent_that_hits_a_limit_does_not_say_stop() -> None:
     ending = next(event for event in await recordings.a_turn_limit() if isinstance(event, RunFinished))
     (whole,) = encode([ChatChunkDialect("id", "agent:a", 1).complete_run(ending, [])])
     assert whole["choices"][0]["finish_reason"] == "length"
-    (response,) = encode([ResponsesDialect("r", "m", 1.0).complete_run(ending, [])])
+    (response,) = encode([open_response().complete_run(ending, [])])
     assert response["status"] == "incomplete"
 
 
 def test_the_events_of_responses_are_numbered_and_end_in_the_whole() -> None:
-    events = ResponsesDialect("r", "m", 1.0)
+    events = open_response()
     reply = Reply("Hello", calls=CALLS.calls, finish="calls", usage=Usage(5, 2))
     frames = encode([*events.begin(), *events.feed(TextDelta(text="Hello")), *events.feed(reply)])
     assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
@@ -247,6 +262,6 @@ def test_the_events_of_responses_are_numbered_and_end_in_the_whole() -> None:
 
 
 async def test_a_failed_run_is_a_failed_response() -> None:
-    events = ResponsesDialect("r", "agent:a", 1.0)
+    events = open_response("agent:a")
     frames = [*encode(events.begin()), *translate(events, await recordings.a_failure())]
     assert frames[-1]["type"] == "response.failed" and "no such key" in frames[-1]["response"]["error"]["message"]

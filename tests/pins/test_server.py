@@ -86,5 +86,5 @@ def hide_volatile(stream: str) -> str:
     stream = re.sub(
         r"(?<![0-9a-f])[0-9a-f]{24,32}(?![0-9a-f])", lambda id: ids.setdefault(id[0], f"<id {len(ids) + 1}>"), stream
     )
-    stream = re.sub(r'"(at|created|created_at|duration|wall_time)":[\d.e-]+', r'"\1":<number>', stream)
+    stream = re.sub(r'"(at|completed_at|created|created_at|duration|wall_time)":[\d.e-]+', r'"\1":<number>', stream)
     return re.sub(r'"(owner|why|working_dir)":"(?:[^"\\]|\\.)+"', r'"\1":"<text>"', stream)

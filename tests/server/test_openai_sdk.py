@@ -271,7 +271,8 @@ class SlowModel(ScriptedModel):
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "completions"])
 async def test_comments_keep_a_silent_models_stream_alive_and_a_late_failure_is_sent_in_it(path: str) -> None:
     model = SlowModel("hello", ModelError("gone", kind="network"))
-    body = {"model": "default", "stream": True, "messages": ASKED, "input": "hi", "prompt": "hi"}
+    asked: dict[str, Any] = {"chat/completions": {"messages": ASKED}, "responses": {"input": "hi"}}
+    body = {"model": "default", "stream": True, **asked.get(path, {"prompt": "hi"})}
     async with serve_agents(Agent(model), keep_alive=0.05) as client:
         for wanted in ("hello", '"gone"'):
             model.free.clear()

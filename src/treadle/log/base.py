@@ -17,6 +17,8 @@ from treadle.events import AnyDelta, AnyFact, Event, Parent
 from treadle.memory.base import Memories
 
 SESSIONS_PER_PAGE = 200
+RESPONSES_AGENT = "treadle.responses"
+"""The agent of sessions that only store responses of bare models. They are listed only when it is asked for."""
 Status = Literal["idle", "running", "waiting", "answered", "stopped", "failed", "cancelled"]
 
 
@@ -55,7 +57,7 @@ class SessionInfo(Struct, frozen=True):
 
 
 class SessionQuery(Struct, frozen=True):
-    """Which sessions to list. Empty fields match every session.
+    """Which sessions to list. Empty fields match every session, except `agent`, which does not match stored responses.
 
     `text` must occur in the name. `parent` is the session that they were forked from, or whose calls started them.
     `prefix` is the beginning of the id. `cursor` is the end of the previous page.

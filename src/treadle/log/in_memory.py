@@ -14,6 +14,7 @@ from treadle.errors import StoreError
 from treadle.events import AnyFact
 from treadle.log import records
 from treadle.log.base import (
+    RESPONSES_AGENT,
     Artifact,
     Claim,
     PostResult,
@@ -72,7 +73,7 @@ class _Session:
         entry = self.entry
         return (
             (query.status is None or entry.status == query.status)
-            and (not query.agent or entry.agent == query.agent)
+            and (entry.agent == query.agent if query.agent else entry.agent != RESPONSES_AGENT)
             and (not query.workspace or entry.workspace == query.workspace)
             and (not query.parent or (entry.parent is not None and entry.parent.session_id == query.parent))
             and (not query.text or records.contains_text(entry.name, query.text))

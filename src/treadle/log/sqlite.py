@@ -19,6 +19,7 @@ from treadle.errors import ClaimLost, NotFound, PositionMoved, StoreError
 from treadle.events import AnyFact
 from treadle.log import records
 from treadle.log.base import (
+    RESPONSES_AGENT,
     Artifact,
     Claim,
     PostResult,
@@ -54,7 +55,8 @@ _RELEASE = f"""UPDATE sessions SET owner = '', lease = 0,
 # The inner query selects the page: a head costs a look-up, so only the rows of the page get one.
 _PAGE = f"""SELECT {records.INFO_COLUMNS} FROM sessions WHERE num IN (
         SELECT num FROM sessions
-        WHERE (:status IS NULL OR status = :status) AND (:agent = '' OR agent = :agent)
+        WHERE (:status IS NULL OR status = :status)
+        AND (agent = :agent OR (:agent = '' AND agent <> '{RESPONSES_AGENT}'))
         AND (:workspace = '' OR workspace = :workspace) AND (:text = '' OR contains_text(name, :text))
         AND (:parent = '' OR (parent IS NOT NULL AND json_extract(CAST(parent AS TEXT), '$.session_id') = :parent))
         AND (:prefix = '' OR substr(id, 1, length(:prefix)) = :prefix)

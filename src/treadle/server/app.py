@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse
 from treadle import Runtime, __version__
 from treadle.server import (
     catalogue,
+    conversations_api,
     home,
     loop_api,
     openai_api,
@@ -84,6 +85,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         chat,
         openai_api,
         responses_api,
+        conversations_api,
         catalogue,
         sockets,
     ):

@@ -26,6 +26,7 @@ from treadle.server.guard import Refusal, Tokens
 from treadle.server.observer import LogObserver
 from treadle.server.problems import build_field_error, build_no_model_error
 from treadle.server.registry import Registry
+from treadle.server.response_runs import ResponseRuns
 from treadle.server.streams import OpenStreams
 from treadle.server.tokens import Right, Token
 
@@ -63,6 +64,7 @@ class Service:
         self.observer = LogObserver()
         self.streams = OpenStreams(config.keep_alive)
         self.registry = Registry()
+        self.responses = ResponseRuns(runtime, self.get_model)
         self.is_draining = False
         self.unloaded_models: set[str] = set()
         self._waiting: set[Run] = set()
@@ -81,6 +83,7 @@ class Service:
             self.prepare()
             self._attached = True
             self.runtime.log.observer = self.observer
+            self.responses.recover_later()
 
     @asynccontextmanager
     async def run_lifespan(self, app: object) -> AsyncGenerator[None]:
@@ -90,6 +93,7 @@ class Service:
             self.attach()
             yield
             self.drain()
+            await self.responses.close()
 
     def drain(self) -> None:
         """Start nothing new, and tell all watchers that the server shuts down."""

@@ -13,7 +13,7 @@ from tests.kit.strict import StrictModel
 from treadle import Runtime, Session, tool
 from treadle.app.skill_drafter import SkillDrafter
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
-from treadle.errors import NotFound
+from treadle.errors import Conflict, NotFound
 from treadle.events import Custom, Parent, SessionCreated
 from treadle.knowledge.skill_drafts import SkillProposals
 from treadle.knowledge.skills import find_triggered
@@ -153,8 +153,10 @@ async def test_a_skill_that_was_accepted_or_declined_is_not_drafted_again(
     knowledge = await work(tmp_path, model, ASKS[3])
     assert len(model.drafts) == 1 and knowledge.proposals.list() == []
     assert set(knowledge.skills) == ({"release-notes"} if decide is SkillProposals.accept else set())
-    with pytest.raises(NotFound):
+    with pytest.raises(Conflict, match="already"):
         knowledge.proposals.accept("release-notes")
+    with pytest.raises(NotFound):
+        knowledge.proposals.accept("nothing")
 
 
 @pytest.mark.parametrize("draft", ["", "no steps", "# \n", "# x\nThe password is hunter22.\nlog in", "# ../../etc\n\n"])

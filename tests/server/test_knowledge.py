@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd
-from tests.kit.server import Client, read_until, serve_agents, serve_script
+from tests.kit.server import OWNER, Client, create_token, read_until, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE
 from tests.kit.terminal import Place, create_place
 from tests.server.test_processes import ServerProcess
@@ -50,6 +51,43 @@ async def test_agents_say_what_they_are_for(tmp_path: Path) -> None:
         found = {one["name"]: one for one in await client.json("GET", "/v1/agents")}
     assert (found["Poet"]["description"], found["Poet"]["max_iterations"]) == ("writes verse", 0)
     assert found["reader"]["description"].startswith("Finds out")
+
+
+async def test_proposed_skills_are_listed_accepted_and_declined_over_rest(tmp_path: Path) -> None:
+    knowledge = WorkspaceKnowledge(tmp_path, tmp_path / "own")
+    for name in ("notes", "taste"):
+        assert knowledge.proposals.add(
+            name, f"---\nname: {name}\ndescription: About {name}.\n---\nDo it.\n", "asked often"
+        )
+    agents, path = knowledge.build_all_agents(AgentOptions(ScriptedModel())), "/v1/skills/proposals"
+    sender = create_token("sender", "view", "send")
+    async with serve_agents(*agents, roots=(tmp_path,), tokens=(OWNER, sender)) as client:
+        listed = await client.json("GET", path)
+        assert [(one["id"], one["name"], one["description"], one["why"]) for one in listed] == [
+            ("notes", "notes", "About notes.", "asked often"),
+            ("taste", "taste", "About taste.", "asked often"),
+        ]
+        async with Client(client.base, sender.value) as other:
+            assert await other.json("GET", path) == listed
+            await other.problem("POST", f"{path}/notes", {"accept": True}, 403)
+        accepted = await client.json("POST", f"{path}/notes", {"accept": True})
+        assert accepted == {"id": "notes", "status": "accepted", "path": listed[0]["path"]}
+        assert (await client.json("POST", f"{path}/taste", {"accept": False}))["status"] == "declined"
+        assert await client.json("GET", path) == []
+        assert [skill["id"] for skill in await client.json("GET", "/v1/skills")] == ["notes"]
+        for name, word in (("notes", "accepted"), ("taste", "declined")):
+            for accept in (True, False):
+                assert word in (await client.problem("POST", f"{path}/{name}", {"accept": accept}, 409))["message"]
+        for name in ("nothing", "..", "%2e%2e"):
+            await client.problem("POST", f"{path}/{name}x", {"accept": True}, 404)
+        await client.problem("POST", f"{path}/notes", {"accept": "perhaps"}, 422)
+        await client.problem("POST", f"{path}/notes", {}, 422)
+
+
+async def test_a_server_without_drafts_has_no_proposals() -> None:
+    async with serve_script() as client:
+        assert await client.json("GET", "/v1/skills/proposals") == []
+        await client.problem("POST", "/v1/skills/proposals/notes", {"accept": False}, 404)
 
 
 class Provider(StrictChat):
@@ -101,7 +139,13 @@ async def test_a_server_drafts_a_skill_and_uses_it_after_a_person_accepts_it(tmp
             proposed = (await read_until(events, type="custom", name="treadle.skill_proposed"))[-1]["data"]
         assert proposed["name"] == "look-around" and "+1. List the files." in proposed["diff"]
         assert await client.json("GET", "/v1/skills") == [], "nothing is active before a person says so"
+        (proposal,) = await client.json("GET", "/v1/skills/proposals")
+        assert (proposal["id"], proposal["diff"]) == ("look-around", proposed["diff"])
+        assert proposal["why"].startswith("3 requests of this kind were answered: please look around in the attic")
+        assert proposal["description"].startswith("Looks around") and "1. List the files." in proposal["content"]
+        assert abs(proposal["created_at"] - time.time()) < 600
         assert (await place.quick("skills", "accept", "look-around")).code == 0
+        assert await client.json("GET", "/v1/skills/proposals") == []
         (skill,) = await client.json("GET", "/v1/skills")
         assert skill["id"] == "look-around" and skill["enabled"] and skill["origin"] == "user"
 

@@ -12,6 +12,7 @@ from treadle.engine.model_call import ask_quietly
 from treadle.engine.setup import Setup
 from treadle.engine.state import State
 from treadle.knowledge import skill_drafts
+from treadle.knowledge.base import SkillProposal
 from treadle.knowledge.skills import find_triggered
 from treadle.log.base import SessionQuery
 from treadle.session import Session
@@ -34,7 +35,7 @@ class SkillDrafter:
             data = {"name": proposal.name, "path": proposal.path, "diff": proposal.diff}
             await session.note("treadle.skill_proposed", data)
 
-    async def _propose_skill(self, session: Session, setup: Setup) -> skill_drafts.SkillProposal | None:
+    async def _propose_skill(self, session: Session, setup: Setup) -> SkillProposal | None:
         """Draft a skill when the last request was done twice before, and no skill or draft exists for it."""
         proposals = self._knowledge.proposals
         requests = list(skill_drafts.find_answered_requests(await session.facts()))
@@ -54,4 +55,5 @@ class SkillDrafter:
         if len(similar) < REPEATS_NEEDED or not all(one.calls for one in similar):
             return None
         reply = await ask_quietly(setup, skill_drafts.build_draft_request(similar, session.id))
-        return proposals.add(*skill_drafts.build_skill_text(similar, reply.text))
+        name, text = skill_drafts.build_skill_text(similar, reply.text)
+        return proposals.add(name, text, skill_drafts.describe_repetition(similar))

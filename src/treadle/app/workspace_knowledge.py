@@ -59,6 +59,8 @@ class WorkspaceKnowledge:
     def __init__(self, workspace: str | Path, user_folder: str | Path | None = None) -> None:
         self.workspace = Path(workspace).absolute()
         self.knowledge = FileKnowledge(Path(user_folder).absolute() if user_folder is not None else None)
+        if self.knowledge.user_folder is not None:
+            self.knowledge.proposals = SkillProposals(self.knowledge.user_folder)
         self.refresh()
 
     @property

@@ -45,11 +45,45 @@ class Skill(Struct, frozen=True):
     enabled: bool = True
 
 
+class SkillProposal(Struct, frozen=True):
+    """A drafted skill: its future path, its text, and the difference to the present file. `why` it was drafted."""
+
+    name: str
+    path: str
+    text: str
+    diff: str
+    description: str = ""
+    why: str = ""
+    created_at: float = 0.0
+
+
+class Proposals(ABC):
+    """The drafted skills that wait for a person.
+
+    A decision raises `NotFound` for a name that was never proposed, and `Conflict` for one that was decided already.
+    """
+
+    @abstractmethod
+    def list(self) -> list[SkillProposal]:
+        """List the proposals that wait for a person."""
+
+    @abstractmethod
+    def accept(self, name: str) -> Path:
+        """Make a proposed skill one of the user's own, and return its path."""
+
+    @abstractmethod
+    def decline(self, name: str) -> None:
+        """Decline a proposal. The same skill is not drafted again."""
+
+
 class Knowledge(ABC):
     """The knowledge of a workspace. The same files give the same text, to the byte.
 
     `window` is the size of the model's context in tokens, if known. Text that others wrote must not fill it.
+    `proposals` is None where no skills are drafted.
     """
+
+    proposals: Proposals | None = None
 
     @abstractmethod
     async def build_preamble(

@@ -14,16 +14,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from treadle.errors import NotFound
+from treadle.errors import Conflict, NotFound
 from treadle.events import AnyFact, CallFinished, MessageReceived, ModelReplied, RunFinished, RunStarted, TurnStarted
-from treadle.knowledge.base import Skill
+from treadle.knowledge.base import Proposals, Skill, SkillProposal
 from treadle.knowledge.file_knowledge import read_skills, write_whole
 from treadle.knowledge.skills import SKILL_FILE, read_skill
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
 from treadle.secrets.detect import find_secret
 
 MIN_SIMILARITY = 0.5
-_PROPOSED, _DECLINED = "proposals", "declined"
+_PROPOSED, _ACCEPTED, _DECLINED = "proposals", "accepted", "declined"
+_REASON_FILE = "why.txt"
 _INSTRUCTIONS = """\
 You write down how a task is done, for an assistant that will do it again. Below are three runs of the same kind of \
 task. Answer with markdown only: a first line `# a-short-name` in lower case with hyphens, a second line with one \
@@ -43,47 +44,36 @@ class AnsweredRequest(Struct, frozen=True):
     answer: str
 
 
-class SkillProposal(Struct, frozen=True):
-    """A drafted skill: its future path, its text, and the difference to the present file."""
-
-    name: str
-    path: str
-    text: str
-    diff: str
-
-
-class SkillProposals:
+class SkillProposals(Proposals):
     """The proposals in the user's own folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def list(self) -> list[SkillProposal]:
-        """List the proposals that wait for a person."""
         paths = sorted((self._folder / _PROPOSED).glob(f"*/{SKILL_FILE}"))
-        return [self._build(path.parent.name, path.read_text("utf-8")) for path in paths]
+        return [self._build(path.parent.name, path.read_text("utf-8", "replace")) for path in paths]
 
-    def add(self, name: str, text: str) -> SkillProposal | None:
+    def add(self, name: str, text: str, why: str = "") -> SkillProposal | None:
         """Store a proposal. Returns None for a name that was used before, and for a text with a secret."""
         places = (self._folder / place / name for place in ("skills", _PROPOSED, _DECLINED))
         if not name or any(place.exists() for place in places) or find_secret(text):
             return None
+        if why and not find_secret(why):
+            write_whole(self._folder / _PROPOSED / name / _REASON_FILE, why)
         write_whole(self._folder / _PROPOSED / name / SKILL_FILE, text)
         return self._build(name, text)
 
     def accept(self, name: str) -> Path:
-        """Make a proposed skill one of the user's own, and return its path."""
         proposal = self._get(name)
         target = Path(proposal.path)
         write_whole(target, proposal.text)
-        shutil.rmtree(self._folder / _PROPOSED / name)
+        self._move(name, _ACCEPTED)
         return target
 
     def decline(self, name: str) -> None:
-        """Decline a proposal. The same skill is not drafted again."""
         self._get(name)
-        (self._folder / _DECLINED).mkdir(exist_ok=True)
-        os.replace(self._folder / _PROPOSED / name, self._folder / _DECLINED / name)
+        self._move(name, _DECLINED)
 
     def load_drafted(self) -> Mapping[str, Skill]:
         """Load all skills that were ever drafted and not accepted, by name."""
@@ -94,14 +84,32 @@ class SkillProposals:
         for proposal in self.list():
             if proposal.name == name:
                 return proposal
+        for place in (_ACCEPTED, _DECLINED):
+            if any(path.parent.name == name for path in (self._folder / place).glob(f"*/{SKILL_FILE}")):
+                raise Conflict(f"the proposed skill {name!r} was {place} already")
         raise NotFound(f"no skill named {name!r} is proposed")
 
+    def _move(self, name: str, place: str) -> None:
+        (self._folder / place).mkdir(exist_ok=True)
+        shutil.rmtree(self._folder / place / name, ignore_errors=True)
+        os.replace(self._folder / _PROPOSED / name, self._folder / place / name)
+
     def _build(self, name: str, text: str) -> SkillProposal:
-        target = self._folder / "skills" / name / SKILL_FILE
-        old = target.read_text("utf-8") if target.exists() else ""
+        draft, target = self._folder / _PROPOSED / name, self._folder / "skills" / name / SKILL_FILE
+        old = target.read_text("utf-8", "replace") if target.exists() else ""
         before, after = old.splitlines(keepends=True), text.splitlines(keepends=True)
         diff = difflib.unified_diff(before, after, str(target) if old else "/dev/null", str(target))
-        return SkillProposal(name, str(target), text, "".join(diff))
+        skill, _ = read_skill(SKILL_FILE, text, name, "user")
+        why = draft / _REASON_FILE
+        return SkillProposal(
+            name,
+            str(target),
+            text,
+            "".join(diff),
+            skill.description if skill is not None else "",
+            why.read_text("utf-8", "replace") if why.exists() else "",
+            (draft / SKILL_FILE).stat().st_mtime,
+        )
 
 
 def find_answered_requests(facts: Sequence[AnyFact]) -> Iterator[AnsweredRequest]:
@@ -126,6 +134,12 @@ def find_answered_requests(facts: Sequence[AnyFact]) -> Iterator[AnsweredRequest
                 yield AnsweredRequest("\n".join(asked), tuple(calls), fact.answer)
             case _:
                 pass
+
+
+def describe_repetition(requests: Sequence[AnsweredRequest]) -> str:
+    """Say why a skill is drafted: the requests that were alike, shortened."""
+    asked = "; ".join(" ".join(one.asked.split())[:100] for one in requests)
+    return f"{len(requests)} requests of this kind were answered: {asked}"
 
 
 def is_similar(text: str, other: str) -> bool:

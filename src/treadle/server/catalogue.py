@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, computed_field
 
 from treadle.errors import NotFound
+from treadle.knowledge.base import Proposals
 from treadle.memory.base import MAX_MEMORY_LENGTH, Memory, MemoryKind, MemoryQuery
 from treadle.server.problems import build_field_error
-from treadle.server.service import CurrentService, Sender, Service, StrictBody, Viewer
+from treadle.server.service import Approver, CurrentService, Sender, Service, StrictBody, Viewer
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
+_PROPOSAL_FIELDS = ("name", "description", "diff", "path", "why", "created_at")
 
 
 class ToolView(BaseModel):
@@ -35,6 +37,31 @@ class SkillView(BaseModel):
 
 class SkillSwitch(StrictBody):
     enabled: bool
+
+
+class ProposalView(BaseModel):
+    """A skill that was drafted from finished work. It is not active until a person accepts it."""
+
+    id: str
+    name: str
+    description: str
+    content: str
+    diff: str
+    path: str
+    why: str
+    created_at: float
+
+
+class ProposalAnswer(StrictBody):
+    accept: bool
+
+
+class ProposalDecision(BaseModel):
+    """What was decided. `path` is the file of an accepted skill."""
+
+    id: str
+    status: Literal["accepted", "declined"]
+    path: str = ""
 
 
 class AgentView(BaseModel):
@@ -164,6 +191,36 @@ async def switch_skill(service: CurrentService, token: Sender, skill_id: str, bo
         if agent.knowledge is not None:
             agent.knowledge.enable_skill(skill_id, on=body.enabled)
     return next(skill for skill in await list_skills(service, token) if skill.id == skill_id)
+
+
+@router.get("/skills/proposals")
+async def list_skill_proposals(service: CurrentService, token: Viewer) -> list[ProposalView]:
+    """List the skills that were drafted from finished work and wait for a decision."""
+    proposals = _find_proposals(service)
+    return [
+        ProposalView(id=one.name, content=one.text, **{name: getattr(one, name) for name in _PROPOSAL_FIELDS})
+        for one in (proposals.list() if proposals is not None else ())
+    ]
+
+
+@router.post("/skills/proposals/{proposal_id}")
+async def decide_skill_proposal(
+    service: CurrentService, token: Approver, proposal_id: str, body: ProposalAnswer
+) -> ProposalDecision:
+    """Accept or decline a drafted skill. An accepted skill is active from the next run on."""
+    proposals = _find_proposals(service)
+    if proposals is None:
+        raise NotFound(f"no skill named {proposal_id[:200]!r} is proposed")
+    if body.accept:
+        return ProposalDecision(id=proposal_id, status="accepted", path=str(proposals.accept(proposal_id)))
+    proposals.decline(proposal_id)
+    return ProposalDecision(id=proposal_id, status="declined")
+
+
+def _find_proposals(service: Service) -> Proposals | None:
+    """The proposals of this server's user. All agents share them."""
+    found = (agent.knowledge.proposals for agent in service.runtime.agents.values() if agent.knowledge is not None)
+    return next((one for one in found if one is not None), None)
 
 
 @router.get("/agents")

@@ -365,7 +365,10 @@ class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag
 
 
 class TextDelta(Delta, frozen=True):
+    """A piece of the reply's text. `logprobs` has an entry for each of its tokens, if the request asked for them."""
+
     text: str
+    logprobs: tuple[Json, ...] = ()
 
 
 class ReasoningDelta(Delta, frozen=True):

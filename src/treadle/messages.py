@@ -194,7 +194,8 @@ class Request(Struct, frozen=True):
 
     `messages` only grows from turn to turn until the context is compacted. `render_cache` lives as long: an adapter
     keeps serialized messages in it. `max_tokens` is the rest of the run's budget. `output_schema` describes the final
-    answer. With `tool_choice` "none" no tool may be called.
+    answer, and `output_strict` asks the provider to guarantee it; None leaves this to the adapter. With `tool_choice`
+    "none" no tool may be called.
     """
 
     system: str
@@ -204,6 +205,7 @@ class Request(Struct, frozen=True):
     max_tokens: int | None = None
     sampling: Sampling = Sampling()
     output_schema: dict[str, Json] | None = None
+    output_strict: bool | None = None
     session_id: str = ""
     render_cache: dict[str, Json] = field(default_factory=dict[str, Json])
 

@@ -12,6 +12,7 @@ from tests.kit.fakes.server import Odd
 from treadle.app.compose import build_embedding
 from treadle.app.settings import Settings
 from treadle.errors import BadInput, ModelError, NotFound
+from treadle.models.base import Embeddings
 from treadle.models.embeddings import Embedding, resolve_embedding
 from treadle.testing import ScriptedModel
 
@@ -34,7 +35,7 @@ async def test_each_text_gets_its_own_vector_in_any_order() -> None:
         assert await Embedding(chat_model(fake, "small"))(["a", "bcd"]) == [[1.0], [3.0]]
         assert fake.seen[-1].body == {"model": "small", "input": ["a", "bcd"]}
         unversioned = chat_model(fake.base_url.removesuffix("/v1"), "small")  # as Ollama's address is written
-        assert await unversioned.embed(["ab"]) == [[2.0]]
+        assert (await unversioned.embed(["ab"])).vectors == [[2.0]]
 
 
 @pytest.mark.parametrize("odd", [{"data": []}, {"data": [{"index": 7, "embedding": [1.0]}]}, {"error": "no"}, ["?"]])
@@ -54,8 +55,8 @@ async def test_a_server_without_embeddings_is_an_error() -> None:
 
 async def test_the_settings_choose_the_embedding_and_reuse_the_chosen_model(monkeypatch: pytest.MonkeyPatch) -> None:
     class Both(ScriptedModel):
-        async def embed(self, texts: Any) -> list[list[float]]:
-            return [[1.0] for _ in texts]
+        async def embed(self, inputs: Any, dimensions: int | None = None) -> Embeddings:
+            return Embeddings([[1.0] for _ in inputs])
 
     assert build_embedding(Settings(), Both(name="both")) is None
     found = build_embedding(Settings(embed_model="both"), Both(name="both"))

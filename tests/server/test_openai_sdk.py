@@ -14,7 +14,7 @@ from treadle import Agent, TextDelta
 from treadle.errors import ModelError
 from treadle.messages import Reply, ResultMessage, Usage
 from treadle.messages import Request as ModelRequest
-from treadle.models.base import ModelEvent
+from treadle.models.base import Embeddings, ModelEvent
 from treadle.testing import ScriptedModel, call, say
 
 TOOLS: Any = [
@@ -97,8 +97,8 @@ async def test_responses_whole_and_streamed() -> None:
 
 async def test_embeddings_are_given_where_the_model_can() -> None:
     class Embedding(ScriptedModel):
-        async def embed(self, texts: list[str]) -> list[list[float]]:
-            return [[float(len(text)), 0.5] for text in texts]
+        async def embed(self, inputs: Any, dimensions: int | None = None) -> Embeddings:
+            return Embeddings([[float(len(text)), 0.5] for text in inputs])
 
     embedding, other = Agent(Embedding(name="embedding"), name="other"), Agent(ScriptedModel())
     async with serve_agents(embedding, other) as plain, connect_sdk(plain) as client:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from msgspec import Struct
 
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import Reply, Request
 
 ModelEvent = TextDelta | ReasoningDelta | CallDelta | Reply
+EmbeddingInput: TypeAlias = str | Sequence[int]
+"""What can be embedded: text, or the tokens of a text."""
+
+
+class Embeddings(Struct, frozen=True):
+    """Vectors in the order of their inputs. `tokens` is the provider's count of what it read, if it gave one."""
+
+    vectors: list[list[float]]
+    tokens: int | None = None
 
 
 @runtime_checkable
@@ -46,4 +57,13 @@ class Summarizer(Protocol):
 class Embedder(Protocol):
     """A model that can also embed texts. Few models can, and search works without."""
 
-    async def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
+    async def embed(self, inputs: Sequence[EmbeddingInput], dimensions: int | None = None) -> Embeddings:
+        """One vector for each input, of `dimensions` numbers if it is set. Raises `ModelError` where it cannot."""
+        ...
+
+
+@runtime_checkable
+class Detokenizer(Protocol):
+    """A model that can say which text its tokens stand for."""
+
+    async def detokenize(self, tokens: Sequence[int]) -> str: ...

@@ -80,7 +80,11 @@ class ChatCompletions(ListFormat):
             fields["stop"] = sampling.stop
         if (schema := request.output_schema) is not None:
             if quirks.schema_mode == "json_schema":
-                form = {"name": "answer", "schema": schema, "strict": is_strict(schema)}
+                form = {
+                    "name": "answer",
+                    "schema": schema,
+                    "strict": is_strict(schema) if (strict := request.output_strict) is None else strict,
+                }
                 fields["response_format"] = {"type": "json_schema", "json_schema": form}
             elif quirks.schema_mode == "json_object":
                 fields["response_format"] = {"type": "json_object"}
@@ -157,6 +161,7 @@ class _Choice(Struct, gc=False):
     delta: _Delta | None = None
     message: _Delta | None = None
     finish_reason: str | None = None
+    logprobs: Any = None
 
 
 class _Vendor(Struct, gc=False):
@@ -231,6 +236,8 @@ class ChatReader(ReplyReader[_Chunk]):
                     continue
                 if choice.finish_reason:
                     self._finish_reason = choice.finish_reason
+                if choice.logprobs is not None:
+                    builder.logprobs += _read_logprobs(choice.logprobs)
                 delta = choice.delta or choice.message
                 if delta is None:
                     continue
@@ -312,6 +319,14 @@ class ChatReader(ReplyReader[_Chunk]):
         if not fields and all(item is _NULL for item in items):
             return ""
         return self._wire.encode_own_state(items, fields)
+
+
+def _read_logprobs(logprobs: Any) -> list[Json]:
+    match logprobs:
+        case {"content": [*entries]}:
+            return entries
+        case _:
+            return []
 
 
 def _merge_details(details: list[Raw]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ class Embedding:
         self._model = model
 
     async def __call__(self, texts: Sequence[str]) -> list[list[float]]:
-        return await self._model.embed(texts)
+        return (await self._model.embed(texts)).vectors
 
 
 def resolve_embedding(

@@ -53,6 +53,14 @@ class ReportedFailure(Exception):
         self.error = error
 
 
+class _ErrorDetail(Struct):
+    param: str | None = None
+
+
+class _ErrorBody(Struct):
+    error: _ErrorDetail | None = None
+
+
 class ErrorSource(Struct, frozen=True):
     """The server that an error message is about, and the secrets that the message must not show."""
 
@@ -85,7 +93,7 @@ def classify_response(status: int, headers: Mapping[str, str], body: bytes, sour
     happened, advice = _explain(kind, status, wait, source)
     said = said if len(said) <= 600 else said[:600] + "…"
     message = source.redact(f"{happened} ({status}): {said} — {advice}")
-    return ModelError(message, kind=kind, retryable=retryable, retry_after=wait)
+    return ModelError(message, kind=kind, retryable=retryable, retry_after=wait, param=extract_param(body))
 
 
 def classify_stream_error(error: object, source: ErrorSource) -> ModelError:
@@ -202,6 +210,15 @@ def extract_message(body: bytes) -> str:
         title = re.search(r"<title>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
         return f"an HTML page: {title[1].strip()}" if title else "an HTML page"
     return " ".join(text.split())[:600]
+
+
+def extract_param(body: bytes) -> str:
+    """The field of the request that an error body in OpenAI's form names."""
+    try:
+        error = msgspec.json.decode(body, type=_ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return error.param or "" if error is not None else ""
 
 
 def _find_message(value: Any) -> str:

@@ -14,7 +14,7 @@ from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Requ
 from treadle.models import wire_format
 from treadle.models.failures import ReportedFailure
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, ReplyReader
-from treadle.models.request_options import OptionTable, build_option_error, merge_fields, write_to
+from treadle.models.request_options import OptionTable, merge_fields, write_to
 from treadle.models.wire_format import CallPiece, FunctionPiece, ListFormat, encode, encode_arguments, fit_tool_name
 
 
@@ -33,12 +33,7 @@ class OllamaChat(ListFormat):
     }
 
     def open_reader(self, request: Request, sent: int) -> OllamaReader:
-        return OllamaReader(
-            self,
-            MessageStream(_LINES, is_framed=False),
-            sent,
-            tools=request.tools if request.tool_choice != "none" else (),
-        )
+        return OllamaReader(self, request, sent)
 
     def _write_system(self, request: Request) -> bytes:
         return encode({"role": "system", "content": request.system}) if request.system.strip() else b""
@@ -57,8 +52,6 @@ class OllamaChat(ListFormat):
         # Without these two, a server that knows them cuts what does not fit instead of refusing it.
         fields: dict[str, Json] = {"model": self.model, "stream": True, "truncate": False, "shift": False}
         fields = merge_fields({**fields, "options": options}, self.build_extra(request))
-        if sampling.extra.get("parallel_tool_calls") is False and request.tools:
-            raise build_option_error("parallel_tool_calls", self.owner)
         # Ollama has no choice of tools: tools that may not be called are not shown.
         tools = request.tools if request.tool_choice != "none" else ()
         if request.output_schema is not None and not tools:
@@ -112,6 +105,7 @@ class _Line(Struct, gc=False):
     message: _Message | None = None
     done: bool | None = False
     done_reason: str | None = None
+    logprobs: list[Json] | None = None
     prompt_eval_count: int | None = None
     eval_count: int | None = None
     error: Any = None
@@ -127,6 +121,12 @@ class OllamaReader(ReplyReader[_Line]):
     finishes_with_calls = ("stop", "calls", "other")
     _last = _Line()
 
+    def __init__(self, wire: OllamaChat, request: Request, sent: int) -> None:
+        tools = request.tools if request.tool_choice != "none" else ()
+        super().__init__(wire, MessageStream(_LINES, is_framed=False), sent, tools=tools)
+        # Ollama has no option for one call at a time. The model can make the others after the first result.
+        self._most_calls = 1 if request.sampling.extra.get("parallel_tool_calls") is False else None
+
     def _read(self, lines: Iterable[_Line]) -> None:
         for line in lines:
             if line.error:
@@ -137,8 +137,10 @@ class OllamaReader(ReplyReader[_Line]):
                     self._builder.add_reasoning(message.thinking)
                 if message.content:
                     self._builder.add_text(message.content)
+                    self._builder.logprobs += line.logprobs or ()
                 for call in message.tool_calls or ():
-                    self._add_call(call)
+                    if self._most_calls is None or len(self._builder.calls) < self._most_calls:
+                        self._add_call(call)
             if line.done:
                 self.is_done, self._last = True, line
                 self._model, self._finish_reason = line.model or "", line.done_reason or ""

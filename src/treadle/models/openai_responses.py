@@ -56,7 +56,12 @@ class OpenAIResponses(ListFormat):
             raise build_option_error("stop", self.owner, "leave it out, or ask the same model as openai-chat:NAME")
         fields = merge_fields(fields, self.build_extra(request))
         if (schema := request.output_schema) is not None:
-            form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
+            form = {
+                "type": "json_schema",
+                "name": "answer",
+                "schema": schema,
+                "strict": is_strict(schema) if (strict := request.output_strict) is None else strict,
+            }
             fields["text"] = {**fields.get("text", {}), "format": form}
         wire_format.add_tools(fields, request, lambda function: {"type": "function", **function})
         for tool in fields.get("tools", ()):
@@ -125,6 +130,7 @@ class _Event(Struct, gc=False):
     output_index: int | None = 0
     summary_index: int | None = 0
     item: Raw = wire_format.MISSING
+    logprobs: list[Json] | None = None
     response: _Response | None = None
     code: Any = None
     message: Any = None
@@ -134,6 +140,7 @@ class _Event(Struct, gc=False):
 class _Text(Struct):
     text: str | None = None
     refusal: str | None = None
+    logprobs: list[Json] | None = None
 
 
 class _Item(Struct):
@@ -189,6 +196,7 @@ class ResponsesReader(ReplyReader[_Event]):
                 case "response.output_text.delta":
                     self._streamed.add(place)
                     self._builder.add_text(str(event.delta))
+                    self._builder.logprobs += event.logprobs or ()
                 case "response.function_call_arguments.delta":
                     self._streamed.add(place)
                     self._update_call(place, _NO_ITEM).arguments.append(str(event.delta))
@@ -236,6 +244,7 @@ class ResponsesReader(ReplyReader[_Event]):
                 if item.type == "message":
                     self._refusal += [part.refusal] if part.refusal else []
                     self._builder.add_text(part.text or "")
+                    self._builder.logprobs += part.logprobs or ()
                 elif item.type == "reasoning":
                     self._builder.add_reasoning(part.text or "")
             if item.type == "reasoning" and item.summary:

@@ -15,14 +15,13 @@ from msgspec import Struct
 
 from treadle.errors import ModelError
 from treadle.messages import ModelMessage, Request, TextPart
-from treadle.models.base import ModelEvent
+from treadle.models.base import EmbeddingInput, Embeddings, ModelEvent
 from treadle.models.failures import ReportedFailure, classify_stream_error
 from treadle.models.http import Endpoint, HttpExchange, Transport
 from treadle.models.reply_reader import MalformedStream, ReplyReader
-from treadle.models.wire_format import WireFormat, estimate_tokens
+from treadle.models.wire_format import ReportedUsage, WireFormat, estimate_tokens
 
 _MOST_WINDOW_PROBES = 3
-_EMBED_SECONDS = 60.0
 
 WindowProbe = Callable[[Transport, str], Awaitable[int | None]]
 """Asks a server how large the window of the model of that name really is."""
@@ -45,8 +44,12 @@ class _Embedding(Struct):
     index: int = 0
 
 
-class _Embeddings(Struct):
+class _Vectors(Struct):
     data: list[_Embedding]
+    usage: ReportedUsage | None = None
+
+
+_vectors = msgspec.json.Decoder(_Vectors)
 
 
 class RemoteModel:
@@ -139,19 +142,34 @@ class RemoteModel:
         finally:
             exchange.close()
 
-    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector for each text. Raises `ModelError` where the server has no embeddings."""
+    async def embed(self, inputs: Sequence[EmbeddingInput], dimensions: int | None = None) -> Embeddings:
+        """One vector for each input. Raises `ModelError` where the server has no embeddings."""
         has_path = bool(urlsplit(self.endpoint.base_url).path)
-        body = msgspec.json.encode({"model": self._wire.model, "input": list(texts)})
-        path = "/embeddings" if has_path else "/v1/embeddings"
-        answer = await self._transport.fetch_json(path, body=body, from_root=False, timeout=_EMBED_SECONDS)
+        fields: dict[str, Any] = {"model": self._wire.model, "input": list(inputs)}
+        if dimensions is not None:
+            fields["dimensions"] = dimensions
+        exchange = HttpExchange(self._transport)
+        pieces: list[bytes] = []
+        no_vectors = f"{self.name} at {self.endpoint.address} gives no embeddings"
         try:
-            found = {each.index: each.embedding for each in msgspec.convert(answer, _Embeddings).data}
-            return [found[number] for number in range(len(texts))]
-        except (msgspec.ValidationError, KeyError):
-            raise ModelError(
-                f"{self.name} at {self.endpoint.address} gives no embeddings", kind="bad_request"
-            ) from None
+            await exchange.start("/embeddings" if has_path else "/v1/embeddings", msgspec.json.encode(fields))
+            while piece := await exchange.read():
+                pieces.append(piece)
+            answer = _vectors.decode(b"".join(pieces))
+            found = {each.index: each.embedding for each in answer.data}
+            vectors = [found[number] for number in range(len(inputs))]
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+            raise ModelError(no_vectors, kind="bad_request") from None
+        except ModelError as error:
+            if error.kind == "bad_request":
+                param = error.param or ("dimensions" if dimensions is not None and "dimension" in str(error) else "")
+                raise ModelError(f"{no_vectors}: {error}", kind="bad_request", param=param) from None
+            raise
+        finally:
+            exchange.close()
+        counts = answer.usage or ReportedUsage()
+        tokens = counts.prompt_tokens if counts.prompt_tokens is not None else counts.input_tokens
+        return Embeddings(vectors, None if tokens is None else int(tokens))
 
     async def close(self) -> None:
         """Close the connections that no other model uses. They open again when needed."""

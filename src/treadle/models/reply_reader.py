@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 from treadle.engine.leaked_reasoning import ReasoningSplitter
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
-from treadle.messages import Call, FinishReason, Reply, ToolSpec, Usage
+from treadle.messages import Call, FinishReason, Json, Reply, ToolSpec, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.wire_format import ReportedUsage, TokenDetails, WireFormat, estimate_tokens, new_call_id, read_type
 
@@ -231,6 +231,8 @@ class ReplyBuilder:
         self.texts: list[str] = []
         self.reasoning: list[str] = []
         self.calls: list[PendingCall] = []
+        self.logprobs: list[Json] = []
+        self._logprobs_sent = 0
         self._deltas: list[ModelEvent] = []
         self._run: list[str] = []
         self._is_reasoning = False
@@ -266,6 +268,8 @@ class ReplyBuilder:
         if self._changed:
             deltas += [call.take_delta() for call in self._changed if call.sent < len(call.arguments)]
             self._changed.clear()
+        if self._logprobs_sent < len(self.logprobs):
+            self._attach_logprobs(deltas)
         return deltas
 
     def finish(self) -> list[ModelEvent]:
@@ -303,6 +307,14 @@ class ReplyBuilder:
 
     def list_real_calls(self) -> list[PendingCall]:
         return [call for call in self.calls if call.name or call.arguments]
+
+    def _attach_logprobs(self, deltas: list[ModelEvent]) -> None:
+        """Put the log-probabilities that no delta has carried yet into the last delta of text, if there is one."""
+        for place in range(len(deltas) - 1, -1, -1):
+            if isinstance(delta := deltas[place], TextDelta):
+                deltas[place] = TextDelta(text=delta.text, logprobs=tuple(self.logprobs[self._logprobs_sent :]))
+                self._logprobs_sent = len(self.logprobs)
+                return
 
     def _flush(self) -> None:
         text = "".join(self._run)
@@ -402,6 +414,7 @@ class ReplyReader(ABC, Generic[T]):
             usage=self._build_usage(written),
             model=self._model or self._wire.model,
             opaque=self._build_opaque(reasoning),
+            logprobs=tuple(self._builder.logprobs),
         )
 
     @abstractmethod

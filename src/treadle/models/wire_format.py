@@ -131,7 +131,7 @@ class Head(NamedTuple):
 class ListFormat(WireFormat):
     """A format whose messages are the entries of one list. Each entry is written independently of the others."""
 
-    head_fields: tuple[str, ...] = ("tools", "tool_choice", "sampling", "output_schema")
+    head_fields: tuple[str, ...] = ("tools", "tool_choice", "sampling", "output_schema", "output_strict")
     """The fields of a request that its head depends on."""
     list_field: ClassVar[bytes] = b"messages"
     limit_field: str = ""

@@ -74,22 +74,22 @@ async def answer_request(
         dialect.session_id = session.id
         events, added = _follow_run(service, session, session.follow(message)), {SESSION_HEADER: session.id}
         if not body.stream:
-            return _send_json(await _complete_run(session, events, dialect), added)
+            return send_json(await _complete_run(session, events, dialect), added)
     else:
-        events, added = _ask_model(service.get_model(model), asked), {}
+        events, added = ask_model(service.get_model(model), asked), {}
         if not body.stream:
             (reply,) = [event async for event in events if isinstance(event, Reply)]
-            return _send_json(dialect.complete_reply(reply))
+            return send_json(dialect.complete_reply(reply))
     write = ReplyWriter(dialect)
     return StreamedResponse(
-        service.streams, write.relay(events), lambda error: _encode_error(build_refusal(error)) + write.end, added
+        service.streams, write.relay(events), lambda error: encode_error(build_refusal(error)) + write.end, added
     )
 
 
 # ── a model ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[Event | Reply]:
+async def ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[Event | Reply]:
     """Stream a model's reply. Raises when the stream ends without one."""
     has_replied = False
     async with aclosing(model.stream(asked)) as events:
@@ -186,9 +186,9 @@ class ReplyWriter:
         yield self.end
 
 
-def _encode_error(refusal: Refusal) -> bytes:
+def encode_error(refusal: Refusal) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode(build_error_body(refusal))
 
 
-def _send_json(document: Struct, headers: Mapping[str, str] | None = None) -> Response:
+def send_json(document: Struct, headers: Mapping[str, str] | None = None) -> Response:
     return Response(encode_frame(document), media_type="application/json", headers=dict(headers or {}))

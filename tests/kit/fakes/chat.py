@@ -57,7 +57,11 @@ class StrictChat(Strict):
         base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
 
         def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-            return {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+            choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish}
+            if body.get("logprobs") and delta.get("content"):
+                likeliest = [score_token(f"other {n}") for n in range(body.get("top_logprobs", 0))]
+                choice["logprobs"] = {"content": [{**score_token(delta["content"]), "top_logprobs": likeliest}]}
+            return {**base, "choices": [choice]}
 
         out = [chunk({"role": "assistant", "content": ""})]
         out += [chunk({"reasoning_content": piece}) for piece in pieces(reply.reasoning)]
@@ -85,6 +89,10 @@ class StrictChat(Strict):
 
     def document(self, method: str, path: str) -> Any:
         return {"object": "list", "data": [{"id": "fake", "object": "model"}]} if path == "/v1/models" else None
+
+
+def score_token(token: str) -> dict[str, Any]:
+    return {"token": token, "logprob": -0.5, "bytes": list(token.encode())}
 
 
 def conversation_problems(messages: list[dict[str, Any]]) -> list[str]:

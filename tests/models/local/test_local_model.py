@@ -234,7 +234,9 @@ async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(model: Lo
 
 
 async def test_texts_become_vectors(model: LocalModel) -> None:
-    cat, kitten, law = await model.embed(["The cat sleeps.", "The kitten sleeps.", "A treaty was signed in 1648."])
+    cat, kitten, law = (
+        await model.embed(["The cat sleeps.", "The kitten sleeps.", "A treaty was signed in 1648."])
+    ).vectors
 
     def alike(a: list[float], b: list[float]) -> float:
         return sum(x * y for x, y in zip(a, b, strict=True))

@@ -24,7 +24,7 @@ _OPTIONS: OptionTable = {
     **{name: write_to(name) for name in ("frequency_penalty", "ignore_eos", "min_p", "presence_penalty", "top_k")},
     "chat_template_kwargs": write_to("chat_template_kwargs"),
     "logit_bias": write_to("logit_bias"),
-    "logprobs": lambda asked: {"n_probs": 1} if asked else {},
+    "logprobs": lambda asked: {},
     "repetition_penalty": write_to("repeat_penalty"),
     "top_logprobs": lambda count: {"n_probs": count} if count else {},
     "typical_p": write_to("typical_p"),
@@ -79,6 +79,7 @@ class Driver(ABC):
         try:
             async with aclosing(self._engine.stream_pieces(prompt, options)) as pieces:
                 async for last in pieces:
+                    builder.logprobs += [position.describe() for position in last.completion_probabilities]
                     if words := last.content if has_begun else last.content.lstrip():
                         has_begun = True
                         builder.add_text(words)
@@ -95,7 +96,8 @@ class Driver(ABC):
         longer = max(before.usage, used, key=lambda usage: usage.input_tokens)
         output = before.usage.output_tokens + used.output_tokens
         usage = Usage(longer.input_tokens, output, longer.cached_tokens)
-        yield Reply(earlier + text, reasoning, finish=last.finish, usage=usage, model=self._name)
+        logprobs = (*before.logprobs, *builder.logprobs)
+        yield Reply(earlier + text, reasoning, finish=last.finish, usage=usage, model=self._name, logprobs=logprobs)
 
 
 def build_options(request: Request, *, temperature: float, tokens: int) -> dict[str, Json]:
@@ -109,4 +111,6 @@ def build_options(request: Request, *, temperature: float, tokens: int) -> dict[
     options |= {name: value for name, value in more.items() if value is not None}
     if request.output_schema is not None:
         options["grammar"] = gbnf.build_schema_grammar(request.output_schema)
+    if sampling.extra.get("logprobs"):
+        options["n_probs"] = 1
     return options | write_options(sampling.extra, _OPTIONS, "the embedded model", ignored=_OWN_FIELDS)

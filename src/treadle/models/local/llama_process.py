@@ -25,6 +25,7 @@ from msgspec import Struct, field
 
 from treadle.errors import ModelError
 from treadle.messages import FinishReason, Json, Usage
+from treadle.models.base import EmbeddingInput, Embeddings
 from treadle.models.local.unix_http import UnixResponse, open_exchange
 from treadle.models.reply_reader import MessageDecoder, MessageStream
 
@@ -59,7 +60,17 @@ class _Probability(Struct):
 
 
 class _Position(Struct):
+    token: str = ""
+    logprob: float = 0.0
+    bytes: list[int] | None = None
+    top_logprobs: list[Json] = field(default_factory=list[Json])
     top_probs: list[_Probability] = field(default_factory=list[_Probability])
+
+    def describe(self) -> Json:
+        """The log-probabilities of this token, in the form of Chat Completions."""
+        names = ("token", "logprob", "bytes")
+        likeliest = [{name: entry.get(name) for name in names} for entry in self.top_logprobs]
+        return {"token": self.token, "logprob": self.logprob, "bytes": self.bytes, "top_logprobs": likeliest}
 
 
 class CompletionPiece(Struct):
@@ -232,20 +243,25 @@ class LlamaEngine:
         """The ids of the tokens of `text`."""
         return (await self.post("/tokenize", {"content": text}))["tokens"]
 
-    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector of length 1 for each text. A long text gets the mean over its parts."""
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return (await self.post("/detokenize", {"tokens": tokens}))["content"]
+
+    async def embed(self, inputs: Sequence[EmbeddingInput]) -> Embeddings:
+        """One vector of length 1 for each input. A long text gets the mean over its parts."""
         # The engine embeds at most one batch at once.
-        tokens = [await self.tokenize(text) or [0] for text in texts]
+        tokens = [list(await self.tokenize(each) if isinstance(each, str) else each) or [0] for each in inputs]
         parts = [
             (i, each[start : start + BATCH]) for i, each in enumerate(tokens) for start in range(0, len(each), BATCH)
         ]
         answer = await self.post("/v1/embeddings", {"input": [part for _, part in parts]})
         found: dict[int, list[float]] = {each["index"]: each["embedding"] for each in answer["data"]}
-        sums = [[0.0] * len(found[0]) for _ in texts]
+        sums = [[0.0] * len(found[0]) for _ in inputs]
         for number, (i, part) in enumerate(parts):
             sums[i] = [a + b * len(part) for a, b in zip(sums[i], found[number], strict=True)]
         lengths = [math.sqrt(sum(each * each for each in vector)) or 1.0 for vector in sums]
-        return [[each / length for each in vector] for vector, length in zip(sums, lengths, strict=True)]
+        vectors = [[each / length for each in vector] for vector, length in zip(sums, lengths, strict=True)]
+        return Embeddings(vectors, sum(map(len, tokens)))
 
     async def post(self, path: str, body: Json) -> Json:
         """Send one request and return its JSON response."""

@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.messages import Request
-from treadle.models.base import ModelEvent
+from treadle.models.base import EmbeddingInput, Embeddings, ModelEvent
 from treadle.models.local import weights
 from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.choose_then_fill import ChooseThenFill
@@ -24,6 +24,7 @@ from treadle.models.local.json_tools import JsonTools
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine, Progress
 from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.native_tools import NativeTools, probe_tool_calls
+from treadle.models.request_options import build_option_error
 from treadle.permissions.paths import find_data_folder
 
 DriverName = Literal["choose", "union", "native"]
@@ -110,10 +111,18 @@ class LocalModel:
         """The same as `unload`."""
         self.unload()
 
-    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector of length 1 for each text: the mean of the model's states over it."""
+    async def embed(self, inputs: Sequence[EmbeddingInput], dimensions: int | None = None) -> Embeddings:
+        """One vector of length 1 for each input: the mean of the model's states over it."""
+        if dimensions is not None:
+            # Only models that were trained for it keep a meaning when their vectors are cut.
+            raise build_option_error("dimensions", self.name, "leave it out: the vectors of this model cannot be cut")
         engine, _ = await self._load_engine()
-        return await engine.embed(texts)
+        return await engine.embed(inputs)
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens of this model."""
+        engine, _ = await self._load_engine()
+        return await engine.detokenize(tokens)
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         """Answer a request: deltas, then the reply. Closing the iterator stops the generation."""

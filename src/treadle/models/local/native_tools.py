@@ -69,6 +69,8 @@ def build_body(request: Request) -> dict[str, Json]:
     """The request in the chat format."""
     options = build_options(request, temperature=TEMPERATURE, tokens=-1)
     options["max_tokens"] = options.pop("n_predict")
+    if count := options.pop("n_probs", 0):
+        options |= {"logprobs": True, "top_logprobs": count}
     system = [{"role": "system", "content": request.system}] if request.system else []
     body: dict[str, Json] = {"messages": [*system, *build_messages(request.messages)], **options}
     if request.tools:

@@ -140,7 +140,8 @@ class ToolChooser:
         return calibration
 
     async def _embed_requests(self, requests: Sequence[str]) -> list[Vector]:
-        return await self._engine.embed([await self._chat.render([("user", request)]) for request in requests])
+        prompts = [await self._chat.render([("user", request)]) for request in requests]
+        return (await self._engine.embed(prompts)).vectors
 
     async def _score_labels(self, request: str) -> Vector:
         """The log-probability of each label as the model's next words, averaged over the orders of examples."""

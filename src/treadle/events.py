@@ -318,7 +318,8 @@ class RunFinished(Fact, frozen=True):
 class SessionConfigured(Fact, frozen=True):
     """The session's agent, model and other settings from the next run on. Empty fields change nothing.
 
-    `approve` are patterns that an authorized person approved in advance: they turn ask into allow.
+    `approve` are patterns that an authorized person approved in advance: they turn ask into allow. `web` is false for
+    a session that may not use the web tools. It cannot allow more than the operator and the project allow.
     """
 
     agent: str = ""
@@ -327,6 +328,7 @@ class SessionConfigured(Fact, frozen=True):
     limits: Limits | None = None
     approval_ttl: float | None = None
     approve: tuple[str, ...] = ()
+    web: bool | None = None
     by: str = ""
 
 

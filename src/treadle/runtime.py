@@ -35,6 +35,7 @@ from treadle.log.open_log import open_log
 from treadle.log.owner import make_owner_name
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
 from treadle.models.base import Model, Summarizer
+from treadle.permissions.policy import WEB_OFF, is_web_off
 from treadle.secrets.keyring import Keyring
 from treadle.session import Session, generate_session_id
 
@@ -304,8 +305,12 @@ class Runtime:
                 approval_ttl=configured.approval_ttl or setup.approval_ttl,
             )
         narrower = [grant for grant in opened.grants if grant not in created.grants]
-        if narrower:
-            setup = replace(setup, grants=(*setup.grants, *narrower))
+        is_project_off = agent.knowledge is not None and not agent.knowledge.allows_web(setup.workspace)
+        if is_project_off or (configured is not None and configured.web is False):
+            narrower.append(WEB_OFF)
+        grants = (*setup.grants, *narrower)
+        specs = tuple(spec for spec in setup.specs if not is_web_off(grants, spec.name))
+        setup = replace(setup, grants=grants, specs=specs)
         if state.model:
             setup = replace(setup, model=self.model(state.model))
         if agent.knowledge is not None:

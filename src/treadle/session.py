@@ -22,6 +22,8 @@ from treadle.engine.tool_call import load_output
 from treadle.errors import BadInput, Conflict, NotAnswered, NotFound, TreadleError
 from treadle.log.base import Artifact, Log, Watch
 from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, replace_surrogates
+from treadle.permissions.patterns import covers_call
+from treadle.permissions.policy import WEB_TOOLS
 from treadle.run import Run
 from treadle.typed_output import T
 
@@ -150,13 +152,20 @@ class Session(Generic[T]):
         return self._log
 
     async def configure(
-        self, *, agent: str = "", model: str = "", limits: events.Limits | None = None, by: str = "user"
+        self,
+        *,
+        agent: str = "",
+        model: str = "",
+        limits: events.Limits | None = None,
+        web: bool | None = None,
+        by: str = "user",
     ) -> None:
         """Use another agent of this runtime, another model or other limits, from the next run on.
 
-        Raises `NotFound` for an unknown agent or model, and `BadInput` for a model without its key.
+        `web=False` switches the web tools off. `web=True` switches them on again, as far as the operator and the
+        project allow them. Raises `NotFound` for an unknown agent or model, and `BadInput` for a model without its key.
         """
-        fact = events.validate_fact(events.SessionConfigured(agent=agent, model=model, limits=limits, by=by))
+        fact = events.validate_fact(events.SessionConfigured(agent=agent, model=model, limits=limits, web=web, by=by))
         if agent and agent not in self._coordinator.agents:
             names = ", ".join(self._coordinator.agents)
             raise NotFound(f"no agent named {agent!r} here; there are: {names or 'none'}")
@@ -165,6 +174,11 @@ class Session(Generic[T]):
             wanted.agent, wanted.model = agent or wanted.agent, model
             await self._coordinator.build_setup(wanted)
         await self._log.post(self.id, [fact], wake=False)
+
+    async def has_web(self) -> bool:
+        """Whether the next run offers web tools: the operator, the project and the session allow them."""
+        setup = await self._coordinator.build_setup(await self._coordinator.load_state(self.id))
+        return any(covers_call(pattern, spec.name, {}) for pattern in WEB_TOOLS for spec in setup.specs)
 
     async def note(self, name: str, data: Json = None) -> None:
         """Store your own data in the log, under a namespaced name such as `acme.audit`."""

@@ -78,6 +78,22 @@ def test_what_a_file_approves_covers_nothing_that_must_be_asked_for_each_time(ho
     assert decide_call((build_grant(load_settings({"approve": ["shell(git *)"]}).settings),), *call).action == "allow"
 
 
+def test_a_workspace_can_switch_the_web_off_and_nothing_switches_it_on_again(home: Path) -> None:
+    user_file(home, "web = true\n")
+    workspace_file(home, "web = true\n")
+    assert load_settings().settings.web and load_settings().ignored == ()
+    workspace_file(home, "web = false\n")
+    for flags in ({}, {"web": True}):
+        loaded = load_settings(flags)
+        assert not loaded.settings.web and loaded.sources["web"].endswith(str(Path(".treadle") / "config.toml"))
+    assert loaded.ignored == (
+        f"command line: web is ignored: {home / 'work' / '.treadle' / 'config.toml'} has web = false",
+    )
+    user_file(home, "web = false\n")
+    workspace_file(home, "")
+    assert load_settings({"web": True}).settings.web and not load_settings().settings.web
+
+
 def test_commands_reach_the_hosts_that_the_user_names(home: Path) -> None:
     user_file(home, 'network = ["example.org"]\n')
     settings = load_settings({"network": ["*.example.net"]}).settings

@@ -27,7 +27,7 @@ from treadle.permissions.paths import find_data_folder as data_folder
 MAX_TURNS = 200
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
 WORKSPACE_KEYS = frozenset(
-    ("agent", "access", "ask", "forbid", "max_turns", "max_calls", "max_tokens", "max_cost", "timeout")
+    ("agent", "access", "ask", "forbid", "max_turns", "max_calls", "max_tokens", "max_cost", "timeout", "web")
 )
 """The keys that a workspace's file may set. Other keys are ignored, and the user gets a note."""
 
@@ -213,6 +213,10 @@ def _merge(read: _Sources, folder: Path) -> LoadedSettings:
             merged[key] = tuple(dict.fromkeys((*merged[key], *value))) if both else value
             named = f"TREADLE_{key.upper()}" if source == "environment" else source
             sources[key] = f"{sources[key]}, {named}" if both else named
+    if workspace.get("web") is False:  # a project's no is final
+        if merged["web"]:
+            ignored += (f"{sources['web']}: web is ignored: {read.workspace_file} has web = false",)
+        merged["web"], sources["web"] = False, str(read.workspace_file)
     merged["workspace"] = str(folder)
     return LoadedSettings(Settings(**merged), sources, read.user_file, ignored, read)
 
@@ -272,6 +276,8 @@ def _filter_workspace(read: _Sources) -> tuple[dict[str, Json], tuple[str, ...]]
     kept = _convert_values(allowed, str(file))
     if "access" in kept and _TIERS.index(kept["access"]) > _TIERS.index(user.get("access", Settings().access)):
         ignored.append(f"{file}: access = {kept.pop('access')!r} is ignored: a workspace may only narrow it")
+    if kept.get("web") and not user.get("web", Settings().web):
+        ignored.append(f"{file}: web = {str(kept.pop('web')).lower()} is ignored: a workspace may only switch it off")
     if "agent" in kept:
         why = "the user has chosen an agent" if "agent" in user else ""
         if not why:

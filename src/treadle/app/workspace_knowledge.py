@@ -25,13 +25,11 @@ from treadle.knowledge.skill_drafts import SkillProposals
 from treadle.messages import Sampling
 from treadle.models.base import Model
 from treadle.permissions.patterns import covers_call
-from treadle.permissions.policy import apply_posture
+from treadle.permissions.policy import WEB_TOOLS, apply_posture
 from treadle.permissions.saved_rules import apply_rules, load_rules
 from treadle.secrets.keyring import Keyring
 from treadle.tools.base import Tool
 from treadle.tools.function import tool as build_tool
-
-WEB_TOOLS = ("fetch_url", "web_*", "search_web")
 
 
 @dataclass(frozen=True, slots=True)

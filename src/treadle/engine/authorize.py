@@ -27,6 +27,7 @@ from treadle.permissions.policy import (
     choose_strictest,
     decide_call,
     find_narrowest_tier,
+    is_web_off,
 )
 from treadle.tools.base import ParsedArguments, Tool, ToolInputError
 
@@ -40,6 +41,8 @@ CHANGED_SINCE_APPROVAL = (
     "Denied: this is not what was approved. The program, its folder or its sandbox has changed since. "
     "If you still need it, call it again: a person is then asked again."
 )
+
+WEB_IS_OFF = "Denied: the web is switched off for this session or its project. Do without it."
 
 CHANGED_DESCRIPTION = "what its server says of it has changed since it was allowed"
 
@@ -114,6 +117,8 @@ async def _authorize_call(
     except ToolInputError as error:
         return _close_call(call, "error", str(error))
     name = tool.name
+    if is_web_off(setup.grants, name):
+        return _close_call(call, "denied", WEB_IS_OFF)
     if name in blocked:
         return None
     assessment = _assess_call(setup, state, tool, parsed)

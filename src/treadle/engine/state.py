@@ -216,6 +216,7 @@ def _apply_configured(state: State, fact: events.SessionConfigured) -> None:
         instructions=fact.instructions or before.instructions,
         limits=fact.limits or before.limits,
         approval_ttl=fact.approval_ttl or before.approval_ttl,
+        web=before.web if fact.web is None else fact.web,
     )
 
 

@@ -103,6 +103,10 @@ class Knowledge(ABC):
     def read_resource(self, skill: Skill, path: str) -> str:
         """Read a file in a skill's folder; raises `NotFound`. An empty path lists the files."""
 
+    def allows_web(self, workspace: Path) -> bool:
+        """Whether the project in a workspace leaves the web tools switched on."""
+        return True
+
     def describe_agents(self, workspace: Path) -> Mapping[str, str]:
         """Return the descriptions of the agents of a workspace and its user, by name."""
         return {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tomllib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -99,6 +100,15 @@ class FileKnowledge(Knowledge):
 
     def describe_agents(self, workspace: Path) -> Mapping[str, str]:
         return {agent.name: agent.description for agent in self.read_all(workspace).agents.values()}
+
+    def allows_web(self, workspace: Path) -> bool:
+        text = read_beneath(workspace, (".treadle", "config.toml"), linked=True)  # it can only switch the web off
+        if text is None:
+            return True
+        try:
+            return tomllib.loads(text).get("web", True) is True
+        except tomllib.TOMLDecodeError:  # nobody knows what it says about the web
+            return False
 
     def read_all(self, workspace: Path) -> Definitions:
         """Read all agents and skills, and the problems in their files."""

@@ -30,6 +30,9 @@ _TIERS: dict[Tier, dict[Safety, Action]] = {
     "sandbox": {"safe": "allow", "caution": "allow", "destructive": "ask"},
     "full": {"safe": "allow", "caution": "allow", "destructive": "ask"},
 }
+WEB_TOOLS = ("fetch_url", "web_*", "search_web")
+WEB_OFF = Grant(tier="full", forbid=WEB_TOOLS)
+"""The grant of a session that may not use the web tools. It forbids nothing else."""
 _MAX_SHOWN = 200
 _NARROWEST_FIRST: tuple[Tier, ...] = ("read-only", "sandbox", "full")
 
@@ -142,6 +145,11 @@ def apply_posture(grant: Grant, posture: Posture) -> Grant:
     if posture == "cautious":
         return replace(grant, cautious=True)
     return replace(grant, always=(*grant.always, "*")) if posture == "trusting" else grant
+
+
+def is_web_off(grants: Sequence[Grant], tool: str) -> bool:
+    """Whether a tool reads the web and the web is switched off."""
+    return WEB_OFF in grants and any(covers_call(pattern, tool, {}) for pattern in WEB_TOOLS)
 
 
 def apply_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:

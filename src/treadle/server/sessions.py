@@ -66,6 +66,7 @@ class NewSession(StrictBody):
     limits: LimitsBody | None = None
     approve: list[Name] = Field(default_factory=list, max_length=200)
     forbid: list[Name] = Field(default_factory=list, max_length=200)
+    web: bool | None = None
 
 
 class ChangeSession(StrictBody):
@@ -75,6 +76,7 @@ class ChangeSession(StrictBody):
     agent: Name = ""
     model: Name = ""
     limits: LimitsBody | None = None
+    web: bool | None = None
 
 
 class NewMessage(StrictBody):
@@ -212,7 +214,8 @@ class RunOutcome(BaseModel):
 class SessionDetail(SessionView):
     """A session with its messages and open questions, and how its last run ended.
 
-    `context` is null when its model is not available.
+    `web` says whether its next run may use the web tools: the operator, the project and the session allow them.
+    `context` and `web` are null when its model is not available.
     """
 
     model: str = ""
@@ -220,6 +223,7 @@ class SessionDetail(SessionView):
     pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
     last_run: RunOutcome | None = None
     context: ContextView | None = None
+    web: bool | None = None
 
 
 class SessionPageView(BaseModel):
@@ -257,7 +261,7 @@ async def create_session(service: CurrentService, token: Sender, body: NewSessio
     agent = service.runtime.agents.get(body.agent) or service.default_agent
     limits = body.limits.apply_to(agent.limits) if body.limits is not None else None
     configured = SessionConfigured(
-        model=body.model, limits=limits, approve=filter_preapproved(token, body.approve), by=token.name
+        model=body.model, limits=limits, approve=filter_preapproved(token, body.approve), web=body.web, by=token.name
     )
     grant = Grant(tier="full", approve=tuple(body.approve), forbid=tuple(body.forbid))
     session = await service.create_session(
@@ -288,10 +292,9 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
                 messages.append(MessageView(role="assistant", content=text, at=entry.at, seq=entry.seq, partial=True))
             case _:
                 pass
-    try:
-        context = ContextView(**asdict(await session.context()))
-    except TreadleError:  # the model may have no key here; the session can be read all the same
-        context = None
+    context, web = None, None
+    with suppress(TreadleError):  # the model may have no key here; the session can be read all the same
+        context, web = ContextView(**asdict(await session.context())), await session.has_web()
     return SessionDetail(
         **SessionView.from_info(info, state.agent).model_dump(),
         model=state.model or (state.created.model if state.created is not None else ""),
@@ -299,6 +302,7 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
         pending=[PendingQuestion.from_fact(session_id, question) for question in state.pending],
         last_run=RunOutcome.from_fact(state.last) if state.last is not None else None,
         context=context,
+        web=web,
     )
 
 
@@ -312,9 +316,9 @@ async def change_session(service: CurrentService, token: Sender, session_id: str
         raise NotFound(f"agent: there is no agent {body.agent!r}; GET /v1/agents lists them")
     if body.name is not None:
         await session.rename(body.name)
-    if body.agent or body.model or body.limits is not None:
+    if body.agent or body.model or body.limits is not None or body.web is not None:
         limits = body.limits.apply_to(session.agent.limits) if body.limits is not None else None
-        await session.configure(agent=body.agent, model=body.model, limits=limits, by=token.name)
+        await session.configure(agent=body.agent, model=body.model, limits=limits, web=body.web, by=token.name)
     return SessionView.from_info(await service.runtime.log.get_info(session_id), (await session.state()).agent)
 
 

@@ -1,13 +1,15 @@
 """Names are resolved to models. Errors name the missing key or server, and no key is ever shown."""
 
+import json
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.clients import ask, collect_reply
 from tests.kit.fakes.ollama import FakeOllama
+from tests.kit.fakes.server import Odd
 from treadle.app import diagnose as doctor
 from treadle.errors import BadInput, NotFound
 from treadle.messages import Reply
@@ -22,7 +24,7 @@ from treadle.models.http import LOCAL_TIMEOUTS
 from treadle.models.ollama_chat import OllamaChat
 from treadle.models.openai_responses import OpenAIResponses
 from treadle.models.providers import PROVIDERS, Provider
-from treadle.models.remote import RemoteModel
+from treadle.models.remote import RemoteModel, read_tool_support
 
 
 @pytest.fixture(autouse=True)
@@ -199,7 +201,7 @@ async def test_without_a_name_the_first_model_that_works_is_chosen(monkeypatch: 
         return getattr(chosen.model, "name", "the embedded one"), chosen.reason
 
     monkeypatch.setattr(choose, "open_embedded_model", object)
-    reason = "using the embedded model: no API key and no local server were found"
+    reason = "using the embedded model: no API key is set, and no local server was found"
     assert await choose_now() == ("the embedded one", reason)
     async with StrictChat() as studio, FakeOllama() as ollama:
         monkeypatch.setenv("LMSTUDIO_BASE_URL", studio.base_url)
@@ -212,6 +214,80 @@ async def test_without_a_name_the_first_model_that_works_is_chosen(monkeypatch: 
             assert await choose_now() == (name, f"{variable} is set")
         monkeypatch.setenv("TREADLE_MODEL", "ollama:mine")
         assert await choose_now() == ("ollama:mine", "TREADLE_MODEL names it")
+
+
+class TwoModels(FakeOllama):
+    """An Ollama with a model that cannot call tools, and after it one that can."""
+
+    shown: ClassVar = {"small": ["completion"], "able": ["completion", "tools"]}
+
+    def _answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Odd:
+        if path == "/api/show":
+            shown = {"capabilities": self.shown[json.loads(raw)["model"]], "model_info": {"x.context_length": 8192}}
+            return Odd(raw=json.dumps(shown).encode(), content_type="application/json")
+        return super()._answer(method, path, headers, raw)
+
+    def document(self, method: str, path: str) -> Any:
+        return {"models": [{"name": name} for name in self.shown]} if path == "/api/tags" else None
+
+
+class OnlySmall(TwoModels):
+    shown: ClassVar = {"small": ["completion"]}
+
+
+@pytest.mark.usefixtures("no_servers")
+async def test_the_router_prefers_a_model_that_can_call_tools_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
+    async with TwoModels() as able, OnlySmall() as small, StrictChat() as studio:
+        monkeypatch.setenv("OLLAMA_HOST", able.base_url)
+        chosen = await choose.choose_model()
+        assert chosen.model.name == "ollama:able"
+        assert chosen.reason.endswith("has able, which can call tools (small cannot)")
+        monkeypatch.setenv("OLLAMA_HOST", small.base_url)
+        chosen = await choose.choose_model()
+        reason = "using the embedded model: no API key is set, and ollama:small cannot call tools"
+        assert chosen == ("the embedded one", reason)
+        monkeypatch.setenv("LMSTUDIO_BASE_URL", studio.base_url)
+        assert (await choose.choose_model()).model.name == "lmstudio:fake", "nothing says that it cannot"
+
+
+@pytest.mark.usefixtures("no_servers")
+async def test_a_model_without_tools_is_chosen_where_nothing_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
+    async with OnlySmall() as small:
+        monkeypatch.setenv("OLLAMA_HOST", small.base_url)
+        chosen = await choose.choose_model()
+        assert chosen.model.name == "ollama:small" and "ollama:small cannot call tools" in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("document", "support"),
+    [
+        ({"capabilities": ["completion", "tools"]}, True),
+        ({"capabilities": ["completion"]}, False),
+        ({"type": "llm", "capabilities": ["tool_use"]}, True),
+        ({"type": "embeddings"}, False),
+        ({"capabilities": {"completion_chat": True, "function_calling": False}}, False),
+        ({"supported_parameters": ["temperature", "tools"]}, True),
+        ({"chat_template_caps": {"supports_tools": True, "supports_system_role": True}}, True),
+        ({"capabilities": {"vision": True}}, None),
+        ({}, None),
+        (None, None),
+        (["tools"], None),
+    ],
+)
+def test_what_servers_say_about_tools_is_read(document: Any, support: bool | None) -> None:
+    assert read_tool_support(document) is support
+
+
+async def test_the_model_of_a_listed_server_is_one_that_can_call_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": "plain", "supported_parameters": []}, {"id": "able", "supported_parameters": ["tools"]}]
+    monkeypatch.setattr(StrictChat, "document", lambda self, method, path: {"data": rows})
+    async with StrictChat() as server:
+        model = resolve_model(None, base_url=server.base_url)
+        assert isinstance(model, DefaultModel)
+        assert (await model.resolve()).name == "able"
+        assert "lists able, which can call tools (plain cannot)" in model.reason
 
 
 @pytest.mark.usefixtures("no_servers")

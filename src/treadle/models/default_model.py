@@ -1,9 +1,9 @@
-"""Chooses the model when none is named: the first that works, and the reason for it."""
+"""Chooses the model when none is named: the first that works and can call tools, and the reason for it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -12,10 +12,22 @@ from treadle.messages import Request
 from treadle.models.base import Model, ModelEvent, Summarizer
 from treadle.models.catalog import open_embedded_model, resolve_model
 from treadle.models.providers import PROVIDERS
-from treadle.models.remote import RemoteModel
+from treadle.models.remote import (
+    ListedModel,
+    RemoteModel,
+    ToolProbe,
+    probe_llama_server_tools,
+    probe_lm_studio_tools,
+    probe_ollama_tools,
+)
 from treadle.secrets.keyring import Keyring
 
-_SERVERS: Mapping[str, str] = {"ollama": "/api/tags", "llamacpp": "/v1/models", "lmstudio": "/v1/models"}
+_SERVERS: Mapping[str, tuple[str, ToolProbe]] = {
+    "ollama": ("/api/tags", probe_ollama_tools),
+    "llamacpp": ("/v1/models", probe_llama_server_tools),
+    "lmstudio": ("/v1/models", probe_lm_studio_tools),
+}
+"""The local servers, where each lists its models, and what asks it whether a model can call tools."""
 _PROBE_SECONDS = 0.5
 
 
@@ -27,28 +39,48 @@ class ChosenModel(NamedTuple):
 
 
 async def choose_model(*, keyring: Keyring | None = None) -> ChosenModel:
-    """The first model that works. Raises `NotFound` with a list of attempts when there is none."""
+    """The first model that works. Raises `NotFound` with a list of attempts when there is none.
+
+    A model that cannot call tools is chosen only where nothing else works.
+    """
     tried: list[str] = []
+    without_tools: list[str] = []
     if chosen := _choose_configured(tried, keyring):
         return chosen
-    for provider, path in _SERVERS.items():
+    for provider, (path, probe) in _SERVERS.items():
         try:
             server = resolve_model(f"{provider}:any", keyring=keyring)
             assert isinstance(server, RemoteModel)
-            names = await server.fetch_model_names(path, from_root=True, timeout=_PROBE_SECONDS)
+            models = await server.fetch_listed_models(path, probe=probe, from_root=True, timeout=_PROBE_SECONDS)
         except BadInput as error:  # a bad address in the environment: the next server may work
             tried.append(f"{provider}: {error}")
             continue
-        if names:
-            reason = f"{provider} is running on this machine and has {names[0]}"
-            return ChosenModel(resolve_model(f"{provider}:{names[0]}", keyring=keyring), reason)
-        state = "is not running here" if names is None else "is running here without a model"
-        tried.append(f"{provider} {state}")
+        if models and models[0].can_call_tools is not False:
+            reason = f"{provider} is running on this machine and has {_describe_choice(models)}"
+            return ChosenModel(resolve_model(f"{provider}:{models[0].name}", keyring=keyring), reason)
+        without_tools += [f"{provider}:{model.name}" for model in models or ()]
+        if not models:
+            state = "is not running here" if models is None else "is running here without a model"
+            tried.append(f"{provider} {state}")
+    others = f"{', '.join(without_tools)} cannot call tools" if without_tools else "no local server was found"
     try:
-        return ChosenModel(open_embedded_model(), "using the embedded model: no API key and no local server were found")
+        return ChosenModel(open_embedded_model(), f"using the embedded model: no API key is set, and {others}")
     except NotFound as error:
         tried.append(str(error))
+    if without_tools:
+        reason = f"nothing else was found, but {others}"
+        return ChosenModel(resolve_model(without_tools[0], keyring=keyring), reason)
     raise NotFound(f"no model was found: {'; '.join(tried)}. Set a key, start a server, or name a model")
+
+
+def _describe_choice(models: Sequence[ListedModel]) -> str:
+    """Name the first model, and say what the server says about tools."""
+    first, *others = models
+    if first.can_call_tools is None:
+        return first.name
+    unable = [model.name for model in others if model.can_call_tools is False]
+    more = f" ({', '.join(unable[:5])} cannot)" if unable else ""
+    return f"{first.name}, which {'can' if first.can_call_tools else 'cannot'} call tools{more}"
 
 
 def _choose_configured(tried: list[str], keyring: Keyring | None) -> ChosenModel | None:
@@ -113,11 +145,11 @@ class DefaultModel:
             await self._chosen.model.close()
 
     async def _choose_listed(self, base_url: str) -> ChosenModel:
-        """The first model that the server at `base_url` lists."""
+        """The first model that the server at `base_url` lists, or the first of those that can call tools."""
         server = resolve_model("any", base_url=base_url, api_key_env=self._api_key_env, keyring=self._keyring)
         assert isinstance(server, RemoteModel)
-        names = await server.fetch_model_names()
-        if not names:
+        models = await server.fetch_listed_models()
+        if not models:
             raise NotFound(f"{server.endpoint.address} lists no models — name one")
-        model = resolve_model(names[0], base_url=base_url, api_key_env=self._api_key_env, keyring=self._keyring)
-        return ChosenModel(model, f"{server.endpoint.address} lists it first")
+        model = resolve_model(models[0].name, base_url=base_url, api_key_env=self._api_key_env, keyring=self._keyring)
+        return ChosenModel(model, f"{server.endpoint.address} lists {_describe_choice(models)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,6 +26,12 @@ _MOST_WINDOW_PROBES = 3
 WindowProbe = Callable[[Transport, str], Awaitable[int | None]]
 """Asks a server how large the window of the model of that name really is."""
 
+ToolProbe = Callable[[Transport, str], Awaitable[bool | None]]
+"""Asks a server whether the model of that name can call tools. None: it does not say."""
+
+_TOOL_WORDS = frozenset(("tools", "tool_use", "tool_calling", "function_calling", "supports_tools"))
+_MOST_TOOL_PROBES = 20
+
 LARGEST_OLLAMA_WINDOW = 32_768
 """The window to request from Ollama where nothing sets one. It takes memory, and Ollama's default is too small."""
 
@@ -37,6 +43,13 @@ _WINDOW_FIELDS = (
     "max_context_length",
     "n_ctx",
 )
+
+
+class ListedModel(NamedTuple):
+    """A model that a server lists. `can_call_tools` is None where the server does not say."""
+
+    name: str
+    can_call_tools: bool | None
 
 
 class _Embedding(Struct):
@@ -86,12 +99,30 @@ class RemoteModel:
         self, path: str = "/models", *, from_root: bool = False, timeout: float = 2.0
     ) -> list[str] | None:
         """The models that the server lists, or None when it does not answer. Closes its connections afterwards."""
+        listed = await self.fetch_listed_models(path, from_root=from_root, timeout=timeout)
+        return None if listed is None else [model.name for model in listed]
+
+    async def fetch_listed_models(
+        self, path: str = "/models", *, probe: ToolProbe | None = None, from_root: bool = False, timeout: float = 2.0
+    ) -> list[ListedModel] | None:
+        """The models that the server lists, and which of them can call tools. Those that can come first.
+
+        `probe` asks about the models of which the list does not say it. Returns None when the server does not answer.
+        """
         try:
             listed = await self._transport.fetch_json(path, from_root=from_root, timeout=timeout)
+            models = [
+                ListedModel(str(name), read_tool_support(row))
+                for row in _list_rows(listed)
+                if (name := row.get("id") or row.get("name"))
+            ]
+            for place, (name, can_call_tools) in enumerate(models[:_MOST_TOOL_PROBES]):
+                if probe is not None and can_call_tools is None:
+                    models[place] = ListedModel(name, await probe(self._transport, name))
         finally:
             await self.close()
-        names = [row.get("id") or row.get("name") for row in _list_rows(listed)]
-        return None if listed is None else [str(name) for name in names if name]
+        models.sort(key=lambda model: (True, None, False).index(model.can_call_tools))
+        return None if listed is None else models
 
     async def fetch_window(self) -> int | None:
         """The window, from the server where it reports one. A server that does not is asked twice more."""
@@ -246,6 +277,37 @@ async def _probe_props(transport: Transport) -> int | None:
             return window
         case _:
             return None
+
+
+def read_tool_support(document: Any) -> bool | None:
+    """Whether what a server says about a model means that it can call tools. None: it does not say."""
+    fields = _as_mapping(document)
+    if fields.get("type") in ("embedding", "embeddings", "rerank"):
+        return False
+    named: Any = None
+    for named in (fields.get("capabilities"), fields.get("supported_parameters"), fields.get("chat_template_caps")):
+        if isinstance(named, list):
+            return not _TOOL_WORDS.isdisjoint(str(word) for word in cast("list[Any]", named))
+        known = [bool(value) for word, value in _as_mapping(named).items() if word in _TOOL_WORDS]
+        if known:
+            return any(known)
+    return None
+
+
+async def probe_ollama_tools(transport: Transport, model: str) -> bool | None:
+    """Ollama: what it shows about the model. Older servers do not say it."""
+    return read_tool_support(await transport.fetch_json("/api/show", body=msgspec.json.encode({"model": model})))
+
+
+async def probe_llama_server_tools(transport: Transport, model: str) -> bool | None:
+    """llama-server: what the chat template of its one model can do."""
+    return read_tool_support(await transport.fetch_json("/props"))
+
+
+async def probe_lm_studio_tools(transport: Transport, model: str) -> bool | None:
+    """LM Studio: its own list says more than the one in OpenAI's format."""
+    rows = _list_rows(await transport.fetch_json("/api/v0/models"))
+    return next((read_tool_support(row) for row in rows if row.get("id") == model), None)
 
 
 def _find_listed_window(listed: Any, model: str, names: Sequence[str] = _WINDOW_FIELDS) -> int | None:

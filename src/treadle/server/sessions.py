@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 
@@ -370,21 +370,26 @@ async def post_message(
     )
 
 
+def read_position(
+    after: Annotated[int, Query(ge=0, le=2**53)] = 0, last_event_id: Annotated[str, Header(max_length=40)] = ""
+) -> int:
+    """Read the position after which a client wants events, from the query or from Last-Event-ID."""
+    return parse_position(last_event_id, after)
+
+
 @router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE_RESPONSES)
 async def stream_message(
     service: CurrentService,
     token: Sender,
     session_id: str,
     body: NewMessage,
+    position: Annotated[int, Depends(read_position)],
     key: Key = "",
-    after: Annotated[int, Query(ge=0, le=2**53)] = 0,
-    last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
     """Send a message and stream the run as server-sent events, up to `done` or `error`.
 
     A client that was cut off sends the same `Idempotency-Key` again, with `after` or Last-Event-ID.
     """
-    position = parse_position(last_event_id, after)
     session, message = await _post(service, token, session_id, body, key)
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
     for fact in await session.facts():  # the frames count the turns of the whole session

@@ -5,8 +5,30 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fakes.clients import ADD, PROTOCOLS, TOOLS, ask, capture_body, collect_failure, user
-from treadle.messages import Call, ImagePart, ModelMessage, ResultMessage, Sampling, TextPart, ToolSpec, UserMessage
+from tests.kit.fakes.clients import (
+    ADD,
+    PROTOCOLS,
+    TOOLS,
+    ask,
+    capture_body,
+    collect_events,
+    collect_failure,
+    collect_reply,
+    user,
+)
+from tests.kit.fakes.server import Odd
+from treadle.events import TextDelta
+from treadle.messages import (
+    Call,
+    ImagePart,
+    ModelMessage,
+    Reply,
+    ResultMessage,
+    Sampling,
+    TextPart,
+    ToolSpec,
+    UserMessage,
+)
 from treadle.models.anthropic_messages import AnthropicMessages
 from treadle.models.chat_completions import ChatCompletions
 from treadle.models.local.driver import build_options
@@ -165,3 +187,29 @@ async def test_an_image_in_a_tool_result_reaches_every_provider() -> None:
     assert anthropic["messages"][-1]["content"][0]["content"][1]["source"]["data"] == "QUJD"
     ollama = await capture_body("ollama", *messages, tools=TOOLS)
     assert ollama["messages"][-1]["images"] == ["QUJD"]
+
+
+async def test_log_probabilities_are_read_from_every_protocol_that_has_them() -> None:
+    entry = {"token": "Hi", "logprob": -0.1, "bytes": [72, 105], "top_logprobs": []}
+    delta = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hi", "logprobs": [entry]}
+    end = {"type": "response.completed", "response": {"status": "completed"}}
+    line = {"message": {"content": "Hi"}, "logprobs": [entry], "done": False}
+    last = {"message": {"content": ""}, "done": True, "done_reason": "stop"}
+    raw = {
+        "responses": b"".join(b"data: %b\n\n" % json.dumps(one).encode() for one in (delta, end)),
+        "ollama": b"".join(json.dumps(one).encode() + b"\n" for one in (line, last)),
+    }
+    for protocol, body in raw.items():
+        async with PROTOCOLS[protocol].fake([Odd(raw=body)]) as fake:
+            asked = ask("hi", sampling=Sampling(extra={"logprobs": True}))
+            events = await collect_events(PROTOCOLS[protocol].model(fake), asked)
+        assert events[0] == TextDelta(text="Hi", logprobs=(entry,))
+        assert isinstance(events[-1], Reply) and events[-1].logprobs == (entry,)
+
+
+async def test_a_server_without_the_option_gives_one_call_at_a_time() -> None:
+    calls = (Call("call_1", "add"), Call("call_2", "add"))
+    extra = {"parallel_tool_calls": False}
+    async with PROTOCOLS["ollama"].fake([Reply(calls=calls)]) as fake:
+        asked = ask("hi", tools=TOOLS, sampling=Sampling(extra=extra))
+        assert len((await collect_reply(PROTOCOLS["ollama"].model(fake), asked)).calls) == 1

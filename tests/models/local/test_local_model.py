@@ -245,6 +245,24 @@ async def test_texts_become_vectors(model: LocalModel) -> None:
     assert alike(cat, kitten) > alike(cat, law)
 
 
+async def test_options_of_the_client_reach_the_engine(model: LocalModel) -> None:
+    extra = {"logprobs": True, "top_logprobs": 2, "presence_penalty": 0.5, "top_k": 5}
+    asked = Request("", (user("Say hello."),), max_tokens=4, sampling=Sampling(extra=extra))
+    events = [event async for event in model.stream(asked)]
+    scored = [event for event in events if isinstance(event, TextDelta) and event.logprobs]
+    reply = events[-1]
+    assert isinstance(reply, Reply) and scored
+    assert [entry for event in scored for entry in event.logprobs] == list(reply.logprobs)
+    assert "".join(entry["token"] for entry in reply.logprobs).strip() == reply.text.strip()
+    assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in reply.logprobs)
+    (likely,) = (await model.embed([[1, 2, 3]])).vectors
+    assert len(likely) > 100 and (await model.embed([[1, 2, 3]])).tokens == 3
+    assert await model.detokenize([]) == ""
+    with pytest.raises(ModelError) as refused:
+        await model.embed(["a"], dimensions=8)
+    assert refused.value.param == "dimensions"
+
+
 async def test_a_killed_engine_fails_the_request_and_starts_again(model: LocalModel) -> None:
     pid = await find_engine_pid(model)
 

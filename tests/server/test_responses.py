@@ -4,18 +4,22 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.kit.server import OWNER, Client, create_token, serve_agents
+from tests.kit.server import OWNER, Client, create_token, read_until, serve_agents
 from tests.kit.sessions import PATIENCE
 from tests.server.test_openai_sdk import SlowModel, connect_sdk, open_sdk
+from tests.server.worker import fake_model, start_forker
 from treadle import Agent, Grant, ReasoningDelta, TextDelta
 from treadle.errors import ModelError
+from treadle.events import Custom
 from treadle.log.base import RESPONSES_AGENT, SessionQuery
 from treadle.log.in_memory import InMemoryLog
+from treadle.log.open_log import open_log
 from treadle.messages import Call, ImagePart, ModelMessage, Reply, ResultMessage, TextPart, Usage, UserMessage
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import ModelEvent
@@ -353,6 +357,37 @@ async def test_a_failure_is_an_error_and_a_failed_response() -> None:
         made = await ask(client, background=True)
         ended = await wait_for_status(client, made.id)
         assert ended.status == "failed" and ended.error.code == "rate_limit_exceeded"
+
+
+async def test_an_agents_response_says_that_it_is_kept_in_its_session_only() -> None:
+    async with open_sdk("hello") as (client, plain):
+        made = await ask(client, model="agent:agent")
+        assert made.output_text == "hello" and made.store is False
+        problem = await plain.problem(
+            "POST", "/v1/responses", {"model": "agent:agent", "input": "hi", "background": True}
+        )
+        assert problem["param"] == "background"
+
+
+async def test_a_background_response_survives_a_kill_and_ends_once_after_the_restart(tmp_path: Path) -> None:
+    spec = {"model": "steps-0-tok-40-delay-25ms", "side": str(tmp_path / "side"), "store": str(tmp_path / "log.db")}
+    with fake_model() as port, start_forker() as forker:
+        async with Client(forker.start(**spec, port=port)) as client:
+            body = {"model": "default", "input": "go", "background": True, "stream": True}
+            async with client.stream("/v1/responses", body) as events:
+                seen = await read_until(events, type="response.output_text.delta")
+                forker.kill()
+        response_id = seen[0]["response"]["id"]
+        async with Client(forker.start(**spec, port=port)) as client:
+            told = await read_stream(client, response_id)
+            ended = await client.json("GET", f"/v1/responses/{response_id}")
+            assert ended["status"] == "completed" and told[-1]["response"] == ended
+            assert len(ended["output"][0]["content"][0]["text"].split()) == 40
+    log = open_log(spec["store"])
+    facts = await log.read(response_id.split("_")[1])
+    await log.close()
+    names = [fact.name for fact in facts if isinstance(fact, Custom)]
+    assert names == ["responses.input", "responses.output"]
 
 
 # ── tools, reasoning and images ────────────────────────────────────────────────────────────────────────

@@ -71,7 +71,10 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
     body, given = msgspec.json.decode(data, type=ResponsesBody), msgspec.json.decode(data)
     prepared = await _prepare(service, token, body, given)
     if service.resolve_alias(body.model).startswith(AGENT_PREFIX):
-        asked = build_request(prepared.draft, prepared.turn)
+        if body.background:
+            message = "background: an agent's run goes on without its client anyway; follow its session"
+            raise BadInput(message, param="background")
+        asked, prepared.record.given["store"] = build_request(prepared.draft, prepared.turn), False
         dialect = prepared.draft.open_dialect(prepared.turn)
         return await answer_request(service, token, body, asked, dialect, request.headers)
     asked, model = build_request(prepared.draft, prepared.turn), service.get_model(body.model)

@@ -251,30 +251,25 @@ async def test_a_request_that_cannot_be_honoured_is_refused_by_its_field(fields:
 
 async def test_a_background_response_is_left_and_rejoined_at_every_number() -> None:
     model, log = SteppingModel("Hel", "lo ", "you"), InMemoryLog()
+    body = {"model": "default", "input": "hi", "background": True, "stream": True}
     async with open_shared(log, model) as (client, plain):
-        stream = await ask(client, background=True, stream=True)
-        first: list[dict[str, Any]] = []
-        async for event in stream:
-            first.append(json.loads(event.to_json()))
-            if event.type == "response.reasoning_summary_text.delta":
-                break
-        await stream.close()
-        response_id = first[0]["response"]["id"]
-        assert (await client.responses.retrieve(response_id)).status == "in_progress"
-        for _ in model.pieces:
-            model.steps.release()
-        rejoined = [asyncio.create_task(read_stream(plain, response_id, after)) for after in (-1, 2, 5)]
-        model.steps.release()
-        whole, *rest = await asyncio.gather(*rejoined)
+        async with plain.stream("/v1/responses", body) as events:
+            whole = await read_until(events, type="response.reasoning_summary_text.delta")
+            response_id = whole[0]["response"]["id"]
+            assert (await client.responses.retrieve(response_id)).status == "in_progress"
+            async with plain.stream(f"/v1/responses/{response_id}?stream=true&starting_after=2") as second:
+                rejoined = await read_until(second, type="response.reasoning_summary_text.delta")  # and it leaves
+            assert rejoined == whole[3:]
+            for _ in range(len(model.pieces) + 1):
+                model.steps.release()
+            whole += await read_until(events, type="response.completed")
         assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
-        assert rest == [whole[3:], whole[6:]]
         assert [event["type"] for event in whole[:4]] == [
             *("response.created", "response.queued", "response.in_progress", "response.output_item.added")
         ]
         for after in range(-1, len(whole)):
             assert await read_stream(plain, response_id, after) == whole[after + 1 :]
-        ended = await client.responses.retrieve(response_id)
-        assert ended.status == "completed" and json.loads(ended.to_json()) == whole[-1]["response"]
+        assert await plain.json("GET", f"/v1/responses/{response_id}") == whole[-1]["response"]
     async with open_shared(log, model) as (_, plain):
         for after in range(-1, len(whole)):
             assert await read_stream(plain, response_id, after) == whole[after + 1 :]

@@ -36,6 +36,15 @@ def check_operation(base: str, schema: Any, operation: Any) -> None:
     query = {"wait": 0.05} if operation.path.endswith("/messages") else None
     making = schema["/v1/sessions"]["POST"].Case(body={}, media_type="application/json")
     session_id = making.call(base, **ASKING).json()["id"]
+    asking = schema["/v1/responses"]["POST"].Case(
+        body={"model": "scripted", "input": "hi"}, media_type="application/json"
+    )
+    conversing = schema["/v1/conversations"]["POST"].Case(body={}, media_type="application/json")
+    known = {
+        "session_id": session_id,
+        "response_id": asking.call(base, **ASKING).json()["id"],
+        "conversation_id": conversing.call(base, **ASKING).json()["id"],
+    }
 
     @settings(
         max_examples=EXAMPLES,
@@ -47,8 +56,7 @@ def check_operation(base: str, schema: Any, operation: Any) -> None:
     )
     @given(case=operation.as_strategy())
     def check(case: Any) -> None:
-        if case.path_parameters and "session_id" in case.path_parameters:
-            case.path_parameters["session_id"] = session_id
+        case.path_parameters = {name: known.get(name, value) for name, value in (case.path_parameters or {}).items()}
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and "unload" not in operation.path:
             case.body["model"] = "scripted"
         case.call_and_validate(base, params=query, checks=CHECKS, **ASKING)

@@ -154,7 +154,9 @@ class Agent(Generic[T]):
             clock=self.clock,
             specs=tuple(self._tools[name].spec for name in sorted(self._tools)),
             polling=frozenset(name for name, tool in self._tools.items() if tool.polling),
-            aliases={alias: name for name, tool in self._tools.items() for alias in tool.aliases},
+            aliases={
+                alias: name for name, tool in self._tools.items() for alias in tool.aliases if alias not in self._tools
+            },
             redactor=self._find_keyring().redactor,
         )
 

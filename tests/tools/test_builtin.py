@@ -28,7 +28,7 @@ def test_the_set_is_complete_and_each_has_its_class(tools: dict[str, Tool]) -> N
         arguments: dict[str, Json] = tools[name].spec.examples[0][1]
         assert tools[name].assess_safety(arguments) == ("safe" if name in SAFE else "caution"), name
     assert tools["shell"].assess_safety({"command": "sudo rm -rf /"}) == "destructive"
-    assert tools["shell"].aliases == ("bash",)
+    assert tools["shell"].aliases[0] == "bash"
 
 
 def test_each_has_a_description_with_an_example_a_cap_and_a_time_limit(tools: dict[str, Tool]) -> None:

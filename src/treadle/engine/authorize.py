@@ -113,7 +113,7 @@ async def _authorize_call(
         names = ", ".join(sorted(setup.tools)) or "none"
         return _close_call(call, "error", f"There is no tool named {name!r}.{hint} The tools are: {names}.")
     try:
-        tool, parsed = tool.resolve_call(tool.parse(call.call.arguments), state.notes)
+        tool, parsed = tool.resolve_call(tool.parse_call(call.call.arguments), state.notes)
     except ToolInputError as error:
         return _close_call(call, "error", str(error))
     name = tool.name

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -226,12 +227,37 @@ class ToolContext:
         return f"{self.session_id}:{self.call_id}"
 
 
+ArgumentAlias: TypeAlias = str | tuple[str, Callable[[Json], Json]]
+"""The own name of a parameter that models know by another name, and a conversion of its value if it needs one."""
+
+
+def rename_arguments(arguments: str, aliases: Mapping[str, ArgumentAlias], schema: Mapping[str, Json]) -> str:
+    """Rename the arguments that a model knows by other names. An alias of "" is dropped.
+
+    A name that the schema has is kept. An argument that is there twice with different values is kept too, so that the
+    schema refuses it.
+    """
+    try:
+        given = msgspec.json.decode(arguments or "{}", type=dict[str, Json])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return arguments
+    own = schema.get("properties", {})
+    for alias in [name for name in given if name in aliases and name not in own]:
+        known = aliases[alias]
+        name, convert = known if isinstance(known, tuple) else (known, None)
+        value = convert(given[alias]) if convert is not None else given[alias]
+        if not name or given.get(name, value) == value:
+            del given[alias]
+            given |= {name: value} if name else {}
+    return msgspec.json.encode(given).decode()
+
+
 class Tool(ABC):
     """Something that a model can call.
 
     `timeout` is in seconds. `cap` is how many bytes of output the model sees. A `polling` tool may be called with the
     same arguments again and again. `on_error` overrides the agent's strategy. `aliases` are other names that models use
-    for the tool; they are not offered.
+    for the tool, and `argument_aliases` other names for its parameters. They are accepted and not offered.
     """
 
     spec: ToolSpec
@@ -240,6 +266,7 @@ class Tool(ABC):
     polling: bool = False
     on_error: Recovery | None = None
     aliases: tuple[str, ...] = ()
+    argument_aliases: Mapping[str, ArgumentAlias] = MappingProxyType({})
     ends_when_cancelled: bool = False
     """Whether `run` surely ends when it is cancelled. The engine waits one second for a tool that may not."""
     resumes: bool = False
@@ -261,6 +288,11 @@ class Tool(ABC):
     @abstractmethod
     def parse(self, arguments: str) -> ParsedArguments:
         """Check the JSON text of the model; raises `ToolInputError`."""
+
+    def parse_call(self, arguments: str) -> ParsedArguments:
+        """Check the JSON text of the model after its `argument_aliases` are renamed; raises `ToolInputError`."""
+        aliases = self.argument_aliases
+        return self.parse(rename_arguments(arguments, aliases, self.spec.parameters) if aliases else arguments)
 
     def resolve_call(self, parsed: ParsedArguments, notes: Mapping[str, Json]) -> tuple[Tool, ParsedArguments]:
         """Return the call to authorize, show and run instead of this one, given the notes of earlier calls.

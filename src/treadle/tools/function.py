@@ -18,6 +18,7 @@ from treadle.permissions.data_flow import Trait
 from treadle.tools.base import (
     DEFAULT_CAP,
     DEFAULT_TIMEOUT,
+    ArgumentAlias,
     ParsedArguments,
     Recovery,
     Tool,
@@ -47,6 +48,8 @@ class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
     polling: bool = False
     on_error: Recovery | None = None
     examples: Sequence[tuple[str, dict[str, Json]]] = ()
+    aliases: Sequence[str] = ()
+    argument_aliases: Mapping[str, ArgumentAlias] = msgspec.field(default_factory=dict[str, ArgumentAlias])
 
 
 class FunctionTool(Tool):
@@ -58,6 +61,7 @@ class FunctionTool(Tool):
         self.function = function
         self.timeout, self.cap = options.timeout, options.cap
         self.polling, self.on_error = options.polling, options.on_error
+        self.aliases, self.argument_aliases = tuple(options.aliases), options.argument_aliases
         safety = options.safety
         self._classify: ClassifySafety = safety if callable(safety) else lambda arguments: safety
         self._is_async = inspect.iscoroutinefunction(function)

@@ -29,6 +29,7 @@ from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
 from treadle.tools.base import (
     FOLDER_NOTE,
+    ArgumentAlias,
     Arguments,
     ParsedArguments,
     Tool,
@@ -59,10 +60,26 @@ class _Arguments(Arguments):
     ] = 120.0
 
 
+def _read_timeout(value: Json) -> Json:
+    """Read a timeout whose unit is unknown. More than the most seconds are milliseconds, as some agents count."""
+    return value / 1000 if isinstance(value, int | float) and value > MAX_TIMEOUT else value
+
+
+_OTHER_NAMES: dict[str, ArgumentAlias] = {
+    **dict.fromkeys(("cmd", "script", "code", "bash"), "command"),
+    **dict.fromkeys(("timeout_seconds", "timeout_sec"), "timeout_s"),
+    "timeout": ("timeout_s", _read_timeout),
+    "timeout_ms": ("timeout_s", lambda value: value / 1000 if isinstance(value, int | float) else value),
+    **dict.fromkeys(("description", "explanation", "justification"), ""),
+}
+"""What other coding agents call the parameters, or add for people to read."""
+
+
 class Shell(Tool):
     """Runs commands. `network` lets them reach public hosts, or only `allow_hosts`. `kept` lets a rewind undo them."""
 
-    aliases = ("bash",)
+    aliases = ("bash", "Bash", "run_shell_command", "run_terminal_cmd", "execute_bash", "exec_command")
+    argument_aliases = _OTHER_NAMES
     timeout = MAX_TIMEOUT + 60
     on_error = "tell"  # a command that fails has run, so it is never repeated by itself
     spec = ToolSpec(

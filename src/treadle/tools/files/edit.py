@@ -19,6 +19,7 @@ from treadle.tools.files.change import (
     find_file,
     render_change,
 )
+from treadle.tools.files.other_names import EDIT_ARGUMENTS, EDIT_NAMES, WRITE_ARGUMENTS, WRITE_NAMES
 from treadle.tools.files.unified_diff import find_block
 from treadle.tools.function import ToolOptions
 from treadle.workspace.folder import FileContent, NoSuchFile, decode_text, describe_line_count, split_lines
@@ -56,6 +57,8 @@ def build_write_file_tool(settings: FileToolSettings) -> Tool:
 
     options = ToolOptions(
         timeout=60.0,
+        aliases=WRITE_NAMES,
+        argument_aliases=WRITE_ARGUMENTS,
         examples=(
             ("Write the file plan.txt: call the bank", {"path": "plan.txt", "content": "call the bank"}),
             ("Make a file letter.txt that says dear Tom", {"path": "letter.txt", "content": "dear Tom"}),
@@ -90,6 +93,8 @@ def build_edit_file_tool(settings: FileToolSettings) -> Tool:
 
     options = ToolOptions(
         timeout=60.0,
+        aliases=EDIT_NAMES,
+        argument_aliases=EDIT_ARGUMENTS,
         examples=(
             ("Replace red with blue in colours.txt", {"path": "colours.txt", "old": "red", "new": "blue"}),
             ("Change Monday to Friday in dates.md", {"path": "dates.md", "old": "Monday", "new": "Friday"}),

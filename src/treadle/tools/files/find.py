@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from treadle.permissions.paths import is_secret_path
 from treadle.tools.base import Tool, ToolContext, ToolError
+from treadle.tools.files.other_names import LIST_ARGUMENTS, LIST_NAMES, SEARCH_ARGUMENTS, SEARCH_NAMES
 from treadle.tools.files.ripgrep import build_descriptor_path, build_glob_flags, run_ripgrep
 from treadle.tools.function import tool
 from treadle.workspace.folder import Folder, decode_text, split_lines
@@ -43,6 +44,8 @@ def build_list_files_tool(granted: Sequence[str]) -> Tool:
     @tool(
         safety="safe",
         timeout=60.0,
+        aliases=LIST_NAMES,
+        argument_aliases=LIST_ARGUMENTS,
         examples=(
             ("What files are here?", {}),
             ("List all the files", {}),
@@ -142,7 +145,9 @@ _decode_event = msgspec.json.Decoder(_RipgrepEvent).decode
 def build_search_files_tool(granted: Sequence[str]) -> Tool:
     """Build the tool. `granted` names the secret files that it may show."""
 
-    @tool(safety="safe", timeout=60.0, examples=_SEARCH_EXAMPLES)
+    @tool(
+        safety="safe", timeout=60.0, aliases=SEARCH_NAMES, argument_aliases=SEARCH_ARGUMENTS, examples=_SEARCH_EXAMPLES
+    )
     async def search_files(
         pattern: str, context: ToolContext, path: str = ".", glob: str = "", ignore_case: bool = False, around: int = 0
     ) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from treadle.messages import Json
 from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolError
 from treadle.tools.files.change import FileChange, FileToolSettings, WritingTool, apply_changes, refuse_if_changed
+from treadle.tools.files.other_names import PATCH_ARGUMENTS
 from treadle.tools.files.unified_diff import apply_hunks, read_patch
 from treadle.tools.function import ToolOptions
 from treadle.workspace.folder import FileContent, Folder, decode_text, describe_line_count
@@ -57,7 +58,9 @@ def build_apply_patch_tool(settings: FileToolSettings) -> Tool:
         return "\n".join(lines)
 
     examples = (("apply this patch to greeting.txt", {"patch": _EXAMPLE}),)
-    return PatchTool(settings, apply_patch, ToolOptions(timeout=60.0, examples=examples))
+    return PatchTool(
+        settings, apply_patch, ToolOptions(timeout=60.0, examples=examples, argument_aliases=PATCH_ARGUMENTS)
+    )
 
 
 def _plan_changes(settings: FileToolSettings, context: ToolContext, diff: str) -> list[FileChange]:

@@ -12,6 +12,7 @@ import msgspec
 
 from treadle.messages import ImagePart
 from treadle.tools.base import FILE_NOTE_PREFIX, FileNote, Tool, ToolContext, ToolResult, read_file_note
+from treadle.tools.files.other_names import READ_ARGUMENTS, READ_NAMES
 from treadle.tools.function import tool
 from treadle.workspace.folder import FileContent, Folder, NoSuchFile, decode_text, hash_content, split_lines
 from treadle.workspace.worker_threads import run_in_thread
@@ -34,6 +35,8 @@ def build_read_file_tool(granted: Sequence[str]) -> Tool:
     @tool(
         safety="safe",
         timeout=30.0,
+        aliases=READ_NAMES,
+        argument_aliases=READ_ARGUMENTS,
         examples=(
             ("Read the file plan.txt", {"path": "plan.txt"}),
             ("What does letter.txt say?", {"path": "letter.txt"}),

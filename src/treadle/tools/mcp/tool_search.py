@@ -115,7 +115,9 @@ class CallTool(Tool):
         tool = self._catalog().get(name)
         if tool is None:
             raise ToolInputError(f"There is no tool named {name!r} to call. Find its name with search_tools.")
-        return tool, tool.parse(arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode())
+        return tool, tool.parse_call(
+            arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        )
 
     def find_hidden_tool(self, name: str) -> Tool | None:
         return self._catalog().get(name)

@@ -83,7 +83,8 @@ class Reply(Struct, frozen=True, omit_defaults=True):
 
     `opaque` is JSON text, such as signed reasoning, that this model wants back unchanged. It is never sent to another
     model. `model` is the model that really answered. `logprobs` has one entry for each token of the text, in the form
-    of Chat Completions, if the request asked for them.
+    of Chat Completions, if the request asked for them. `stop_sequence` is the sequence that ended the reply, if
+    the provider says so.
     """
 
     text: str = ""
@@ -94,6 +95,13 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     model: str = ""
     opaque: str = ""
     logprobs: tuple[Json, ...] = ()
+    stop_sequence: str = ""
+
+
+class SignedReasoning(Struct, frozen=True):
+    """A complete block of signed reasoning, as JSON of the provider. Formats that have such blocks pass it on."""
+
+    block: str
 
 
 class UserMessage(Struct, frozen=True, tag="user", tag_field="role", omit_defaults=True):

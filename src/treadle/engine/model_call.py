@@ -15,7 +15,7 @@ from treadle.engine.state import State
 from treadle.errors import ModelError, describe_error
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
-from treadle.messages import Reply, Request, estimate_request, replace_surrogates
+from treadle.messages import Reply, Request, SignedReasoning, estimate_request, replace_surrogates
 from treadle.models.base import ModelEvent, Summarizer
 
 WRAP_UP_TOKENS = 1024
@@ -57,7 +57,7 @@ async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: 
                 publish(session_id, TextDelta(text=replace_surrogates(text), after=after))
             if reasoning:
                 publish(session_id, ReasoningDelta(text=replace_surrogates(reasoning), after=after))
-        else:
+        elif not isinstance(event, SignedReasoning):  # the reply has it too
             force_setattr(event, "after", after)
             publish(session_id, event)
 

@@ -67,6 +67,8 @@ class AnthropicMessages(WireFormat):
 
     protocol = "anthropic"
     path = "/messages"
+    count_path = "/messages/count_tokens"
+    count_fields = frozenset(("model", "messages", "system", "tools", "tool_choice", "thinking"))
     own_fields = frozenset(
         ("model", "messages", "stream", "tools", "system", "max_tokens", "thinking", "parallel_tool_calls")
     )
@@ -216,7 +218,7 @@ class AnthropicMessages(WireFormat):
             for call in message.calls
         ]
         own = self.decode_own_state(message)
-        if own is None or own.prefix != prefix:
+        if own is None or own.prefix not in ("", prefix):  # without a prefix it is the client who answers for its place
             text = [encode({"type": "text", "text": message.text})] if message.text.strip() else []
             return text + calls, False
         blocks = wire_format.merge_calls(own.items, calls, "tool_use", "thinking")
@@ -307,6 +309,7 @@ class _Delta(Struct, gc=False):
     signature: str | None = None
     citation: Raw = wire_format.MISSING
     stop_reason: str | None = None
+    stop_sequence: str | None = None
     stop_details: _StopDetails | None = None
 
 
@@ -315,6 +318,7 @@ class _Message(Struct, gc=False):
     usage: ReportedUsage | None = None
     content: list[Raw] | None = None
     stop_reason: str | None = None
+    stop_sequence: str | None = None
 
 
 class _Event(Struct, gc=False):
@@ -341,7 +345,15 @@ class _BlockStart(Struct):
 _EVENTS = MessageDecoder(
     _Event,
     frozenset(
-        ("message_start", "content_block_start", "content_block_delta", "message_delta", "message_stop", "error")
+        (
+            "message_start",
+            "content_block_start",
+            "content_block_delta",
+            "content_block_stop",
+            "message_delta",
+            "message_stop",
+            "error",
+        )
     ),
 )
 _block_start = msgspec.json.Decoder(_BlockStart)
@@ -402,6 +414,7 @@ class AnthropicReader(ReplyReader[_Event]):
         super().__init__(wire, MessageStream(_EVENTS), sent)
         self._prefix = prefix
         self._blocks: dict[int, _Block] = {}
+        self._stop_sequence = ""
 
     def _read(self, events: Iterable[_Event]) -> None:
         for event in events:
@@ -411,6 +424,8 @@ class AnthropicReader(ReplyReader[_Event]):
                         self._grow_block(event.index, event.delta)
                 case "content_block_start":
                     self._start_block(event.index, read_raw(event.content_block) or b"{}")
+                case "content_block_stop":
+                    self._end_block(event.index)
                 case "message_start" if event.message is not None:
                     self._model = event.message.model or ""
                     self._add_usage(event.message.usage)
@@ -418,6 +433,7 @@ class AnthropicReader(ReplyReader[_Event]):
                     self._add_usage(event.usage)
                     if event.delta is not None:
                         self._finish_reason = event.delta.stop_reason or self._finish_reason
+                        self._stop_sequence = event.delta.stop_sequence or ""
                         if event.delta.stop_details is not None and event.delta.stop_details.explanation:
                             self._refusal = [event.delta.stop_details.explanation]
                 case "message_stop":
@@ -465,12 +481,23 @@ class AnthropicReader(ReplyReader[_Event]):
         elif citation := read_raw(delta.citation):
             block.citations.append(Raw(citation))
 
+    def _end_block(self, index: int) -> None:
+        block = self._blocks.get(index)
+        if block is not None and block.type in ("thinking", "redacted_thinking") and (whole := block.join()):
+            self._builder.add_signed_block(whole)
+
+    def build_reply(self) -> messages.Reply:
+        reply = super().build_reply()
+        return msgspec.structs.replace(reply, stop_sequence=self._stop_sequence) if self._stop_sequence else reply
+
     def _read_document(self, document: bytes) -> None:
         super()._read_document(document)  # it may be an error
         message = reply_reader.decode_document(_message, document)
         for index, raw in enumerate(message.content or ()):
             self._start_block(index, bytes(raw))
+            self._end_block(index)
         self._model = message.model or ""
+        self._stop_sequence = message.stop_sequence or ""
         self._finish_reason = message.stop_reason or ""
         self._add_usage(message.usage)
 

@@ -8,9 +8,9 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from msgspec import Struct
 
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
-from treadle.messages import Reply, Request
+from treadle.messages import Reply, Request, SignedReasoning
 
-ModelEvent = TextDelta | ReasoningDelta | CallDelta | Reply
+ModelEvent = TextDelta | ReasoningDelta | CallDelta | SignedReasoning | Reply
 EmbeddingInput: TypeAlias = str | Sequence[int]
 """What can be embedded: text, or the tokens of a text."""
 
@@ -51,6 +51,15 @@ class Summarizer(Protocol):
 
     @property
     def can_summarize(self) -> bool: ...
+
+
+@runtime_checkable
+class TokenCounter(Protocol):
+    """A model that can count the tokens of a request without answering it."""
+
+    async def count_tokens(self, request: Request) -> int | None:
+        """The tokens of a request, or None when the provider does not count them now."""
+        ...
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from treadle.errors import BadInput, NotFound
 from treadle.messages import Request
-from treadle.models.base import Model, ModelEvent, Summarizer
+from treadle.models.base import Model, ModelEvent, Summarizer, TokenCounter
 from treadle.models.catalog import open_embedded_model, resolve_model
 from treadle.models.providers import PROVIDERS
 from treadle.models.remote import (
@@ -139,6 +139,10 @@ class DefaultModel:
         async with aclosing(model.stream(request)) as events:
             async for event in events:
                 yield event
+
+    async def count_tokens(self, request: Request) -> int | None:
+        model = await self.resolve()
+        return await model.count_tokens(request) if isinstance(model, TokenCounter) else None
 
     async def close(self) -> None:
         if self._chosen is not None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from treadle.errors import BadInput, ModelError
 from treadle.messages import Request
-from treadle.models.base import Model, ModelEvent
+from treadle.models.base import Model, ModelEvent, TokenCounter
 
 _PAUSE_SECONDS = 60.0
 
@@ -68,6 +68,10 @@ class Fallback:
                 last = error
         assert last is not None
         raise last
+
+    async def count_tokens(self, request: Request) -> int | None:
+        first = self._models[0]
+        return await first.count_tokens(request) if isinstance(first, TokenCounter) else None
 
     async def close(self) -> None:
         for model in self._models:

@@ -22,6 +22,7 @@ from treadle.models.reply_reader import MalformedStream, ReplyReader
 from treadle.models.wire_format import ReportedUsage, WireFormat, estimate_tokens
 
 _MOST_WINDOW_PROBES = 3
+_COUNT_SECONDS = 10.0
 
 WindowProbe = Callable[[Transport, str], Awaitable[int | None]]
 """Asks a server how large the window of the model of that name really is."""
@@ -201,6 +202,17 @@ class RemoteModel:
         counts = answer.usage or ReportedUsage()
         tokens = counts.prompt_tokens if counts.prompt_tokens is not None else counts.input_tokens
         return Embeddings(vectors, None if tokens is None else int(tokens))
+
+    async def count_tokens(self, request: Request) -> int | None:
+        """The provider's count of a request's tokens, or None where it does not count."""
+        wire = self._wire
+        if not wire.count_path:
+            return None
+        fields = msgspec.json.decode(wire.build_body(request, None), type=dict[str, msgspec.Raw])
+        body = msgspec.json.encode({name: fields[name] for name in fields if name in wire.count_fields})
+        answer = await self._transport.fetch_json(wire.count_path, body=body, from_root=False, timeout=_COUNT_SECONDS)
+        count = _as_mapping(answer).get("input_tokens")
+        return count if _is_size(count) else None
 
     async def close(self) -> None:
         """Close the connections that no other model uses. They open again when needed."""

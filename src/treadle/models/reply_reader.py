@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 from treadle.engine.leaked_reasoning import ReasoningSplitter
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
-from treadle.messages import Call, FinishReason, Json, Reply, ToolSpec, Usage
+from treadle.messages import Call, FinishReason, Json, Reply, SignedReasoning, ToolSpec, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.wire_format import ReportedUsage, TokenDetails, WireFormat, estimate_tokens, new_call_id, read_type
 
@@ -250,6 +250,11 @@ class ReplyBuilder:
             self._flush()
             self._is_reasoning = True
         self._run.append(text)
+
+    def add_signed_block(self, block: bytes) -> None:
+        """Pass on a complete block of reasoning, in its place among the deltas."""
+        self._flush()
+        self._deltas.append(SignedReasoning(block.decode()))
 
     def start_call(self) -> PendingCall:
         call = PendingCall(len(self.calls))

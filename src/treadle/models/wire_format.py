@@ -52,6 +52,10 @@ class WireFormat(ABC):
 
     protocol: ClassVar[str]
     path: ClassVar[str]
+    count_path: ClassVar[str] = ""
+    """Where the provider counts the tokens of a request, if it does."""
+    count_fields: ClassVar[frozenset[str]] = frozenset()
+    """The fields of a request that count."""
     own_fields: ClassVar[frozenset[str]]
     """The fields of a request that `Sampling.extra` may not set, or that are written with others."""
     options: ClassVar[OptionTable | None] = None
@@ -100,7 +104,7 @@ class WireFormat(ABC):
             state = _opaque.decode(message.opaque)
         except msgspec.DecodeError:
             return None
-        return state if state.owner == self.key else None
+        return state if state.owner in (self.key, self.protocol) else None
 
     def encode_own_state(self, items: list[Raw], fields: dict[str, Raw] | None = None, prefix: str = "") -> str:
         """State as it is kept with a message until it goes back to this model."""
@@ -401,6 +405,7 @@ class ReportedUsage(Struct, gc=False):
 class OpaqueState(Struct, omit_defaults=True):
     """State that only the model named in `owner` may see again, such as signed reasoning.
 
+    A client that sends a provider's own state back cannot name the model. The owner is then the protocol.
     `prefix` stands for all that came before it, where a provider accepts the state behind nothing else.
     """
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from treadle import events
 from treadle.errors import BadInput
-from treadle.messages import FinishReason, Json, Reply
+from treadle.messages import FinishReason, Json, Reply, Request, SignedReasoning
 
 FINISH_REASONS: dict[FinishReason, str] = {
     "stop": "stop",
@@ -89,6 +89,10 @@ class ReplyFormat(Protocol):
     """Sent after the last frame of a stream, if it is not empty."""
     can_report_failure: bool = False
     """Whether a whole document can say that the run failed. Otherwise the server answers with an error."""
+    has_error_events: bool = False
+    """Whether an error in a stream is an event of its own, in Anthropic's form."""
+    ignored_tools: Sequence[str] = ()
+    """The client's tools that cannot be served. A header of the response names them."""
 
     def begin(self) -> Sequence[Struct]:
         """The frames that a stream starts with, before the first event."""
@@ -98,9 +102,17 @@ class ReplyFormat(Protocol):
         """The frames of one event."""
         ...
 
+    def feed_block(self, block: SignedReasoning) -> Sequence[Struct]:
+        """The frames of a block of signed reasoning. Most formats have none."""
+        return ()
+
     def complete_reply(self, reply: Reply) -> Struct:
-        """The whole document for a bare model's reply."""
+        """The whole document for a bare model's reply. The events before it were fed."""
         ...
+
+    def simplify_request(self, request: Request) -> Request | None:
+        """What to ask when the provider refuses a request; None if there is nothing to leave out."""
+        return None
 
     def complete_run(self, ending: events.RunFinished | Reply, activity: Sequence[events.AnyFact]) -> Struct:
         """The whole document for an agent's run, with what its tools did."""

@@ -15,6 +15,7 @@ from treadle.server import (
     conversations_api,
     home,
     loop_api,
+    messages_api,
     openai_api,
     problems,
     responses_api,
@@ -86,6 +87,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         openai_api,
         responses_api,
         conversations_api,
+        messages_api,
         catalogue,
         sockets,
     ):

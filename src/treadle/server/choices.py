@@ -13,7 +13,7 @@ from fastapi import Response
 
 from treadle.dialects.openai_chat import ChoiceSet
 from treadle.events import Event
-from treadle.messages import Reply
+from treadle.messages import Reply, SignedReasoning
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import Model
 from treadle.server.problems import build_refusal
@@ -65,7 +65,8 @@ async def _ask_for_choices(model: Model, requests: Sequence[ModelRequest]) -> As
         try:
             async with room, aclosing(ask_model(model, request)) as events:
                 async for event in events:
-                    await queue.put((number, event))
+                    if not isinstance(event, SignedReasoning):  # completions have no blocks
+                        await queue.put((number, event))
         except Exception as error:
             await queue.put(error)
 

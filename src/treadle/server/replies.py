@@ -6,10 +6,11 @@ in a new session, or in the session that the request names. The agent's tools ru
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from fastapi import Response
@@ -22,7 +23,7 @@ from treadle.dialects.openai_chat import describe_failed_run
 from treadle.dialects.request_content import ReplyBody, build_agent_message
 from treadle.errors import ModelError, NotFound
 from treadle.events import AnyFact, Event, MessageReceived, SessionConfigured
-from treadle.messages import Reply
+from treadle.messages import Reply, SignedReasoning
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import Model
 from treadle.server.guard import Refusal, build_error_body
@@ -30,16 +31,24 @@ from treadle.server.problems import build_field_error, build_refusal
 from treadle.server.service import AGENT_PREFIX, Service, Token
 from treadle.server.streams import StreamedResponse, describe_content, encode_frames
 
+ReplyEvent: TypeAlias = Event | SignedReasoning | Reply
+_logger = logging.getLogger("treadle.server")
+IGNORED_TOOLS_HEADER = "x-treadle-ignored-tools"
 SESSION_HEADER = "x-treadle-session"
 """Names the session of an agent in requests and responses."""
 
 
 def describe_route(kind: type[Struct]) -> dict[str, Any]:
     """How OpenAPI describes a route that has a body for msgspec, and answers whole or with a stream."""
+    answers = describe_content("whole, or a stream", "application/json", "text/event-stream")
+    return {"response_class": Response, "responses": answers, **describe_body(kind)}
+
+
+def describe_body(kind: type[Struct]) -> dict[str, Any]:
+    """How OpenAPI describes a route that has a body for msgspec."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
     body = {"required": True, "content": {"application/json": {"schema": _inline_references(schema, components)}}}
-    answers = describe_content("whole, or a stream", "application/json", "text/event-stream")
-    return {"response_class": Response, "openapi_extra": {"requestBody": body}, "responses": answers}
+    return {"openapi_extra": {"requestBody": body}}
 
 
 def _inline_references(schema: Any, components: dict[str, Any]) -> Any:
@@ -73,23 +82,24 @@ async def answer_request(
         session, message = await _ask_agent(service, token, model, asked, session_id)
         dialect.session_id = session.id
         events, added = _follow_run(service, session, session.follow(message)), {SESSION_HEADER: session.id}
-        if not body.stream:
-            return send_json(await _complete_run(session, events, dialect), added)
     else:
-        events, added = ask_model(service.get_model(model), asked), {}
-        if not body.stream:
-            (reply,) = [event async for event in events if isinstance(event, Reply)]
-            return send_json(dialect.complete_reply(reply))
+        events, added = _ask_again_if_refused(service.get_model(model), asked, dialect), {}
+    if dialect.ignored_tools:
+        added[IGNORED_TOOLS_HEADER] = ", ".join(dialect.ignored_tools)
+        _logger.info("a request offers tools that cannot be served: %s", added[IGNORED_TOOLS_HEADER])
     write = ReplyWriter(dialect)
+    if not body.stream:
+        completing = _complete_run(events, dialect) if dialect.session_id else _complete_reply(events, write)
+        return send_json(await completing, added)
     return StreamedResponse(
-        service.streams, write.relay(events), lambda error: encode_error(build_refusal(error)) + write.end, added
+        service.streams, write.relay(events), lambda error: write.encode_error(build_refusal(error)), added
     )
 
 
 # ── a model ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[Event | Reply]:
+async def ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[ReplyEvent]:
     """Stream a model's reply. Raises when the stream ends without one."""
     has_replied = False
     async with aclosing(model.stream(asked)) as events:
@@ -98,6 +108,34 @@ async def ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[Event |
             yield event
     if not has_replied:
         raise ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
+
+
+async def _ask_again_if_refused(model: Model, asked: ModelRequest, dialect: ReplyFormat) -> AsyncGenerator[ReplyEvent]:
+    """Stream a model's reply. A provider that refuses the request gets the simpler one of the format, if it has one."""
+    has_begun = False
+    try:
+        async with aclosing(ask_model(model, asked)) as events:
+            async for event in events:
+                has_begun = True
+                yield event
+        return
+    except (ModelError, msgspec.DecodeError) as error:
+        is_refusal = not isinstance(error, ModelError) or (error.kind == "bad_request" and not error.param)
+        simpler = dialect.simplify_request(asked) if is_refusal and not has_begun else None
+        if simpler is None:
+            raise
+    async with aclosing(ask_model(model, simpler)) as events:
+        async for event in events:
+            yield event
+
+
+async def _complete_reply(events: AsyncGenerator[ReplyEvent], write: ReplyWriter) -> Struct:
+    """Wait for a model's reply. Returns the whole document."""
+    async for event in events:
+        if isinstance(event, Reply):
+            return write.dialect.complete_reply(event)
+        write.feed(event)
+    raise AssertionError("a model's events end with its reply")
 
 
 # ── an agent ─────────────────────────────────────────────────────────────────────────────────────────
@@ -129,7 +167,7 @@ async def _ask_agent(
     return session, await session.post(parts)
 
 
-async def _follow_run(service: Service, session: Session, run: Run) -> AsyncGenerator[Event | Reply]:
+async def _follow_run(service: Service, session: Session, run: Run) -> AsyncGenerator[ReplyEvent]:
     """The events of a run up to its end. Raises when the run cannot be followed to its end here."""
     with service.detach_at_shutdown(run):
         async for event in run:
@@ -140,7 +178,7 @@ async def _follow_run(service: Service, session: Session, run: Run) -> AsyncGene
         raise Refusal(409, "cancelled", "the run was cancelled before it answered")
 
 
-async def _complete_run(session: Session, events: AsyncGenerator[Event | Reply], dialect: ReplyFormat) -> Struct:
+async def _complete_run(events: AsyncGenerator[ReplyEvent], dialect: ReplyFormat) -> Struct:
     """Wait for the end of a run. Returns the whole document, with what the run's tools did."""
     activity: list[AnyFact] = []
     ending: RunFinished | Reply | None = None
@@ -153,7 +191,7 @@ async def _complete_run(session: Session, events: AsyncGenerator[Event | Reply],
     failure = describe_failed_run(ending) if isinstance(ending, RunFinished) else None
     if failure is not None and not dialect.can_report_failure:
         status = 502 if failure.type == "run_failed" else 409
-        raise Refusal(status, failure.type, f"session {session.id}: {failure.message}")
+        raise Refusal(status, failure.type, f"session {dialect.session_id}: {failure.message}")
     return dialect.complete_run(ending, activity)
 
 
@@ -164,30 +202,37 @@ class ReplyWriter:
     """Writes a reply as server-sent events. What the stream begins with goes before the first of them."""
 
     def __init__(self, dialect: ReplyFormat) -> None:
-        self._dialect, self._beginning = dialect, list(dialect.begin())
-        self.end = b"data: %b\n\n" % dialect.end_mark if dialect.end_mark else b""
+        self.dialect, self._beginning = dialect, list(dialect.begin())
+        self._end = b"data: %b\n\n" % dialect.end_mark if dialect.end_mark else b""
 
-    def __call__(self, event: Event | Reply) -> bytes:
-        return self._encode(self._dialect.feed(event))
+    def feed(self, event: ReplyEvent) -> Sequence[Struct]:
+        """The frames of one event."""
+        return self.dialect.feed_block(event) if isinstance(event, SignedReasoning) else self.dialect.feed(event)
 
     def _encode(self, frames: Sequence[Struct]) -> bytes:
         data = encode_frames([*self._beginning, *frames], name_field="type")
         self._beginning.clear()
         return data
 
-    async def relay(self, events: AsyncGenerator[Event | Reply]) -> AsyncGenerator[bytes]:
+    async def relay(self, events: AsyncGenerator[ReplyEvent]) -> AsyncGenerator[bytes]:
         """Write all events of a model or of an agent's run, and the end."""
-        if self._dialect.session_id:  # a run may take long before its first event
+        if self.dialect.session_id:  # a run may take long before its first event
             yield self._encode(())
         async with aclosing(events):
             async for event in events:
-                if data := self(event):
+                if data := self._encode(self.feed(event)):
                     yield data
-        yield self.end
+        yield self._end
+
+    def encode_error(self, refusal: Refusal) -> bytes:
+        """Write an error and the end of the stream."""
+        return encode_error(refusal, is_named=self.dialect.has_error_events) + self._end
 
 
-def encode_error(refusal: Refusal) -> bytes:
-    return b"data: %b\n\n" % msgspec.json.encode(build_error_body(refusal))
+def encode_error(refusal: Refusal, *, is_named: bool = False) -> bytes:
+    """An error in a stream. Anthropic's form has an event of its own for it."""
+    name = b"event: error\n" if is_named else b""
+    return name + b"data: %b\n\n" % msgspec.json.encode(build_error_body(refusal, anthropic=is_named))
 
 
 def send_json(document: Struct, headers: Mapping[str, str] | None = None) -> Response:

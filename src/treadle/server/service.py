@@ -33,6 +33,8 @@ from treadle.server.tokens import Right, Token
 AGENT_PREFIX = "agent:"
 MAX_NAMES = 20
 """How many models an error message lists."""
+COUNTS_AT_ONCE = 4
+"""How many requests at once ask a provider to count tokens. Clients count many requests at the same time."""
 READY_SECONDS = 5.0
 PROBE_SECONDS = 2.0
 
@@ -65,6 +67,7 @@ class Service:
         self.streams = OpenStreams(config.keep_alive)
         self.registry = Registry()
         self.responses = ResponseRuns(runtime, self.get_model)
+        self.counting = asyncio.Semaphore(COUNTS_AT_ONCE)
         self.is_draining = False
         self.unloaded_models: set[str] = set()
         self._waiting: set[Run] = set()

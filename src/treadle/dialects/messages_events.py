@@ -6,7 +6,7 @@ of `ping` events, which every client ignores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -98,12 +98,11 @@ class MessagesEvent(Struct, frozen=True):
 
 
 class CallText(Struct):
-    """A call as far as its pieces have come. `is_open` says that its block is the last one, and not complete."""
+    """A call as far as its pieces were sent, and its whole text once the reply is there."""
 
-    tool: str = ""
-    pieces: list[str] = []
+    text: str = ""
+    whole: str = ""
     is_sent: bool = False
-    is_open: bool = False
 
 
 class MessagesDialect(ReplyFormat):
@@ -119,6 +118,8 @@ class MessagesDialect(ReplyFormat):
         self._blocks: list[ContentBlock] = []
         self._open: ContentBlock | None = None
         self._calls: dict[int, CallText] = {}
+        self._open_call: CallText | None = None
+        self._queue: list[Callable[[], Sequence[MessagesEvent]]] = []
         self._is_signed = False
         self._tracker = EventTracker()
 
@@ -128,10 +129,10 @@ class MessagesDialect(ReplyFormat):
 
     def feed(self, event: events.Event | Reply) -> Sequence[MessagesEvent]:
         if text := self._tracker.track(event):
-            return self._add_text(text)
+            return self._write_in_turn(lambda: self._add_text(text))
         match event:
             case events.ReasoningDelta():
-                return self._add_thinking(event.text)
+                return self._write_in_turn(lambda: self._add_thinking(event.text))
             case events.CallDelta() if not self.session_id:
                 return self._add_call_piece(event)
             case Reply():
@@ -153,14 +154,16 @@ class MessagesDialect(ReplyFormat):
             return ()
         fields = msgspec.json.decode(block.block, type=dict[str, Json])
         if fields.get("type") == "redacted_thinking":
-            return (*self._close_block(), *self._open_block(RedactedBlock(fields["data"])), *self._close_block())
-        return (*self._add_thinking(""), *self._close_block(fields["signature"]))
+            redacted = RedactedBlock(fields["data"])
+            return self._write_in_turn(lambda: (*self._open_block(redacted), *self._close_block()))
+        return self._write_in_turn(lambda: (*self._add_thinking(""), *self._close_block(fields["signature"])))
 
     def complete_reply(self, reply: Reply) -> MessageDocument:
+        self._finish_reply(reply)
         if "".join(block.text for block in self._blocks if isinstance(block, TextBlock)) != reply.text:
             # Calls or reasoning were found in the text, which only the reply shows.
-            self._blocks, self._calls, self._open = [], {}, None
-        self._finish_reply(reply)
+            self._blocks, self._calls = [], {}
+            self._finish_reply(reply)
         return self._build_reply(reply)
 
     def _build_reply(self, reply: Reply) -> MessageDocument:
@@ -213,8 +216,7 @@ class MessagesDialect(ReplyFormat):
         block, self._open = self._open, None
         if block is None:
             return ()
-        for call in self._calls.values():
-            call.is_open = False
+        self._open_call = None
         stop = self._build_event("content_block_stop")
         if not isinstance(block, ThinkingBlock):
             return (stop,)
@@ -237,48 +239,60 @@ class MessagesDialect(ReplyFormat):
         self._open.thinking += text
         return (*start, self._build_delta("thinking_delta", thinking=text))
 
-    def _add_call_piece(self, piece: events.CallDelta) -> Sequence[MessagesEvent]:
-        """Pass on a piece of a call. A call waits while another one is open and not complete."""
-        call = self._calls.setdefault(piece.index, CallText())
-        call.tool = call.tool or piece.tool
-        call.pieces.append(piece.arguments)
-        if call.is_open:
-            return (self._build_delta("input_json_delta", partial_json=piece.arguments),) if piece.arguments else ()
-        is_blocked = any(other.is_open and not _is_object("".join(other.pieces)) for other in self._calls.values())
-        if call.is_sent or is_blocked or not call.tool:
-            return ()
-        return self._open_call(call, "", "".join(call.pieces))
+    def _write_in_turn(self, write: Callable[[], Sequence[MessagesEvent]]) -> Sequence[MessagesEvent]:
+        """Write now, or later if a call is open that is not complete: blocks follow one another."""
+        if not self._queue and (self._open_call is None or _is_object(self._open_call.text)):
+            return write()
+        self._queue.append(write)
+        return ()
 
-    def _open_call(self, call: CallText, call_id: str, arguments: str) -> Sequence[MessagesEvent]:
-        call_id = call_id or f"toolu_{self._message.id.removeprefix('msg_')}_{len(self._list_calls())}"
-        start = self._open_block(ToolUseBlock(call_id, call.tool))
-        call.is_sent = call.is_open = True
-        return (*start, self._build_delta("input_json_delta", partial_json=arguments)) if arguments else start
+    def _add_call_piece(self, piece: events.CallDelta) -> Sequence[MessagesEvent]:
+        call = self._calls.setdefault(piece.index, CallText())
+        if call is not self._open_call:
+            return self._write_in_turn(lambda: self._start_call(call, piece.tool, piece.arguments))
+        added = [*self._grow_call(call, piece.arguments)]
+        while self._queue and (self._open_call is None or _is_object(self._open_call.text)):
+            added += self._queue.pop(0)()
+        return added
+
+    def _start_call(self, call: CallText, tool: str, arguments: str, call_id: str = "") -> Sequence[MessagesEvent]:
+        """Begin the block of a call, or add to it. A call whose block has ended gets no more pieces."""
+        start: Sequence[MessagesEvent] = ()
+        if not call.is_sent:
+            call_id = call_id or f"toolu_{self._message.id.removeprefix('msg_')}_{len(self._list_calls())}"
+            start = self._open_block(ToolUseBlock(call_id, tool))
+            call.is_sent, self._open_call = True, call
+        return (*start, *self._grow_call(call, arguments)) if call is self._open_call else ()
+
+    def _grow_call(self, call: CallText, arguments: str) -> Sequence[MessagesEvent]:
+        call.text += arguments
+        return (self._build_delta("input_json_delta", partial_json=arguments),) if arguments else ()
 
     def _finish_reply(self, reply: Reply) -> Sequence[MessagesEvent]:
         """Add what the reply has and no event has brought: its text, its state, calls and the rest of calls."""
         added: list[MessagesEvent] = []
         if reply.reasoning and not self._blocks:
             added += self._add_thinking(reply.reasoning)
+        for index, call in zip(sorted(self._calls), reply.calls, strict=False):
+            self._calls[index].whole = call.arguments
+        while self._open_call is not None or self._queue:
+            if (known := self._open_call) is not None:
+                is_start = known.whole.startswith(known.text)
+                added += self._grow_call(known, known.whole[len(known.text) :] if is_start else "")
+                added += self._close_block()
+            if self._queue:
+                added += self._queue.pop(0)()
         if reply.text and not self._has_text():
             added += self._add_text(reply.text)
-        started = [self._calls[index] for index in sorted(self._calls)]
         has_state = reply.opaque and not self._is_signed and (self._thinking != "off" or reply.calls)
-        state = RedactedBlock(encode_state(reply.opaque)) if has_state else None
-        if state is not None and not any(call.is_sent for call in started):
-            added += self._open_block(state)
-            state = None
-        for place, call in enumerate(reply.calls):
-            known = started[place] if place < len(started) else CallText()
-            known.tool, before = call.tool, "".join(known.pieces)
-            if known.is_open and call.arguments.startswith(before) and (rest := call.arguments[len(before) :]):
-                added.append(self._build_delta("input_json_delta", partial_json=rest))
-            elif not known.is_sent:
-                own_id = call.id if self.session_id else ""  # an agent's id names its session
-                added += self._open_call(known, own_id, _encode_object(call.arguments).decode())
+        if has_state:
+            added += self._open_block(RedactedBlock(encode_state(reply.opaque)))
+        for call in reply.calls[len(self._list_calls()) :]:
+            own_id = call.id if self.session_id else ""  # an agent's id names its session
+            added += self._start_call(CallText(), call.tool, _encode_object(call.arguments).decode(), own_id)
         for block, call in zip(self._list_calls(), reply.calls, strict=False):
             block.input = Raw(_encode_object(call.arguments))
-        return (*added, *(self._open_block(state) if state is not None else ()), *self._close_block())
+        return (*added, *self._close_block())
 
     def _list_calls(self) -> list[ToolUseBlock]:
         return [block for block in self._blocks if isinstance(block, ToolUseBlock)]

@@ -19,7 +19,7 @@ from treadle.dialects.responses_requests import ENCRYPTED_REASONING, Item, Respo
 from treadle.errors import BadInput, NotFound
 from treadle.messages import Json
 from treadle.server.guard import Refusal
-from treadle.server.replies import answer_request, describe_route
+from treadle.server.replies import IGNORED_TOOLS_HEADER, answer_request, describe_route
 from treadle.server.response_runs import LiveResponse, build_request
 from treadle.server.service import AGENT_PREFIX, CurrentService, Sender, Service, Token, Viewer
 from treadle.server.stored_responses import InputRecord, ResponseSession, StoredTurn, draft_session, replay_output
@@ -27,7 +27,6 @@ from treadle.server.streams import StreamedResponse, describe_content, encode_fr
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 _logger = logging.getLogger("treadle.server")
-IGNORED_TOOLS_HEADER = "x-treadle-ignored-tools"
 Order = Literal["asc", "desc"]
 Included = Annotated[list[str] | None, Query(alias="include[]")]
 _RESPONSE = describe_content("the response, or a stream of its events", "application/json", "text/event-stream")

@@ -41,7 +41,10 @@ SignalKind = Literal[
 
 
 class Limits(Struct, frozen=True, omit_defaults=True):
-    """The budget of one run. `turns=0` means text only. None means no limit of that kind."""
+    """The budget of one run. `turns=0` means text only. None means no limit of that kind.
+
+    `doom_loop` detects repeated calls. `implicit_signals` detects a stuck model and a hand-back in plain words.
+    """
 
     turns: int = 50
     calls: int = 50
@@ -50,6 +53,7 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     cost: float | None = None
     attempts: int = 4
     doom_loop: bool = True
+    implicit_signals: bool = True
 
 
 class Grant(Struct, frozen=True, omit_defaults=True):

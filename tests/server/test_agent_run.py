@@ -273,3 +273,19 @@ async def test_a_server_keeps_the_gate_of_its_runtime() -> None:
         await client.json("POST", f"/api/agent/{session_id}/approve", body)
         await read_until(events, event="loop_completed")
     assert asked.empty()
+
+
+async def test_implicit_signals_are_detected_and_can_be_switched_off_for_a_run() -> None:
+    async with serve_script("I'm stuck and cannot proceed.", "I'm stuck and cannot proceed.") as client:
+        events = await run_objective(client)
+        assert [one["signal"] for one in select_data(events, "meta_signal_detected")] == ["stuck"]
+        assert events[-1]["data"]["summary"]["termination"]["reason"] == "agent_stuck"
+        events = await run_objective(client, detectImplicitSignals=False)
+        assert not select_data(events, "meta_signal_detected")
+        assert events[-1]["data"]["summary"]["termination"]["reason"] == "answer_provided"
+
+
+async def test_a_request_cannot_switch_on_implicit_signals_that_the_operator_switched_off() -> None:
+    async with serve_script("I'm stuck.", limits=Limits(implicit_signals=False)) as client:
+        events = await run_objective(client, detectImplicitSignals=True)
+        assert events[-1]["data"]["summary"]["termination"]["reason"] == "answer_provided"

@@ -81,6 +81,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     notify_after: float = 20.0
     auto_name: bool = True
     skill_autogen: bool = False
+    implicit_signals: bool = True
     embed_model: str = ""
     mcp: dict[str, dict[str, Json]] = {}
     model_aliases: dict[str, str] = {}
@@ -124,6 +125,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             tokens=self.max_tokens,
             seconds=self.timeout,
             cost=self.max_cost,
+            implicit_signals=self.implicit_signals,
         )
 
 

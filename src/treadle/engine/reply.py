@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from treadle.engine.implicit_signals import find_implicit_signals
 from treadle.engine.leaked_reasoning import ReasoningSplitter, split_reasoning
 from treadle.engine.state import RunState, State, build_signature
 from treadle.errors import ModelError
@@ -62,13 +63,17 @@ def build_reply_facts(
     if reply.calls and not tools_offered:
         names = ", ".join(call.tool for call in reply.calls)
         facts.append(SignalDetected(kind="stray_calls", detail=f"dropped, because no tools were offered: {names}"))
-    facts.extend(SignalDetected(kind=kind) for kind in split.signals)
+    signals: dict[SignalKind, str] = dict.fromkeys(split.signals, "")
+    may_mean_it = turn.wrap_up is None and reply.finish == "stop" and not calls
+    if not signals and may_mean_it and run.limits.implicit_signals:
+        signals = {kind: f"in plain words: {said}" for kind, said in find_implicit_signals(split.text).items()}
+    facts.extend(SignalDetected(kind=kind, detail=detail) for kind, detail in signals.items())
     if calls:
         if run.limits.doom_loop and (detail := _describe_repetition(run, calls, polling)):
             facts.append(SignalDetected(kind="doom_loop", detail=detail))
     elif not split.text and not reply.calls:
         facts.append(SignalDetected(kind="empty_reply"))
-    elif check_output is not None and turn.wrap_up is None and not {"stuck", "yielded"} & {*split.signals}:
+    elif check_output is not None and turn.wrap_up is None and not {"stuck", "yielded"} & signals.keys():
         problem = check_output(split.text)
         if problem:
             facts.append(SignalDetected(kind="invalid_output", detail=problem))

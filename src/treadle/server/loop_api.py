@@ -48,6 +48,7 @@ class RunBody(CamelBody):
     max_tokens: int = Field(16384, ge=1, le=2**53)
     auto_approve: list[Glob] = Field(default_factory=list, max_length=200)
     forbidden: list[Glob] = Field(default_factory=list, max_length=200)
+    detect_implicit_signals: bool = True
 
 
 class ApproveBody(CamelBody):
@@ -93,7 +94,12 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
         grant=Grant(tier="full", approve=approve, forbid=tuple(body.forbidden), ask_all=True),
         configured=events.SessionConfigured(
             instructions=body.system_prompt or "",
-            limits=Limits(turns=body.max_iterations, calls=body.max_tool_calls, tokens=body.max_tokens),
+            limits=Limits(
+                turns=body.max_iterations,
+                calls=body.max_tool_calls,
+                tokens=body.max_tokens,
+                implicit_signals=agent.limits.implicit_signals and body.detect_implicit_signals,
+            ),
             approval_ttl=service.config.approval_seconds,
             approve=filter_preapproved(token, approve),
             by=token.name,

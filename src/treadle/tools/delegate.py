@@ -13,6 +13,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from treadle import events
 from treadle.engine.state import State, fold
 from treadle.errors import Conflict, NotFound
@@ -148,7 +150,7 @@ class Helper:
         if limits.seconds is not None:
             elapsed = self._host.now() - run.started_at - run.waited
             seconds = _choose_least(seconds, max(limits.seconds - elapsed, 0.001))
-        return events.Limits(own.turns, own.calls, tokens, seconds, cost, own.attempts, own.doom_loop)
+        return replace(own, tokens=tokens, seconds=seconds, cost=cost)
 
     async def _run_session(self, session: HelperSession, task: str) -> events.RunFinished:
         failures = 0

@@ -185,6 +185,10 @@ class Agent(Generic[T]):
                 self._model = self.model
         return self._model
 
+    def use_model(self, model: Model) -> None:
+        """Use another model from the next run on. The caller closes it."""
+        self.model, self._model = model, None
+
     async def close(self) -> None:
         """Close a model that was looked up by name."""
         if self._model is not None and self._model is not self.model:

@@ -82,6 +82,16 @@ class Client:
             assert answer.headers["content-type"].startswith("text/event-stream")
             yield read_events(answer.content)
 
+    async def load_model(self, name: str) -> dict[str, Any]:
+        """Load a model and wait until that is done. Returns its last state."""
+        name = (await self.json("POST", "/v1/models/load", {"model": name}, 202))["id"]
+        async with self.stream("/v1/models/stream") as events:
+            async for event in events:
+                model = event.data["data"]
+                if model["id"] == name and model["state"] != "loading":
+                    return model
+        raise AssertionError(f"the stream ended before {name} was loaded")
+
     async def session(self, **fields: Any) -> str:
         return (await self.json("POST", "/v1/sessions", fields, 201))["id"]
 

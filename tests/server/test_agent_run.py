@@ -69,7 +69,7 @@ async def test_without_a_model_it_is_503() -> None:
         await client.json("POST", "/v1/models/unload", {"model": "scripted"})
         problem = await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
         assert problem["message"] == "No model loaded. Load a model before running the agent."
-        await client.json("POST", "/v1/models/load", {"model": "scripted"})
+        await client.load_model("scripted")
     unreachable = DefaultModel(base_url="http://127.0.0.1:9/v1")
     for agents in ((), (Agent(unreachable),)):
         async with serve_agents(*agents) as client:

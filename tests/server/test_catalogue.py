@@ -93,13 +93,13 @@ async def test_a_model_is_loaded_and_unloaded() -> None:
         async def load(self) -> None:
             self.loaded += 1
 
-        def unload(self) -> None:
-            self.loaded -= 1
+        async def close(self) -> None:
+            self.loaded = 0
 
     model = Loading("hi", name="loading")
     async with serve_agents(Agent(model)) as client:
         session_id = await client.session()
-        assert (await client.json("POST", "/v1/models/load", {"model": "loading"}))["loaded"] and model.loaded == 1
+        assert (await client.load_model("loading"))["loaded"] and model.loaded == 1
         assert not (await client.json("POST", "/v1/models/unload", {"model": "loading"}))["loaded"]
         assert model.loaded == 0
         problems = (await client.json("GET", "/ready", status=503))["problems"]
@@ -107,10 +107,10 @@ async def test_a_model_is_loaded_and_unloaded() -> None:
         await client.problem("POST", f"/v1/sessions/{session_id}/messages", {"content": "x"}, 503)
         body = {"model": "loading", "messages": [{"role": "user", "content": "x"}]}
         await client.problem("POST", "/v1/chat/completions", body, 503)
-        await client.json("POST", "/v1/models/load", {"model": "loading"})
+        await client.load_model("loading")
         assert (await client.json("GET", "/ready"))["ready"]
         assert (await client.send(session_id, "x"))["reply"] == "hi"
-        await client.problem("POST", "/v1/models/load", {"model": "local:/etc/passwd"}, 404)
+        await client.problem("POST", "/v1/models/load", {"model": "local:/etc/passwd"}, 403)
 
 
 async def test_a_model_that_is_not_available_is_listed_as_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from treadle.app.settings import Settings
-from treadle.errors import BadInput
+from treadle.errors import BadInput, TreadleError
 from treadle.events import Progress
 from treadle.secrets.keyring import Keyring, forbid_memory_inspection
 
@@ -28,10 +28,16 @@ _KEY_VARIABLE = "TREADLE_API_KEY"
 
 
 class RuntimeOptions(TypedDict, total=False):
-    """How a runtime starts and ends: see `Runtime`."""
+    """How a runtime starts and ends: see `Runtime`.
+
+    With `follow_up`, which is the default, it names sessions and drafts skills after an answer, if the settings enable
+    it. Without `needs_model` it also starts when no model can be used: its agents then wait for one.
+    """
 
     recover: bool
     grace: float
+    follow_up: bool
+    needs_model: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +52,24 @@ class OpenRuntime:
 
 
 async def open_runtime(
-    stack: AsyncExitStack,
-    settings: Settings,
-    log: Log,
-    keyring: Keyring,
-    *,
-    follow_up: bool = True,
-    **options: Unpack[RuntimeOptions],
+    stack: AsyncExitStack, settings: Settings, log: Log, keyring: Keyring, **options: Unpack[RuntimeOptions]
 ) -> OpenRuntime:
     """Compose a runtime from the log and from the model, tools and agents that the settings name.
 
-    Entering its `runtime` starts it. `stack` closes the model and the MCP servers. With `follow_up` the runtime names
-    sessions and drafts skills after an answer, if the settings enable it.
+    Entering its `runtime` starts it. `stack` closes the model and the MCP servers.
     """
     from treadle.app.workspace_knowledge import build_agents
     from treadle.runtime import Runtime, name_session
 
     keyring.take(filter(None, [settings.api_key_env]))
-    model, reason = await choose_model(settings, keyring)
+    try:
+        model, reason = await choose_model(settings, keyring)
+    except TreadleError as error:
+        if options.get("needs_model", True):
+            raise
+        from treadle.app.absent_model import AbsentModel
+
+        model, reason = AbsentModel(str(error)), str(error)
     stack.push_async_callback(model.close)
     log.memories.embed = build_embedding(settings, model, keyring)
     mcp_tools: list[Tool] = []
@@ -73,7 +79,9 @@ async def open_runtime(
         mcp_tools = await servers.list_tools()
         down = [one for one in servers.get_health() if one.state == "down"]
     built = build_agents(settings, model, mcp_tools, keyring)
-    runtime = Runtime(log, list(built.agents.values()), **options)
+    recover, grace = options.get("recover", True), options.get("grace", 0.0)
+    runtime = Runtime(log, list(built.agents.values()), recover=recover, grace=grace)
+    follow_up = options.get("follow_up", True)
     if follow_up and settings.auto_name:
         runtime.after_answer.append(name_session)
     if follow_up and settings.skill_autogen:

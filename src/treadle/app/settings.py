@@ -31,7 +31,7 @@ WORKSPACE_KEYS = frozenset(
 )
 """The keys that a workspace's file may set. Other keys are ignored, and the user gets a note."""
 
-_LIST_KEYS = frozenset(("approve", "ask", "forbid", "network"))
+_LIST_KEYS = frozenset(("approve", "ask", "forbid", "network", "model_roots"))
 _LIMIT_KEYS = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout"))
 _FLAG_KEYS = frozenset(("yes", "workspace", "always"))
 _TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -83,6 +83,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skill_autogen: bool = False
     implicit_signals: bool = True
     embed_model: str = ""
+    model_roots: tuple[str, ...] = ()
     mcp: dict[str, dict[str, Json]] = {}
     model_aliases: dict[str, str] = {}
 

@@ -70,9 +70,12 @@ async def _run_action(args: argparse.Namespace) -> int:
             await model.close()
             print_note(f"{args.name} is now the default, set in {save_setting('model', args.name, args.config)}")
         case "load" | "unload":
-            from treadle.cli.session_link import post_json
+            from treadle.cli.session_link import change_model
 
-            await post_json(args.url, f"/v1/models/{args.action}", {"model": args.name}, args.token_file)
+            model = await change_model(args.url, args.action, args.name, args.token_file)
+            if model["state"] == "failed":
+                print_note(f"{args.name} could not be loaded at {args.url}: {escape_controls(model['error'])}")
+                return 1
             print_note(f"{args.name} is {args.action}ed at {args.url}")
         case _:
             colour = wants_colour(sys.stdout)

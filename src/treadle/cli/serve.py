@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 
 from treadle.cli.console import print_note
-from treadle.cli.options import Parser, add_run_options, add_token_option, create_parser, load_command_settings
+from treadle.cli.options import (
+    Parser,
+    SeveralValues,
+    add_run_options,
+    add_token_option,
+    create_parser,
+    load_command_settings,
+)
 
 EXAMPLES = """\
   treadle serve                                  on this machine only, with the first model that works
@@ -25,6 +32,14 @@ def parser() -> Parser:
     server.add_argument("--origin", metavar="URL", action="append", help="another web page that may send requests")
     server.add_argument("--root", metavar="DIR", action="append", help="a folder of workspaces (default: this one)")
     server.add_argument("--offer", metavar="MODEL", action="append", help="another model that requests may name")
+    server.add_argument(
+        "--model-root",
+        dest="model_roots",
+        metavar="DIR",
+        nargs="+",
+        action=SeveralValues,
+        help="folders of GGUF files that requests may load",
+    )
     add_token_option(server)
     server.add_argument("--grace", metavar="SECONDS", type=float, default=10.0, help="for active runs at shutdown")
     server.add_argument("--allow-root", action="store_true", help="serve although the user is root")

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 from treadle import Answer
 from treadle.app.settings import data_folder
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 1.0
 """Seconds to wait before reconnecting."""
+POLL_SECONDS = 0.2
+"""Seconds between two questions for the state of a model."""
 
 
 class ServerUnreachable(TreadleError):
@@ -148,11 +151,19 @@ async def _connect(url: str, token_file: str) -> AsyncGenerator[aiohttp.ClientSe
             raise ServerUnreachable(f"{url} cannot be reached: {error}") from None
 
 
-async def post_json(url: str, path: str, body: dict[str, Any], token_file: str) -> Any:
-    """Post one request to a server and return its response."""
-    async with _connect(url, token_file) as client, client.post(f"{url.rstrip('/')}{path}", json=body) as response:
-        await _check_response(response)
-        return await response.json()
+async def change_model(url: str, action: str, name: str, token_file: str) -> Any:
+    """Load or unload a model on a server, and wait until that is done. Return its last state."""
+    base = f"{url.rstrip('/')}/v1/models"
+    async with _connect(url, token_file) as client:
+        async with client.post(f"{base}/{action}", json={"model": name}) as response:
+            await _check_response(response)
+            model = await response.json()
+        while model["state"] == "loading":
+            await asyncio.sleep(POLL_SECONDS)
+            async with client.get(f"{base}/{quote(model['id'])}") as response:
+                await _check_response(response)
+                model = await response.json()
+        return model
 
 
 @asynccontextmanager

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field, computed_field
 
-from treadle.errors import NotFound
+from treadle.errors import NotFound, TreadleError
 from treadle.knowledge.base import Proposals
 from treadle.memory.base import MAX_MEMORY_LENGTH, Memory, MemoryKind, MemoryQuery
+from treadle.server.model_loader import LoadState, ModelStream
 from treadle.server.problems import build_field_error
 from treadle.server.service import Approver, CurrentService, Sender, Service, StrictBody, Viewer
+from treadle.server.streams import SSE_RESPONSES
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 _PROPOSAL_FIELDS = ("name", "description", "diff", "path", "why", "created_at")
@@ -72,8 +74,18 @@ class AgentView(BaseModel):
     max_iterations: int
 
 
+class LoadProgress(BaseModel):
+    """How far a model is loaded. `fraction` is from 0 to 1, or null when it is unknown."""
+
+    fraction: float | None
+    message: str
+
+
 class ModelView(BaseModel):
-    """A model or an agent, with the fields that OpenAI's and Anthropic's clients expect."""
+    """A model or an agent, with the fields that OpenAI's and Anthropic's clients expect.
+
+    Requests may use a model that is `loaded`. `progress` is there while it loads; `error` says why it cannot be used.
+    """
 
     id: str
     object: str = "model"
@@ -81,6 +93,9 @@ class ModelView(BaseModel):
     owned_by: str = "treadle"
     loaded: bool = True
     window: int | None = None
+    state: Literal["loading", "loaded", "failed", "unloaded"] = "loaded"
+    progress: LoadProgress | None = None
+    error: str = ""
     type: str = "model"
     created_at: str = "1970-01-01T00:00:00Z"
 
@@ -250,7 +265,7 @@ async def get_config(service: CurrentService, token: Viewer) -> ConfigView:
     name = agent.resolve_model().name
     provider, colon, _ = name.partition(":")
     return ConfigView(
-        provider=provider if colon or name == "local" else "custom",
+        provider=provider if colon or name in ("local", "none") else "custom",
         model=name,
         max_iterations=agent.limits.turns,
         skill_autogen=service.config.skill_autogen,
@@ -267,6 +282,16 @@ async def list_models(service: CurrentService, token: Viewer) -> ModelList:
     return ModelList(data=[*models, *(ModelView(id=f"agent:{name}") for name in service.runtime.agents)])
 
 
+@router.get("/models/stream", response_class=Response, responses=SSE_RESPONSES)
+async def stream_models(service: CurrentService, token: Viewer) -> Any:
+    """Stream the state of every model, and then each change, as `model_updated`."""
+
+    def describe() -> dict[str, bytes]:
+        return {name: _describe_model(service, name).model_dump_json().encode() for name in service.list_model_names()}
+
+    return ModelStream(service.streams, service.loader, describe)
+
+
 @router.get("/models/{model_id:path}")
 async def get_model(service: CurrentService, token: Viewer, model_id: str) -> ModelView:
     """Show one model, or an agent as `agent:NAME`."""
@@ -277,32 +302,45 @@ async def get_model(service: CurrentService, token: Viewer, model_id: str) -> Mo
 
 
 def _describe_model(service: Service, name: str) -> ModelView:
-    model = service.find_model(name)
-    if model is None:
-        return ModelView(id=name, loaded=False)
-    return ModelView(id=name, loaded=name not in service.unloaded_models, window=model.window)
+    try:
+        model = service.runtime.model(name)
+    except TreadleError as error:
+        return ModelView(id=name, loaded=False, state="failed", error=str(error))
+    state = service.loader.states.get(name) or LoadState("loaded")
+    return ModelView(
+        id=name,
+        loaded=name not in service.loader.blocked,
+        window=model.window,
+        state=state.state,
+        progress=LoadProgress(fraction=state.fraction, message=state.message) if state.state == "loading" else None,
+        error=state.error,
+    )
 
 
-@router.post("/models/load")
+@router.post("/models/load", status_code=202)
 async def load_model(service: CurrentService, token: Sender, body: ModelName) -> ModelView:
-    """Load a model before it is needed."""
-    service.check_model_name(body.model)
-    service.unloaded_models.discard(body.model)
-    load = getattr(service.get_model(body.model), "load", None)
-    if load is not None:
-        await load()
-    return _describe_model(service, body.model)
+    """Load a model in the background: one of this server, any other of the catalog, or a GGUF file.
+
+    A GGUF file is named `local:PATH` and must be in the operator's model folders. `GET /v1/models` has the progress.
+    """
+    service.check_open()
+    name = service.resolve_alias(body.model.strip())
+    is_known = name in service.list_model_names()
+    if not is_known:
+        name = service.loader.resolve_name(name)
+    service.loader.start_loading(name, is_known=is_known)
+    return _describe_model(service, name)
 
 
 @router.post("/models/unload")
 async def unload_model(service: CurrentService, token: Sender, body: ModelName) -> ModelView:
     """Free what a model holds. No run starts on it until it is loaded again; a current run loads it itself."""
-    service.check_model_name(body.model)
-    unload = getattr(service.runtime.model(body.model), "unload", None)
-    if unload is not None:
-        unload()
-    service.unloaded_models.add(body.model)
-    return _describe_model(service, body.model)
+    name = service.resolve_alias(body.model.strip())
+    if name not in service.list_model_names():
+        name = service.loader.resolve_name(name)
+    service.check_model_name(name)
+    await service.loader.unload(name)
+    return _describe_model(service, name)
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ class ServerConfig:
     `hosts` are further host names of this server, with a port if it differs from the server's own. `origins` are other
     origins whose pages may use it. Every session's workspace is in one of the `roots`. Requests may choose the `models`
     besides those of the agents. `model_aliases` are further names for them, which may be patterns such as `claude-*`.
-    `agent` is the default agent.
+    `agent` is the default agent. Requests may load GGUF files of the `model_roots`.
     """
 
     tokens: Sequence[Token] = ()
@@ -28,6 +28,7 @@ class ServerConfig:
     models: Sequence[str] = ()
     model_aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     agent: str = "default"
+    model_roots: Sequence[Path] = ()
     approval_seconds: float = 300.0
     keep_alive: float = 15.0
     body_bytes: int = 8 * 1024 * 1024

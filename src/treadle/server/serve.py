@@ -16,6 +16,7 @@ from types import FrameType
 
 import uvicorn
 
+from treadle.app.absent_model import AbsentModel
 from treadle.app.compose import open_keyring, open_runtime, open_store
 from treadle.app.settings import Settings, data_folder
 from treadle.errors import BadInput
@@ -49,7 +50,8 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     file, config = _build_config(settings, options)
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(open_store(settings))
-        opened = await open_runtime(stack, settings, log, open_keyring(settings), grace=options.grace)
+        keyring = open_keyring(settings)
+        opened = await open_runtime(stack, settings, log, keyring, grace=options.grace, needs_model=False)
         agents = opened.built.agents
         if config.agent not in agents:
             raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(agents)}")
@@ -58,9 +60,12 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
         def announce(address: str) -> None:
             ticket = app.state.service.tokens.issue_ticket(config.tokens[0])
             why = f" ({opened.model_reason})" if opened.model_reason else ""
+            model = f"with {opened.model.name}{why}"
+            if isinstance(opened.model, AbsentModel):
+                model = f"without a model: {opened.model_reason}. Load one with `treadle models load NAME`"
             lines = [
                 *(f"treadle: {text}" for text in opened.notes),
-                f"treadle serves {address} with {opened.model.name}{why}",
+                f"treadle serves {address} {model}",
                 f"open in a browser, once: {address}/login?ticket={ticket}",
                 f"tokens for programs are in {file}",
             ]
@@ -73,11 +78,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
 def _build_config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConfig]:
     """Build the configuration. Returns it with the file of its tokens."""
     file = Path(options.token_file).expanduser() if options.token_file else data_folder() / "tokens.json"
-    roots: list[Path] = []
-    for name in options.roots:
-        roots.append(Path(name).expanduser().resolve())
-        if not roots[-1].is_dir():
-            raise BadInput(f"--root {name} is no folder; name a folder that holds workspaces")
+    roots = _check_folders("--root", options.roots)
     own = () if is_loopback(options.host) or options.host in ("0.0.0.0", "::") else (options.host,)
     hosts = [name.lower() if ":" in name else f"{name.lower()}:{options.port}" for name in (*own, *options.names)]
     config = ServerConfig(
@@ -88,9 +89,18 @@ def _build_config(settings: Settings, options: ServeOptions) -> tuple[Path, Serv
         models=tuple(options.models),
         model_aliases=settings.model_aliases,
         agent=settings.agent or "default",
+        model_roots=_check_folders("--model-root", settings.model_roots),
         skill_autogen=settings.skill_autogen,
     )
     return file, config
+
+
+def _check_folders(option: str, names: Sequence[str]) -> list[Path]:
+    folders = [Path(name).expanduser().resolve() for name in names]
+    for name, folder in zip(names, folders, strict=True):
+        if not folder.is_dir():
+            raise BadInput(f"{option} {name} is no folder; name an existing one")
+    return folders
 
 
 class DrainingServer(uvicorn.Server):

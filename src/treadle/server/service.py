@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.requests import HTTPConnection
 
 from treadle import Agent, Grant, Run, Runtime, Session, later
+from treadle.app.absent_model import AbsentModel
 from treadle.errors import NotFound, TreadleError
 from treadle.events import MessageReceived, SessionConfigured, SessionCreated
 from treadle.log.base import SessionQuery
@@ -23,8 +24,9 @@ from treadle.messages import Part
 from treadle.models.base import Model
 from treadle.server.config import ServerConfig
 from treadle.server.guard import Refusal, Tokens
+from treadle.server.model_loader import ModelLoader
 from treadle.server.observer import LogObserver
-from treadle.server.problems import build_field_error, build_no_model_error
+from treadle.server.problems import NO_MODEL, build_field_error, build_no_model_error
 from treadle.server.registry import Registry
 from treadle.server.response_runs import ResponseRuns
 from treadle.server.streams import OpenStreams
@@ -69,7 +71,7 @@ class Service:
         self.responses = ResponseRuns(runtime, self.get_model)
         self.counting = asyncio.Semaphore(COUNTS_AT_ONCE)
         self.is_draining = False
-        self.unloaded_models: set[str] = set()
+        self.loader = ModelLoader(runtime, config.model_roots)
         self._waiting: set[Run] = set()
         self._attached = False
         self._ready: tuple[float, dict[str, str]] = (0.0, {})
@@ -96,6 +98,7 @@ class Service:
             self.attach()
             yield
             self.drain()
+            await self.loader.close()
             await self.responses.close()
 
     def drain(self) -> None:
@@ -210,8 +213,9 @@ class Service:
 
     def list_model_names(self) -> list[str]:
         """The names of the models that requests may use."""
-        own = [agent.resolve_model().name for agent in self.runtime.agents.values()]
-        return list(dict.fromkeys((*own, *self.config.models)))
+        models = [agent.resolve_model() for agent in self.runtime.agents.values()]
+        own = [model.name for model in models if not isinstance(model, AbsentModel)]
+        return list(dict.fromkeys((*own, *self.config.models, *self.loader.states)))
 
     def resolve_alias(self, name: str) -> str:
         """The name that the operator's aliases give for a name. The name of a model or an agent stays as it is."""
@@ -224,9 +228,12 @@ class Service:
         """Get a model that requests may use, by its name or an alias. `default` is the default agent's model."""
         name = self.resolve_alias(name)
         if name in ("", "default"):
-            name = self.default_agent.resolve_model().name
+            model = self.default_agent.resolve_model()
+            if isinstance(model, AbsentModel):
+                raise build_no_model_error()
+            name = model.name
         self.check_model_name(name)
-        if name in self.unloaded_models:
+        if name in self.loader.blocked:
             raise build_no_model_error()
         return self.runtime.model(name)
 
@@ -248,7 +255,7 @@ class Service:
     async def check_model(self, agent: Agent) -> None:
         """Raise when the agent has no model that can answer."""
         model = agent.resolve_model()
-        if model.name in self.unloaded_models:
+        if model.name in self.loader.blocked:
             raise build_no_model_error()
         choose: Any = getattr(model, "resolve", None)
         if choose is not None:
@@ -262,7 +269,7 @@ class Service:
         name = (await session.state()).model
         if not name:
             await self.check_model(session.agent)
-        elif name in self.unloaded_models or self.find_model(name) is None:
+        elif name in self.loader.blocked or self.find_model(name) is None:
             raise build_no_model_error()
 
     async def get_window(self, session: Session) -> int | None:
@@ -282,7 +289,11 @@ class Service:
         if time.monotonic() - at >= READY_SECONDS:
             found = await self._probe()
             self._ready = (time.monotonic(), found)
-        return {**found, **{f"model {name}": "is not loaded" for name in self.unloaded_models}}
+        found = {**found, **{f"model {name}": "is not loaded" for name in self.loader.blocked}}
+        for model in (agent.resolve_model() for agent in self.runtime.agents.values()):
+            if isinstance(model, AbsentModel):
+                found["model"] = f"{NO_MODEL} {model.reason}"
+        return found
 
     async def _probe(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -313,6 +324,7 @@ class Service:
         return {
             "treadle_sessions_active": len(active.sessions),
             "treadle_sessions_waiting": len(waiting.sessions),
+            "treadle_models_loading": sum(one.state == "loading" for one in self.loader.states.values()),
             "treadle_watchers": len(self.streams) + len(self._waiting),
         }
 

@@ -1,0 +1,1 @@
+"""Clients written from the documents alone, against a real server process."""

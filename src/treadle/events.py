@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from treadle.errors import BadInput, ModelErrorKind
-from treadle.messages import NO_USAGE, Call, FinishReason, Json, Part, Sampling, Usage
+from treadle.messages import NO_USAGE, Call, FinishReason, Json, Message, Part, Sampling, ToolSpec, Usage
 
 Safety = Literal["safe", "caution", "destructive"]
 Tier = Literal["read-only", "sandbox", "full"]
@@ -147,10 +147,13 @@ class SessionRenamed(Fact, frozen=True):
 
 
 class MessageReceived(Fact, frozen=True):
+    """`history` is what the sender's conversation had before. It counts only for the first message of a session."""
+
     id: str
     parts: tuple[Part, ...]
     mode: MessageMode = "queue"
     key: str = ""
+    history: tuple[Message, ...] = ()
 
 
 class RunRequested(Fact, frozen=True):
@@ -249,7 +252,8 @@ class InputAnswered(Fact, frozen=True):
 class CallStarted(Fact, frozen=True):
     """The intent, stored before the effect. `arguments` are the checked and converted arguments that really run.
 
-    A call that `resumes` continues its work when it is run again, so a crash never closes it.
+    A call that `resumes` continues its work when it is run again, so a crash never closes it. With the sandbox
+    "client" the client runs the call: the run waits for the result, until `expires_at`.
     """
 
     call_id: str
@@ -262,6 +266,7 @@ class CallStarted(Fact, frozen=True):
     owner: str = ""
     epoch: int = 0
     resumes: bool = False
+    expires_at: float | None = None
 
 
 class CallFinished(Fact, frozen=True):
@@ -324,6 +329,8 @@ class SessionConfigured(Fact, frozen=True):
 
     `approve` are patterns that an authorized person approved in advance: they turn ask into allow. `web` is false for
     a session that may not use the web tools. It cannot allow more than the operator and the project allow.
+    `client_tools` are offered to the model with the agent's own, and the client runs their calls. They count from the
+    next turn on. An empty `output_schema` means text.
     """
 
     agent: str = ""
@@ -334,6 +341,9 @@ class SessionConfigured(Fact, frozen=True):
     approve: tuple[str, ...] = ()
     web: bool | None = None
     by: str = ""
+    sampling: Sampling | None = None
+    output_schema: dict[str, Json] | None = None
+    client_tools: tuple[ToolSpec, ...] | None = None
 
 
 class FilesKept(Fact, frozen=True):

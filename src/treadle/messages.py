@@ -242,6 +242,11 @@ def render_parts(parts: Sequence[Part]) -> str:
     return "\n".join(words)
 
 
+def render_message(message: Message) -> str:
+    """Render the text of a message, without its calls."""
+    return render_parts(message.parts) if isinstance(message, UserMessage) else message.text
+
+
 # ── tokens: estimates for where no provider has counted, never for a bill ──────────────────────────────────
 
 BYTES_PER_TOKEN = 4

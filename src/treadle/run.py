@@ -67,9 +67,10 @@ class RunTracker:
 class Run:
     """A run in progress. Iterate over it to get every event. Leaving the block stops the run if it has not ended.
 
-    The iteration ends when the run ends, or when it waits for a person: then `outcome` is None and `pending` has the
-    open questions. After the block, both describe the moment at which the block was left. `detach` leaves without
-    stopping the run. A run that another process took over continues there.
+    The iteration ends when the run ends, or when it waits for somebody: then `outcome` is None and `pending` has the
+    open questions, and the calls whose results the client must send. After the block, both describe the moment at
+    which the block was left. `detach` leaves without stopping the run. A run that another process took over continues
+    there.
 
     `Session.follow` returns a run that somebody else started. It needs no block, its iteration continues while a
     question is open, and leaving it never stops the run.
@@ -86,7 +87,7 @@ class Run:
         is_running: bool = False,
     ) -> None:
         self.session_id = session_id
-        self.pending: list[events.ApprovalRequested | events.InputRequested] = []
+        self.pending: list[events.ApprovalRequested | events.InputRequested | events.CallStarted] = []
         self._coordinator, self._begin = coordinator, begin
         self._tracker = RunTracker(message_id, is_running=is_running)
         self._position, self._seen = after, after
@@ -146,7 +147,8 @@ class Run:
             with suppress(NotFound):  # the session may have been deleted meanwhile
                 for fact in await self._coordinator.log.read(self.session_id, after=self._position):
                     self._tracker.feed(fact)
-                self.pending = (await self._coordinator.load_state(self.session_id)).pending
+                state = await self._coordinator.load_state(self.session_id)
+                self.pending = [*state.pending, *state.client_calls]
 
     def __aiter__(self) -> AsyncIterator[events.Event]:
         return self._events()
@@ -187,7 +189,7 @@ class Run:
             if self._follower.failure is not None:
                 raise self._follower.failure
             state = await self._coordinator.load_state(self.session_id)
-            self.pending = state.pending
+            self.pending = [*state.pending, *state.client_calls]
             if self.pending or not self._has_more(state) or state.seq == tried or self._coordinator.is_closed:
                 return
             tried = state.seq

@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -38,6 +39,7 @@ from treadle.models.base import Model, Summarizer
 from treadle.permissions.policy import WEB_OFF, is_web_off
 from treadle.secrets.keyring import Keyring
 from treadle.session import Session, generate_session_id
+from treadle.typed_output import check_output
 
 AfterAnswer = Callable[[Session, State, Setup], Awaitable[None]]
 _logger = logging.getLogger("treadle")
@@ -299,11 +301,7 @@ class Runtime:
         instructions, attachments = setup.config.instructions, None
         if configured is not None:
             instructions = configured.instructions or instructions
-            setup = replace(
-                setup,
-                limits=configured.limits or setup.limits,
-                approval_ttl=configured.approval_ttl or setup.approval_ttl,
-            )
+            setup = _apply_configuration(setup, configured)
         narrower = [grant for grant in opened.grants if grant not in created.grants]
         is_project_off = agent.knowledge is not None and not agent.knowledge.allows_web(setup.workspace)
         if is_project_off or (configured is not None and configured.web is False):
@@ -337,6 +335,27 @@ class Runtime:
             keyring = next((one for one in secrets if isinstance(one, Keyring)), None)
             self._models[name] = resolve_model(name, keyring=keyring)
         return self._models[name]
+
+
+def _apply_configuration(setup: Setup, configured: SessionConfigured) -> Setup:
+    """Replace settings of the agent by those of the session. Where a tool has the name of the client's, it wins."""
+    config = replace(setup.config, sampling=configured.sampling or setup.config.sampling)
+    check = setup.check_output
+    if configured.output_schema is not None and check is None:
+        config = replace(config, output_schema=configured.output_schema or None)
+        kind = dict[str, Any] if configured.output_schema.get("type") == "object" else Any
+        check = partial(check_output, kind) if configured.output_schema else None
+    own = {*setup.tools, *setup.aliases}
+    specs = tuple(spec for spec in configured.client_tools or () if spec.name not in own)
+    return replace(
+        setup,
+        config=config,
+        check_output=check,
+        limits=configured.limits or setup.limits,
+        approval_ttl=configured.approval_ttl or setup.approval_ttl,
+        specs=(*setup.specs, *specs),
+        client_tools=frozenset(spec.name for spec in specs),
+    )
 
 
 async def name_session(session: Session[Any], state: State, setup: Setup) -> None:

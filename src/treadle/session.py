@@ -21,10 +21,11 @@ from treadle.engine.state import State, fold
 from treadle.engine.tool_call import load_output
 from treadle.errors import BadInput, Conflict, NotAnswered, NotFound, TreadleError
 from treadle.log.base import Artifact, Log, Watch
-from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, replace_surrogates
+from treadle.messages import FilePart, ImagePart, Json, Message, Part, TextPart, ToolSpec, replace_surrogates
 from treadle.permissions.patterns import covers_call
 from treadle.permissions.policy import WEB_TOOLS
 from treadle.run import Run
+from treadle.tools.base import ToolResult
 from treadle.typed_output import T
 
 if TYPE_CHECKING:
@@ -79,10 +80,13 @@ class Session(Generic[T]):
         return (await self.post(content, mode=mode, key=key)).id
 
     async def post(
-        self, content: Content, *, mode: events.MessageMode = "queue", key: str = ""
+        self, content: Content, *, mode: events.MessageMode = "queue", key: str = "", history: Sequence[Message] = ()
     ) -> events.MessageReceived:
-        """Like `send`, but returns the message as it was stored. The same key returns the first message again."""
-        fact = await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}")
+        """Like `send`, but returns the message as it was stored. The same key returns the first message again.
+
+        `history` is a conversation from elsewhere that the first message of a session continues.
+        """
+        fact = await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}", history)
         await self._coordinator.wake(self.id)
         return fact
 
@@ -114,11 +118,13 @@ class Session(Generic[T]):
 
         return Run(self._coordinator, self.id, begin, is_running=True)
 
-    def follow(self, posted: events.MessageReceived | int) -> Run:
-        """Follow the run of a message that was posted, or the run that was requested at a position.
+    def follow(self, posted: events.MessageReceived | events.CallFinished | int) -> Run:
+        """Follow the run of a message that was posted, of a call that finished, or that was requested at a position.
 
         Unlike `run`, its iteration continues while a question is open, and leaving it stops nothing.
         """
+        if isinstance(posted, events.CallFinished):
+            return Run(self._coordinator, self.id, None, after=posted.seq, is_running=True)
         message_id, position = ("", posted) if isinstance(posted, int) else (posted.id, posted.seq)
         return Run(self._coordinator, self.id, None, message_id, after=position)
 
@@ -137,6 +143,15 @@ class Session(Generic[T]):
     async def answer(self, call_id: str, *answers: str, by: str = "user") -> None:
         """Answer what the model asked with `ask_user`."""
         await self._coordinator.answer(self.id, call_id, Answer(answers=answers, by=by))
+
+    async def finish_call(
+        self, call_id: str, output: str, *, parts: Sequence[Part] = (), ok: bool = True
+    ) -> events.CallFinished:
+        """Send the result of a call that the client runs, and continue. The same result again changes nothing.
+
+        Raises `AlreadyAnswered` if the call has another result, and `Expired` if it comes too late.
+        """
+        return await self._coordinator.finish_call(self.id, call_id, ToolResult(output, tuple(parts), ok))
 
     async def cancel(self, by: str = "user", why: str = "") -> events.RunFinished | None:
         """Stop the run, its model call and its tools. Returns when that is recorded."""
@@ -158,14 +173,21 @@ class Session(Generic[T]):
         model: str = "",
         limits: events.Limits | None = None,
         web: bool | None = None,
+        client_tools: Sequence[ToolSpec] | None = None,
         by: str = "user",
     ) -> None:
         """Use another agent of this runtime, another model or other limits, from the next run on.
 
         `web=False` switches the web tools off. `web=True` switches them on again, as far as the operator and the
-        project allow them. Raises `NotFound` for an unknown agent or model, and `BadInput` for a model without its key.
+        project allow them. `client_tools` are offered to the model with the agent's own. The run waits when one is
+        called, and `finish_call` sends its result. Raises `NotFound` for an unknown agent or model, and `BadInput` for
+        a model without its key.
         """
-        fact = events.validate_fact(events.SessionConfigured(agent=agent, model=model, limits=limits, web=web, by=by))
+        tools = tuple(client_tools) if client_tools is not None else None
+        configured = events.SessionConfigured(
+            agent=agent, model=model, limits=limits, web=web, client_tools=tools, by=by
+        )
+        fact = events.validate_fact(configured)
         if agent and agent not in self._coordinator.agents:
             names = ", ".join(self._coordinator.agents)
             raise NotFound(f"no agent named {agent!r} here; there are: {names or 'none'}")
@@ -310,7 +332,7 @@ class Session(Generic[T]):
         await self._log.delete(self.id)
 
     async def _post_message(
-        self, content: Content, mode: events.MessageMode, key: str, message_id: str
+        self, content: Content, mode: events.MessageMode, key: str, message_id: str, history: Sequence[Message] = ()
     ) -> events.MessageReceived:
         self._coordinator.check_open()
         parts = _build_parts(content)
@@ -320,7 +342,8 @@ class Session(Generic[T]):
                 tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message"
             )
         parts = tuple(TextPart(replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts)
-        fact = events.validate_fact(events.MessageReceived(id=message_id, parts=parts, mode=mode, key=key))
+        received = events.MessageReceived(id=message_id, parts=parts, mode=mode, key=key, history=tuple(history))
+        fact = events.validate_fact(received)
         stored = (await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")).facts[0]
         assert isinstance(stored, events.MessageReceived)
         return stored

@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from treadle import Agent, Answer, ApprovalRequested, Runtime, Session, Tool
+from treadle import Agent, Answer, ApprovalRequested, CallStarted, Runtime, Session, Tool
 from treadle.app.compose import find_default_tools
 from treadle.app.settings import data_folder
 from treadle.cli import console
 from treadle.cli.find_session import open_command_store
 from treadle.cli.open_session import open_stored_session
 from treadle.cli.options import Parser, add_actions, add_session_argument, add_store_options, create_parser
-from treadle.cli.questions import AgentQuestion, render_approval
+from treadle.cli.questions import AgentQuestion, describe_client_call, render_approval
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
 from treadle.permissions.saved_rules import forget_rule, load_all_rules
@@ -86,7 +86,8 @@ async def _list_questions(args: argparse.Namespace) -> None:
         for status in ("running", "waiting"):  # a question can be open while another call of the same reply runs
             async for info in log.iterate_sessions(SessionQuery(status=status)):
                 session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
-                for question in (await session.state()).pending:
+                state = await session.state()
+                for question in (*state.pending, *state.client_calls):
                     if (info.id, question.call_id) not in shown:
                         _print_question(info, question, tools)
                         shown.add((info.id, question.call_id))
@@ -94,7 +95,7 @@ async def _list_questions(args: argparse.Namespace) -> None:
         console.print_note("there are no open questions")
 
 
-def _print_question(info: SessionInfo, question: AgentQuestion, tools: Mapping[str, Tool]) -> None:
+def _print_question(info: SessionInfo, question: AgentQuestion | CallStarted, tools: Mapping[str, Tool]) -> None:
     colour = console.wants_colour(sys.stdout)
     width = console.terminal_width() if console.is_terminal(sys.stdout) else 120
     console.print_line(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
@@ -103,6 +104,8 @@ def _print_question(info: SessionInfo, question: AgentQuestion, tools: Mapping[s
             sys.stdout.write(f"  {line}\n")
         if question.rule and not question.once:
             console.print_line(f"  --scope pattern would also allow: {console.escape_hidden(question.rule)}")
+    elif isinstance(question, CallStarted):
+        console.print_line(f"  {console.escape_hidden(describe_client_call(question))}")
     else:
         for one in question.questions:
             options = f"  ({', '.join(map(console.escape_hidden, one.options))})" if one.options else ""

@@ -14,9 +14,10 @@ from treadle.cli.console import TerminalConsole, is_dumb_terminal, is_terminal
 from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
 from treadle.cli.open_session import open_stored_session
 from treadle.cli.options import Parser, add_session_argument, add_store_options, add_token_option, create_parser
-from treadle.cli.questions import AgentQuestion, QuestionQueue
+from treadle.cli.questions import AgentQuestion, QuestionQueue, describe_client_call
 from treadle.cli.screen import Screen
 from treadle.cli.session_link import HttpSession, ServerUnreachable, SessionLink, open_http_session
+from treadle.engine.state import CLIENT_SANDBOX, fold
 from treadle.errors import TreadleError
 
 EXAMPLES = """\
@@ -85,6 +86,8 @@ class AttachedTerminal(InteractiveTerminal):
                     pass
         for question in questions.values():
             self.start_task(self._ask_user(question))
+        for call in fold(self._facts).client_calls:
+            self.write_note(describe_client_call(call), "dim")
 
     async def follow_events(self) -> None:
         try:
@@ -92,6 +95,8 @@ class AttachedTerminal(InteractiveTerminal):
                 self.show_event(event)
                 if isinstance(event, AgentQuestion):
                     self.start_task(self._ask_user(event))
+                elif isinstance(event, events.CallStarted) and event.sandbox == CLIENT_SANDBOX:
+                    self.write_note(describe_client_call(event), "dim")
         except TreadleError as error:
             self.write_note(str(error), "red")
         self.leave()

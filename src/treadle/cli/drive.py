@@ -29,7 +29,7 @@ from treadle.cli.console import (
     style_text,
 )
 from treadle.cli.open_session import OpenSession, open_session
-from treadle.cli.questions import AgentQuestion, QuestionQueue, TerminalReader
+from treadle.cli.questions import AgentQuestion, QuestionQueue, TerminalReader, describe_client_call
 from treadle.cli.screen import Screen
 from treadle.errors import BadInput, TreadleError
 from treadle.messages import Json, Usage, render_parts
@@ -347,5 +347,8 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
         name = " ".join(render_parts(message.parts[:1]).split())  # attached files are separate parts
         await session.rename(name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…", by="auto")
     for question in run.pending if run.outcome is None else ():
-        report_builder.asked.setdefault(question.call_id, question)
+        if isinstance(question, events.CallStarted):
+            output.write_note(describe_client_call(question))
+        else:
+            report_builder.asked.setdefault(question.call_id, question)
     return report_builder.build_report(session.id, run.outcome)

@@ -34,6 +34,11 @@ MAX_PREVIEW_BYTES = 1 << 20
 _STYLES = {"safe": "green", "caution": "yellow", "destructive": "bold red"}
 
 
+def describe_client_call(call: events.CallStarted) -> str:
+    """Describe a call that waits for a client of the server. Nobody at a terminal can answer it."""
+    return f"waits for the client's result of {call.tool} ({call.call_id})"
+
+
 def render_approval(
     question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path, width: int, *, colour: bool
 ) -> list[str]:

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from treadle import events
 from treadle.engine.setup import Setup
-from treadle.engine.state import CallState, State
+from treadle.engine.state import CLIENT_SANDBOX, CallState, State
 from treadle.engine.steps import is_out_of_time
 from treadle.errors import describe_error
+from treadle.messages import Json
 from treadle.permissions.data_flow import UNKNOWN_TOOL_TRAITS, Trait, explain_leak_risk, list_tools_seen
 from treadle.permissions.patterns import covers_call, pin_version, select_for_version, suggest_pattern, unpin_version
 from treadle.permissions.policy import (
@@ -68,11 +69,11 @@ class Authorization(Struct):
 
 
 async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]) -> Authorization:
-    """Authorize calls in the given order."""
-    result, blocked = Authorization(), set[str]()
+    """Authorize calls in the given order. Calls before and after one that the client runs wait for each other."""
+    result, blocked, at_client = Authorization(), set[str](), 0
     for call in calls:
         try:
-            outcome = await _authorize_call(setup, state, call, len(result.ready), blocked)
+            outcome = await _authorize_call(setup, state, call, len(result.ready) + at_client, blocked)
             # A tool can put anything into its arguments. The log must be able to store and read them.
             if isinstance(outcome, ReadyCall):
                 msgspec.json.encode(outcome.parsed.arguments)
@@ -82,6 +83,13 @@ async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]
             _logger.exception("a call of %s was denied, because authorizing it failed", call.call.tool)
             why = f"whether it may run could not be found out ({describe_error(error)})"
             outcome = _close_call(call, "denied", f"Denied: {why}. Do without it.")
+        if isinstance(outcome, events.CallStarted):
+            is_first = not result.ready and all(isinstance(fact, events.CallFinished) for fact in result.facts)
+            if not is_first and not at_client:
+                break
+            at_client += 1
+        elif at_client:
+            break
         if isinstance(outcome, ReadyCall):
             result.ready.append(outcome)
         elif outcome is not None:
@@ -105,12 +113,15 @@ async def _authorize_call(
         return _close_call(call, "refused", f"Not run: the limit of {run.limits.calls} calls is used up.")
     name = setup.aliases.get(call.call.tool, call.call.tool)
     tool = setup.tools.get(name)
+    if tool is None and name in setup.client_tools:
+        return _start_at_client(setup, call)
     if tool is None:
         import difflib
 
-        close = difflib.get_close_matches(name, setup.tools, n=1, cutoff=0.5)
+        known = sorted({*setup.tools, *setup.client_tools})
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]}?" if close else ""
-        names = ", ".join(sorted(setup.tools)) or "none"
+        names = ", ".join(known) or "none"
         return _close_call(call, "error", f"There is no tool named {name!r}.{hint} The tools are: {names}.")
     try:
         tool, parsed = tool.resolve_call(tool.parse_call(call.call.arguments), state.notes)
@@ -141,6 +152,22 @@ async def _authorize_call(
     attempt = call.started.attempt + 1 if call.started is not None else 1
     ready = ReadyCall(call, tool, parsed, assessment.safety, verdict.why, attempt)
     return _apply_verdict(setup, ready, verdict, assessment)
+
+
+def _start_at_client(setup: Setup, call: CallState) -> events.AnyFact:
+    """Hand a call to the client. No policy decides: the call has no effect here."""
+    try:
+        arguments = msgspec.json.decode(call.call.arguments or "{}", type=dict[str, Json])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return _close_call(call, "error", f"The arguments of {call.call.tool} do not fit: {error}.")
+    return events.CallStarted(
+        call_id=call.call.id,
+        tool=call.call.tool,
+        arguments=arguments,
+        sandbox=CLIENT_SANDBOX,
+        why="the client runs its own tools",
+        expires_at=_compute_expiry(setup),
+    )
 
 
 def _assess_call(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments) -> Assessment:

@@ -13,11 +13,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.engine.context import Attachments, Projection, count_entries_through
+from treadle.engine.earlier_messages import EarlierMessages
 from treadle.engine.state import Entry, State, Turn, estimate_entry_tokens
 from treadle.events import ContextCompacted, MessageReceived, ModelFailed
 from treadle.messages import (
     BYTES_PER_TOKEN,
     Json,
+    Message,
+    ModelMessage,
     Request,
     ResultMessage,
     TextPart,
@@ -140,7 +143,9 @@ def _find_last_removable(state: State) -> int:
     failed = [place for place in messages[:-1] if place < began]
     if failed:
         return failed[-1] + 1
-    turn = entries[last] if last >= 0 else None
+    if last < 0:
+        return int(bool(entries) and isinstance(entries[0], EarlierMessages))
+    turn = entries[last]
     return last if isinstance(turn, Turn) and turn.calls else last + 1
 
 
@@ -201,7 +206,9 @@ def _render_entries(state: State, plan: CompactionPlan, cap: int) -> str:
             written = written.partition(f"\n\n{title}\n")[0]
         lines.append(f"Notes on what came before:\n{written.strip()}\n")
     for entry in state.entries[_count_summarized(state) : count_entries_through(state, plan.through)]:
-        if isinstance(entry, MessageReceived):
+        if isinstance(entry, EarlierMessages):
+            lines.extend(_render_earlier_message(message, cap) for message in entry.messages)
+        elif isinstance(entry, MessageReceived):
             lines.append(f"User: {_shorten(render_parts(entry.parts), cap)}")
         elif isinstance(entry, Turn) and entry.reply is not None:
             if entry.reply.text.strip():
@@ -214,6 +221,17 @@ def _render_entries(state: State, plan: CompactionPlan, cap: int) -> str:
         elif isinstance(entry, ModelFailed):
             lines.append(f"Agent, broken off: {_shorten(entry.partial, cap)}")
     return "\n".join(lines).strip() or "(nothing was said)"
+
+
+def _render_earlier_message(message: Message, cap: int) -> str:
+    match message:
+        case UserMessage(parts=parts):
+            return f"User: {_shorten(render_parts(parts), cap)}"
+        case ModelMessage(text=text, calls=calls):
+            made = (f"{call.tool} {_shorten(call.arguments, cap)}" for call in calls)
+            return f"Agent: {'; '.join(filter(None, (_shorten(text.strip(), cap), *made)))}"
+        case ResultMessage(tool=tool, text=text):
+            return f"{tool} -> {_shorten(text.strip(), cap)}"
 
 
 def _shorten(text: str, most: int) -> str:
@@ -235,7 +253,12 @@ def compose_summary(state: State, room: Room, plan: CompactionPlan, written: str
     """
     entries = state.entries[: count_entries_through(state, plan.through)]
     size = room.shared * BYTES_PER_TOKEN
-    said = [render_parts(entry.parts) for entry in entries if isinstance(entry, MessageReceived)]
+    said = [
+        render_parts(message.parts)
+        for entry in entries
+        for message in (entry.messages if isinstance(entry, EarlierMessages) else (entry,))
+        if isinstance(message, MessageReceived | UserMessage)
+    ]
     quotes = [f"- {_shorten(text, size // 5)}" for text in said[:1]]
     newest = _keep_newest(reversed(said[1:]), size // 10)
     if left_out := len(said[1:]) - len(newest):

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from treadle.engine.earlier_messages import EarlierMessages
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, Entry, State, Turn
 from treadle.events import MessageReceived, ModelFailed, RunStarted, SignalDetected, TurnStarted
 from treadle.messages import (
@@ -199,6 +200,8 @@ def _end_with_user(messages: list[Message]) -> None:
 
 def _render_entry(entry: Entry, pruned: int) -> list[Message]:
     match entry:
+        case EarlierMessages(messages=messages):
+            return [*messages]
         case MessageReceived(parts=parts):
             has_content = any(not isinstance(part, TextPart) or part.text.strip() for part in parts)
             return [UserMessage(parts if has_content else (TextPart("(an empty message)"),))]

@@ -26,11 +26,13 @@ from treadle.engine.setup import (
     build_answered_error,
     build_expired_error,
 )
-from treadle.engine.state import State, apply, fold
+from treadle.engine.state import CLIENT_SANDBOX, State, apply, fold
 from treadle.engine.steps import Rest, build_answer_key
-from treadle.errors import ClaimLost, Conflict, NotFound, StoreBusy, StoreError, TreadleError
-from treadle.events import ApprovalRequested, CancelRequested, InputRequested, RunFinished, validate_fact
+from treadle.engine.tool_call import build_client_result
+from treadle.errors import AlreadyAnswered, ClaimLost, Conflict, NotFound, StoreBusy, StoreError, TreadleError
+from treadle.events import ApprovalRequested, CallFinished, CancelRequested, InputRequested, RunFinished, validate_fact
 from treadle.log.base import Claim, Log, SessionInfo, Watch
+from treadle.tools.base import ToolResult
 
 LEASE_SECONDS = 30.0
 SCAN_SECONDS = 1.0
@@ -251,6 +253,27 @@ class Coordinator:
         if not posted.is_new:
             raise build_answered_error(call_id, posted.facts[0])
         await self.wake(session_id)
+
+    async def finish_call(self, session_id: str, call_id: str, result: ToolResult) -> CallFinished:
+        """Record the result of a call that the client ran, and continue. The same result again changes nothing."""
+        state = await self.load_state(session_id)
+        call = state.calls.get(call_id)
+        if call is None or call.started is None or call.started.sandbox != CLIENT_SANDBOX:
+            raise NotFound(f"session {session_id} waits for no result of a call {call_id!r}")
+        fact = await build_client_result(await self.build_setup(state), self.log, session_id, call.call, result)
+        stored = call.finished
+        if stored is None:
+            is_late = call.started.expires_at is not None and call.started.expires_at <= self._clock.now()
+            if not is_late:
+                posted = await self.log.post(session_id, [validate_fact(fact)], key=build_answer_key(call_id))
+                (stored,) = posted.facts
+            await self.wake(session_id)
+        if stored is None or (isinstance(stored, CallFinished) and stored.status == "timed_out"):
+            raise build_expired_error(call_id)
+        assert isinstance(stored, CallFinished)
+        if (stored.status, stored.output, stored.parts) != (fact.status, fact.output, fact.parts):
+            raise AlreadyAnswered(f"call {call_id} has another result already ({stored.status})", stored)
+        return stored
 
     async def cancel(self, session_id: str, by: str = "", why: str = "") -> RunFinished | None:
         """Stop the run and wait until the log has its end. Return None when there was nothing to stop."""

@@ -67,7 +67,7 @@ class Loop:
             while True:
                 if self._is_behind:
                     await self.catch_up()
-                if self.state.run is None and self.state.configured != self._configured:  # from the next run on
+                if self.state.configured != self._configured:  # in a run only its client tools change
                     self.setup, self._configured = await self.build_setup(self.state), self.state.configured
                 step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
                 match step:

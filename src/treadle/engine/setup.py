@@ -176,6 +176,7 @@ class Setup(Struct, frozen=True):
     check_output: Callable[[str], str] | None = None
     clock: Clock = Clock()
     specs: tuple[ToolSpec, ...] = ()
+    client_tools: frozenset[str] = frozenset()
     polling: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     redactor: Redactor = field(default_factory=lambda: Redactor(()))

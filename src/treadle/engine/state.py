@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle import events
+from treadle.engine.earlier_messages import EarlierMessages
 from treadle.messages import MESSAGE_TOKENS, Call, Json, Usage, estimate_parts, estimate_text
 from treadle.permissions.patterns import covers_call, unpin_version
 from treadle.permissions.policy import RememberedAnswer
@@ -21,6 +22,8 @@ from treadle.permissions.policy import RememberedAnswer
 MAX_TRAIL_LENGTH = 12
 FREED_SHARE = 0.9
 """A compaction has freed room when the next reply counts fewer tokens than this share of the tokens before it."""
+CLIENT_SANDBOX = "client"
+"""`CallStarted.sandbox` of a call that the client runs."""
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
 
 
@@ -45,6 +48,12 @@ class CallState(Struct):
         if self.input_asked is not None and self.input_answer is None:
             return self.input_asked
         return None
+
+    @property
+    def at_client(self) -> events.CallStarted | None:
+        """The start of a call that the client runs, until its result is known."""
+        is_open = self.finished is None and self.started is not None and self.started.sandbox == CLIENT_SANDBOX
+        return self.started if is_open else None
 
 
 class Turn(Struct):
@@ -99,7 +108,13 @@ class RunState(Struct):
 
 
 Entry: TypeAlias = (
-    events.MessageReceived | Turn | events.SignalDetected | events.TurnStarted | events.ModelFailed | events.RunStarted
+    EarlierMessages
+    | events.MessageReceived
+    | Turn
+    | events.SignalDetected
+    | events.TurnStarted
+    | events.ModelFailed
+    | events.RunStarted
 )
 """The parts of the conversation, in order. context.py turns them into messages."""
 
@@ -156,6 +171,13 @@ class State(Struct):
             return []
         return [call.pending for call in self.turn.calls.values() if call.pending is not None]
 
+    @property
+    def client_calls(self) -> list[events.CallStarted]:
+        """The calls whose results the client must send, in their order."""
+        if self.turn is None:
+            return []
+        return [call.at_client for call in self.turn.calls.values() if call.at_client is not None]
+
 
 def fold(facts: Iterable[events.AnyFact]) -> State:
     """Compute the state from facts."""
@@ -204,6 +226,9 @@ def _apply_request(state: State, fact: events.MessageReceived | events.RunReques
 def _apply_configured(state: State, fact: events.SessionConfigured) -> None:
     if state.run is not None:  # a run keeps its configuration to its end, even if another process resumes it
         state.to_configure.append(fact)
+        if fact.client_tools is not None:  # a client may have other tools when it sends a result
+            before = state.configured or events.SessionConfigured()
+            state.configured = msgspec.structs.replace(before, client_tools=fact.client_tools)
         return
     state.agent = fact.agent or state.agent
     state.model = fact.model or state.model
@@ -217,6 +242,9 @@ def _apply_configured(state: State, fact: events.SessionConfigured) -> None:
         limits=fact.limits or before.limits,
         approval_ttl=fact.approval_ttl or before.approval_ttl,
         web=before.web if fact.web is None else fact.web,
+        sampling=fact.sampling or before.sampling,
+        output_schema=before.output_schema if fact.output_schema is None else fact.output_schema,
+        client_tools=before.client_tools if fact.client_tools is None else fact.client_tools,
     )
 
 
@@ -243,7 +271,10 @@ def _apply_run_fact(state: State, fact: events.RunStarted | events.TurnStarted |
             state.turn = Turn(fact.turn, fact.tools, fact.wrap_up) if state.run is not None else None
             if fact.messages:
                 chosen = set(fact.messages)
-                promoted = [message for message in state.queue if message.id in chosen]
+                promoted: list[Entry] = [message for message in state.queue if message.id in chosen]
+                first = promoted[0] if promoted and not state.entries else None
+                if isinstance(first, events.MessageReceived) and first.history:
+                    promoted.insert(0, EarlierMessages.from_message(first))
                 state.entries.extend(promoted)
                 state.tokens += sum(map(estimate_entry_tokens, promoted))
                 state.queue = [message for message in state.queue if message.id not in chosen]
@@ -316,6 +347,8 @@ def _apply_call_fact(
             call.started = fact
             state.used.add(fact.tool)
         case events.CallFinished():
+            if call.at_client is not None:
+                _add_waiting_time(state, call.at_client.at, fact.at)
             call.finished = fact
             turn.unfinished_calls -= 1
             state.tokens += _estimate_result_tokens(fact)
@@ -418,6 +451,8 @@ def estimate_entry_tokens(entry: Entry) -> int:
     match entry:
         case events.MessageReceived(parts=parts):
             return MESSAGE_TOKENS + estimate_parts(parts)
+        case EarlierMessages():
+            return entry.tokens
         case Turn(reply=reply, calls=calls):
             written = estimate_text(reply.text) if reply is not None else 0
             called = (MESSAGE_TOKENS + estimate_text(call.call.tool + call.call.arguments) for call in calls.values())

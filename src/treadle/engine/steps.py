@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle import events
+from treadle.engine.earlier_messages import EarlierMessages
 from treadle.engine.reply import make_ids_unique
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, RunState, State, Turn
 from treadle.messages import NO_USAGE
@@ -53,7 +54,7 @@ class Work(Struct, frozen=True):
 
 
 class Rest(Struct, frozen=True):
-    """Do nothing until somebody posts or `wake_at` comes. `waiting` means waiting for a person."""
+    """Do nothing until somebody posts or `wake_at` comes. `waiting` means waiting for a person or for the client."""
 
     wake_at: float | None = None
     waiting: bool = False
@@ -103,6 +104,9 @@ def _cancel_run(run: RunState, turn: Turn | None) -> Record:
     closing: list[events.AnyFact] = []
     partial = ""
     if turn is not None:
+        for call in turn.calls.values():
+            if call.at_client is not None:  # with the key of a result, so the log takes only one of them
+                return Record((build_unfinished_result(call),), key=build_answer_key(call.call.id))
         closing = [build_unfinished_result(call) for call in turn.calls.values() if call.finished is None]
         partial = turn.reply.text if turn.reply else turn.failed.partial if turn.failed else ""
     error = "interrupted by a new message"
@@ -136,7 +140,8 @@ def _call_model(state: State, run: RunState, turn: Turn, now: float, window: int
     failed = turn.failed
     error = f"{failed.kind}: {failed.message}" if failed is not None else ""
     is_refused = failed is not None and failed.kind == "too_long" and turn.compacted_at <= failed.seq
-    is_full = window and state.tokens >= COMPACTION_SHARE * window and any(isinstance(e, Turn) for e in state.entries)
+    has_past = any(isinstance(entry, Turn | EarlierMessages) for entry in state.entries)
+    is_full = window and state.tokens >= COMPACTION_SHARE * window and has_past
     if (is_refused or is_full) and "compaction_failed" not in turn.signals:
         if state.futile_compactions < MAX_FUTILE_COMPACTIONS:
             return Compact()
@@ -170,25 +175,32 @@ def _describe_full_window(state: State, window: int | None, said: str = "") -> s
 
 
 def _settle_calls(turn: Turn, now: float) -> Step:
-    """Run the calls that need no answer from a person. Close the calls that a crash interrupted."""
-    questions = [call.pending for call in turn.calls.values() if call.pending is not None]
-    times = [question.expires_at for question in questions if question.expires_at is not None]
+    """Run the calls that need no answer from a person or from the client. Close the calls that a crash interrupted."""
+    questions = [call.pending or call.at_client for call in turn.calls.values()]
+    times = [question.expires_at for question in questions if question is not None and question.expires_at is not None]
     for question in questions:
-        if question.expires_at is not None and question.expires_at <= now:
+        if question is not None and question.expires_at is not None and question.expires_at <= now:
             call_id, fact = question.call_id, events.InputAnswered(call_id=question.call_id, answers=(), by="expiry")
-            if isinstance(question, events.ApprovalRequested):
+            if isinstance(question, events.CallStarted):
+                output = "The client sent no result in time. The call may have run."
+                fact = events.CallFinished(call_id=call_id, tool=question.tool, status="timed_out", output=output)
+            elif isinstance(question, events.ApprovalRequested):
                 comment = "nobody answered in time"
                 fact = events.ApprovalAnswered(call_id=call_id, decision="deny", by="expiry", comment=comment)
             # The key is that of an answer, so the log takes only one of them.
             return Record((fact,), key=build_answer_key(call_id))
     runnable: list[CallState] = []
     lost: list[events.AnyFact] = []
+    is_at_client = False
     has_failed = any(call.finished is not None and call.finished.fatal for call in turn.calls.values())
     for call in turn.calls.values():
         if call.finished is not None:
             continue
-        if call.pending is not None and not has_failed:
-            break
+        if call.at_client is not None and not has_failed:
+            is_at_client = True
+            continue
+        if (call.pending is not None or is_at_client) and not has_failed:
+            break  # the calls of a reply run in their order
         # A safe call that stops its process at every attempt is given up.
         started = call.started
         is_safe = started is not None and started.safety == "safe" and started.attempt < MAX_SAFE_ATTEMPTS
@@ -274,7 +286,7 @@ def _start_wrap_up(run: RunState, limit: events.EndReason) -> Record:
 
 
 def is_out_of_time(run: RunState, now: float) -> bool:
-    """Whether the run has used up its time. Time spent waiting for a person does not count."""
+    """Whether the run has used up its time. Time spent waiting for a person or the client does not count."""
     return run.limits.seconds is not None and now - run.started_at - run.waited >= run.limits.seconds
 
 

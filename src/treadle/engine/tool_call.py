@@ -20,10 +20,10 @@ from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.setup import Setup
 from treadle.errors import BadInput, NotFound, describe_error
 from treadle.log.base import Artifact, Claim, Log
-from treadle.messages import NO_USAGE, Json, Part, TextPart, Usage, replace_surrogates
+from treadle.messages import NO_USAGE, Call, Json, Part, TextPart, Usage, replace_surrogates
 from treadle.permissions.policy import find_narrowest_tier
 from treadle.secrets.redact import RedactedStream, Redactor
-from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
+from treadle.tools.base import DEFAULT_CAP, ToolContext, ToolError, ToolResult, ToolServices
 
 GRACE_SECONDS = 1.0
 MIN_OUTPUT_CAP = 512
@@ -86,9 +86,7 @@ async def run_tool(ready: ReadyCall, context: ToolContext, redactor: Redactor, l
     outcome.duration = time.perf_counter() - began
     outcome.text = redactor.redact_text(outcome.text)
     if outcome.parts:
-        outcome.parts = tuple(
-            TextPart(redactor.redact_text(part.text)) if isinstance(part, TextPart) else part for part in outcome.parts
-        )
+        outcome.parts = _redact_parts(redactor, outcome.parts)
     return outcome
 
 
@@ -200,13 +198,7 @@ async def build_finish_fact(
 
     Output over the cap is stored whole as an artifact, and the fact has its head and tail.
     """
-    text, truncation = outcome.text, None
-    cap = min(ready.tool.cap, max(window // 2, MIN_OUTPUT_CAP)) if window else ready.tool.cap
-    head, tail, dropped = cut_output(text, cap)
-    if dropped:
-        artifact = await log.put_artifact(session_id, text.encode())
-        truncation = events.Truncation(len(head) + len(tail), dropped, artifact)
-        text = f"{head}\n[… {dropped} characters left out; the whole is artifact {artifact} …]\n{tail}"
+    text, truncation = await _keep_output(log, session_id, outcome.text, ready.tool.cap, window)
     return events.CallFinished(
         call_id=ready.call.call.id,
         tool=ready.tool.name,
@@ -217,6 +209,41 @@ async def build_finish_fact(
         duration=int(outcome.duration * 1e6) / 1e6,
         usage=outcome.usage,
     )
+
+
+async def _keep_output(
+    log: Log, session_id: str, text: str, cap: int, window: int | None
+) -> tuple[str, events.Truncation | None]:
+    """Return the output that the model reads. An output over the cap is stored whole as an artifact."""
+    cap = min(cap, max(window // 2, MIN_OUTPUT_CAP)) if window else cap
+    head, tail, dropped = cut_output(text, cap)
+    if not dropped:
+        return text, None
+    artifact = await log.put_artifact(session_id, text.encode())
+    text = f"{head}\n[… {dropped} characters left out; the whole is artifact {artifact} …]\n{tail}"
+    return text, events.Truncation(len(head) + len(tail), dropped, artifact)
+
+
+async def build_client_result(
+    setup: Setup, log: Log, session_id: str, call: Call, result: ToolResult
+) -> events.CallFinished:
+    """Build the fact that the client ran a call. Its output is treated like that of any tool."""
+    text, parts, is_ok = render_result(result)
+    text, truncation = await _keep_output(
+        log, session_id, setup.redactor.redact_text(text), DEFAULT_CAP, setup.model.window
+    )
+    return events.CallFinished(
+        call_id=call.id,
+        tool=call.tool,
+        status="ok" if is_ok else "error",
+        output=text,
+        parts=_redact_parts(setup.redactor, parts),
+        truncation=truncation,
+    )
+
+
+def _redact_parts(redactor: Redactor, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    return tuple(TextPart(redactor.redact_text(part.text)) if isinstance(part, TextPart) else part for part in parts)
 
 
 async def load_output(log: Log, session_id: str, artifact_id: str) -> Artifact:

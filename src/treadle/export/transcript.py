@@ -20,7 +20,7 @@ from msgspec import Struct
 from treadle import events
 from treadle.errors import BadInput, NotFound
 from treadle.log.base import Artifact, Log
-from treadle.messages import Json, render_parts
+from treadle.messages import Json, ResultMessage, UserMessage, render_message, render_parts
 
 Form = Literal["markdown", "jsonl", "html"]
 _ARTIFACT = b'{"type":"artifact"'
@@ -120,6 +120,12 @@ def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
     for fact in facts:
         match fact:
             case events.MessageReceived():
+                for message in fact.history:
+                    text, kind = render_message(message), "user" if isinstance(message, UserMessage) else "agent"
+                    if isinstance(message, ResultMessage):
+                        blocks.append(TranscriptBlock("call", f"{message.tool}, before this session", text))
+                    elif text.strip():
+                        blocks.append(TranscriptBlock(kind, text=text))
                 blocks.append(TranscriptBlock("user", text=render_parts(fact.parts)))
             case events.ModelReplied():
                 blocks += [TranscriptBlock("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []

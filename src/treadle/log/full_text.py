@@ -10,7 +10,7 @@ import unicodedata
 from itertools import pairwise
 
 from treadle.events import AnyFact, CallFinished, ContextCompacted, MessageReceived, ModelReplied, SessionRenamed
-from treadle.messages import TextPart
+from treadle.messages import TextPart, render_message
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
@@ -26,8 +26,9 @@ _SNIPPET_MARGIN = 80
 def extract_text(fact: AnyFact) -> str:
     """Extract the searchable text of a fact. Most kinds have none."""
     match fact:
-        case MessageReceived(parts=parts):
-            return "\n".join(part.text for part in parts if isinstance(part, TextPart))
+        case MessageReceived(parts=parts, history=history):
+            said = (part.text for part in parts if isinstance(part, TextPart))
+            return "\n".join((*map(render_message, history), *said))
         case ModelReplied(text=text):
             return text
         case CallFinished(output=output):

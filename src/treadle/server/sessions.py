@@ -14,11 +14,12 @@ from treadle import ApprovalRequested, Grant, InputRequested, Limits, RunFinishe
 from treadle.dialects.base import build_approval_id, describe_question
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
+from treadle.engine.earlier_messages import EarlierMessages
 from treadle.engine.state import Turn
 from treadle.errors import NotFound, TreadleError
 from treadle.events import MessageReceived, ModelFailed, ModelReplied, SessionConfigured
 from treadle.log.base import SessionInfo, SessionQuery, Status
-from treadle.messages import Part, TextPart, render_parts
+from treadle.messages import Part, ResultMessage, TextPart, UserMessage, render_message, render_parts
 from treadle.server.attachments import Attachment
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer, filter_preapproved
@@ -284,6 +285,11 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
     messages: list[MessageView] = []
     for entry in (*state.entries, *state.queue):
         match entry:
+            case EarlierMessages():
+                for one in entry.messages:
+                    text = "" if isinstance(one, ResultMessage) else render_message(one)
+                    role = "user" if isinstance(one, UserMessage) else "assistant"
+                    messages += [MessageView(role=role, content=text, at=0.0, seq=entry.seq)] if text else []
             case MessageReceived():
                 messages.append(MessageView(role="user", content=render_parts(entry.parts), at=entry.at, seq=entry.seq))
             case Turn(reply=ModelReplied() as reply) if reply.text:

@@ -24,6 +24,8 @@ MessageMode = Literal["queue", "interrupt"]
 Trigger = Literal["message", "continue", "regenerate", "recover", "resume"]
 CallStatus = Literal["ok", "error", "denied", "refused", "cancelled", "interrupted", "timed_out"]
 LimitReason = Literal["turn_limit", "call_limit", "token_limit", "time_limit", "cost_limit", "doom_loop"]
+CLIENT_SANDBOX = "client"
+"""`CallStarted.sandbox` of a call that the client runs."""
 LIMIT_REASONS: frozenset[str] = frozenset(get_args(LimitReason))
 EndReason = Literal["answered", LimitReason, "stuck", "yielded", "cancelled", "failed"]
 SignalKind = Literal[

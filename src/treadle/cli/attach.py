@@ -17,7 +17,7 @@ from treadle.cli.options import Parser, add_session_argument, add_store_options,
 from treadle.cli.questions import AgentQuestion, QuestionQueue, describe_client_call
 from treadle.cli.screen import Screen
 from treadle.cli.session_link import HttpSession, ServerUnreachable, SessionLink, open_http_session
-from treadle.engine.state import CLIENT_SANDBOX, fold
+from treadle.engine.state import fold
 from treadle.errors import TreadleError
 
 EXAMPLES = """\
@@ -95,7 +95,7 @@ class AttachedTerminal(InteractiveTerminal):
                 self.show_event(event)
                 if isinstance(event, AgentQuestion):
                     self.start_task(self._ask_user(event))
-                elif isinstance(event, events.CallStarted) and event.sandbox == CLIENT_SANDBOX:
+                elif isinstance(event, events.CallStarted) and event.sandbox == events.CLIENT_SANDBOX:
                     self.write_note(describe_client_call(event), "dim")
         except TreadleError as error:
             self.write_note(str(error), "red")

@@ -5,6 +5,7 @@ A dialect takes events in the log's order and returns frames. A frame is a value
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -234,6 +235,20 @@ def list_options(fact: events.InputRequested) -> tuple[tuple[str, ...], ...]:
     """The suggested answers to each question, in order. Empty when no question suggests any."""
     options = tuple(question.options for question in fact.questions)
     return options if any(options) else ()
+
+
+_CLIENT_CALL_ID = re.compile("([0-9a-f]{32})_([0-9]{1,12})")
+
+
+def build_client_call_id(session_id: str, started: events.CallStarted) -> str:
+    """The id under which a client gets a call. It names the session and the position at which the call started."""
+    return f"{session_id}_{started.seq}"
+
+
+def parse_client_call_id(text: str) -> tuple[str, int] | None:
+    """Split the id of a client's call into session and position. None for an id that is not ours."""
+    found = _CLIENT_CALL_ID.fullmatch(text)
+    return (found[1], int(found[2])) if found else None
 
 
 def build_approval_id(session_id: str, call_id: str) -> str:

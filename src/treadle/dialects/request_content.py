@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeAlias, cast
 import msgspec
 from msgspec import Struct
 
-from treadle.dialects.base import check_base64
+from treadle.dialects.base import check_base64, parse_client_call_id
 from treadle.errors import BadInput
 from treadle.messages import (
     FilePart,
@@ -26,6 +26,7 @@ from treadle.messages import (
     ToolSpec,
     UserMessage,
     render_parts,
+    wrap_system,
 )
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
@@ -82,29 +83,39 @@ def check_request(request: Request) -> Request:
     return request
 
 
-def build_agent_message(request: Request) -> tuple[Part, ...]:
-    """Build the message for an agent that answers in a model's place: the conversation so far and the last message."""
-    *before, last = request.messages
+class AgentMessage(Struct, frozen=True):
+    """What a client's conversation has for an agent: what came before, the new message, and results of calls.
+
+    `session_id` names the session that waits for the `results`. `news` is all that the user said since the last reply.
+    """
+
+    history: tuple[Message, ...] = ()
+    parts: tuple[Part, ...] = ()
+    news: tuple[Part, ...] = ()
+    results: tuple[ResultMessage, ...] = ()
+    session_id: str = ""
+
+
+def build_agent_message(messages: Sequence[Message]) -> AgentMessage:
+    """Split a client's conversation for an agent that answers in a model's place."""
+    replied = max((place for place, message in enumerate(messages) if isinstance(message, ModelMessage)), default=-1)
+    newest = messages[replied + 1 :]
+    news = tuple(part for message in newest if isinstance(message, UserMessage) for part in wrap_system(message))
+    results = [message for message in newest if isinstance(message, ResultMessage)]
+    sessions = {found[0] for result in results if (found := parse_client_call_id(result.call_id))}
+    if len(sessions) > 1:
+        message = "messages: the results belong to calls of several sessions; send each session its own"
+        raise BadInput(message, param="messages")
+    if sessions:
+        own = tuple(result for result in results if parse_client_call_id(result.call_id))
+        return AgentMessage(news=news, results=own, session_id=sessions.pop())
+    last = messages[-1]
     if not isinstance(last, UserMessage):
-        raise BadInput("messages: the last one must be the user's when an agent answers", param="messages")
+        message = "messages: the last one must be the user's when an agent answers, or a result that it waits for"
+        raise BadInput(message, param="messages")
     if all(isinstance(part, TextPart) and not part.text.strip() for part in last.parts):
         raise BadInput("messages: the last one is empty", param="messages")
-    lines = [line for message in before if (line := _render_line(message))]
-    if not lines:
-        return last.parts
-    earlier = "\n".join(lines)
-    return (TextPart(f"The conversation so far:\n{earlier}\n\nThe user now says:"), *last.parts)
-
-
-def _render_line(message: Message) -> str:
-    match message:
-        case UserMessage(parts=parts, is_system=is_system):
-            speaker = "system" if is_system else "user"
-            return f"{speaker}: " + " ".join(part.text for part in parts if isinstance(part, TextPart))
-        case ModelMessage(text=text):
-            return f"assistant: {text}" if text else ""
-        case ResultMessage(tool=tool, text=text):
-            return f"{tool}: {text}"
+    return AgentMessage(tuple(messages[:-1]), wrap_system(last), news)
 
 
 def split_system(messages: Sequence[Message]) -> tuple[str, list[Message]]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from treadle import events
 from treadle.engine.setup import Setup
-from treadle.engine.state import CLIENT_SANDBOX, CallState, State
+from treadle.engine.state import CallState, State
 from treadle.engine.steps import is_out_of_time
 from treadle.errors import describe_error
 from treadle.messages import Json
@@ -164,7 +164,7 @@ def _start_at_client(setup: Setup, call: CallState) -> events.AnyFact:
         call_id=call.call.id,
         tool=call.call.tool,
         arguments=arguments,
-        sandbox=CLIENT_SANDBOX,
+        sandbox=events.CLIENT_SANDBOX,
         why="the client runs its own tools",
         expires_at=_compute_expiry(setup),
     )

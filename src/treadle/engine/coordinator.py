@@ -26,11 +26,19 @@ from treadle.engine.setup import (
     build_answered_error,
     build_expired_error,
 )
-from treadle.engine.state import CLIENT_SANDBOX, State, apply, fold
+from treadle.engine.state import State, apply, fold
 from treadle.engine.steps import Rest, build_answer_key
 from treadle.engine.tool_call import build_client_result
 from treadle.errors import AlreadyAnswered, ClaimLost, Conflict, NotFound, StoreBusy, StoreError, TreadleError
-from treadle.events import ApprovalRequested, CallFinished, CancelRequested, InputRequested, RunFinished, validate_fact
+from treadle.events import (
+    CLIENT_SANDBOX,
+    ApprovalRequested,
+    CallFinished,
+    CancelRequested,
+    InputRequested,
+    RunFinished,
+    validate_fact,
+)
 from treadle.log.base import Claim, Log, SessionInfo, Watch
 from treadle.tools.base import ToolResult
 

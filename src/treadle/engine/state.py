@@ -22,8 +22,6 @@ from treadle.permissions.policy import RememberedAnswer
 MAX_TRAIL_LENGTH = 12
 FREED_SHARE = 0.9
 """A compaction has freed room when the next reply counts fewer tokens than this share of the tokens before it."""
-CLIENT_SANDBOX = "client"
-"""`CallStarted.sandbox` of a call that the client runs."""
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
 
 
@@ -52,7 +50,7 @@ class CallState(Struct):
     @property
     def at_client(self) -> events.CallStarted | None:
         """The start of a call that the client runs, until its result is known."""
-        is_open = self.finished is None and self.started is not None and self.started.sandbox == CLIENT_SANDBOX
+        is_open = self.finished is None and self.started is not None and self.started.sandbox == events.CLIENT_SANDBOX
         return self.started if is_open else None
 
 

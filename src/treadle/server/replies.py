@@ -1,7 +1,7 @@
 """How a model or an agent answers a request in another program's format, streamed or whole.
 
 A request to a model gets the model's reply, and the client runs its own tools. A request to `agent:NAME` runs an agent
-in a new session, or in the session that the request names. The agent's tools run here.
+in a new session, or in the session that the request names. The agent's tools run here, and the client's at the client.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import msgspec
 from fastapi import Response
 from msgspec import Struct
 
-from treadle import Run, RunFinished, Session
-from treadle.dialects.base import Activity, ReplyFormat, encode_frame
+from treadle import Agent, CallFinished, CallStarted, ModelReplied, RunFinished, Session
+from treadle.dialects.base import Activity, ReplyFormat, build_client_call_id, encode_frame, parse_client_call_id
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.openai_chat import describe_failed_run
-from treadle.dialects.request_content import ReplyBody, build_agent_message
+from treadle.dialects.request_content import AgentMessage, ReplyBody, build_agent_message
+from treadle.engine.state import State
 from treadle.errors import ModelError, NotFound
-from treadle.events import AnyFact, Event, MessageReceived, SessionConfigured
-from treadle.messages import Reply, SignedReasoning
+from treadle.events import CLIENT_SANDBOX, AnyFact, Event, MessageReceived, SessionConfigured, validate_fact
+from treadle.messages import NO_USAGE, Call, Reply, Sampling, SignedReasoning, TextPart, Usage
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import Model
 from treadle.server.guard import Refusal, build_error_body
@@ -79,9 +80,10 @@ async def answer_request(
     model = service.resolve_alias(body.model)
     if model.startswith(AGENT_PREFIX):
         session_id = body.session_id or (body.treadle and body.treadle.session_id) or headers.get(SESSION_HEADER, "")
-        session, message = await _ask_agent(service, token, model, asked, session_id)
+        wanted = AgentRequest(model.removeprefix(AGENT_PREFIX), asked, session_id)
+        session, posted = await _ask_agent(service, token, wanted)
         dialect.session_id = session.id
-        events, added = _follow_run(service, session, session.follow(message)), {SESSION_HEADER: session.id}
+        events, added = _follow_run(service, session, posted), {SESSION_HEADER: session.id}
     else:
         events, added = _ask_again_if_refused(service.get_model(model), asked, dialect), {}
     if dialect.ignored_tools:
@@ -141,41 +143,135 @@ async def _complete_reply(events: AsyncGenerator[ReplyEvent], write: ReplyWriter
 # ── an agent ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _ask_agent(
-    service: Service, token: Token, model: str, asked: ModelRequest, session_id: str
-) -> tuple[Session, MessageReceived]:
-    name = model.removeprefix(AGENT_PREFIX)
-    agent = service.runtime.agents.get(name)
+PostedFact: TypeAlias = MessageReceived | CallFinished
+"""What a request adds to a session: a message, or the result of a call."""
+
+
+class AgentRequest(Struct, frozen=True):
+    """A request to an agent, and the session that it names."""
+
+    agent: str
+    request: ModelRequest
+    session_id: str
+
+
+async def _ask_agent(service: Service, token: Token, asked: AgentRequest) -> tuple[Session, PostedFact]:
+    """Give an agent the new message or the results of its calls. Returns its session and what was stored last."""
+    agent = service.runtime.agents.get(asked.agent)
     if agent is None:
-        raise NotFound(f"there is no agent {name[:200]!r}; GET /v1/models lists them")
+        raise NotFound(f"there is no agent {asked.agent[:200]!r}; GET /v1/models lists them")
     service.check_open()
     await service.check_model(agent)
-    if asked.tools:
-        raise build_field_error("tools", "an agent has its own; ask its model for yours")
-    if asked.output_schema is not None:
-        raise build_field_error("response_format", "an agent answers in its own words; ask its model for JSON")
-    if session_id:
-        session = await service.open_for_run(session_id, token)
-        if (own := (await session.state()).agent) != name:
-            raise build_field_error("model", f"session {session_id} belongs to the agent {own!r}; ask agent:{own}")
-        last_only = msgspec.structs.replace(asked, messages=asked.messages[-1:])
-        return session, await session.post(build_agent_message(last_only))
-    parts = build_agent_message(asked)  # it may raise, and then no session is made
-    instructions = f"{agent.instructions}\n\n{asked.system}".strip() if asked.system else ""
-    configured = SessionConfigured(instructions=instructions, by=token.name) if instructions else None
-    session = await service.create_session(token, agent=name, configured=configured)
-    return session, await session.post(parts)
+    _check_options(agent, asked.request)
+    given = build_agent_message(asked.request.messages)  # it may raise, and then no session is made
+    if given.session_id and asked.session_id not in ("", given.session_id):
+        raise build_field_error("session_id", f"the results belong to calls of session {given.session_id}")
+    session_id = asked.session_id or given.session_id
+    if not session_id:
+        configured = build_configuration(agent, asked.request, None, token.name)
+        session = await service.create_session(token, agent=asked.agent, configured=configured)
+        return session, await session.post(given.parts, history=given.history)
+    session = await service.open_for_run(session_id, token)
+    state = await session.state()
+    if state.agent != asked.agent:
+        own = state.agent
+        raise build_field_error("model", f"session {session_id} belongs to the agent {own!r}; ask agent:{own}")
+    if state.client_calls and not given.results:
+        names = ", ".join(f"{call.tool} ({build_client_call_id(session_id, call)})" for call in state.client_calls)
+        message = f"session {session_id} waits for the client's results of {names}"
+        raise Refusal(409, "waits_for_results", message, "send the results with these ids, or cancel the run")
+    if (configured := build_configuration(agent, asked.request, state, token.name)) is not None:
+        await session.log.post(session_id, [validate_fact(configured)], wake=False)
+    if not given.results:
+        return session, await session.post(given.news or given.parts)
+    return session, await _send_results(session, given)
 
 
-async def _follow_run(service: Service, session: Session, run: Run) -> AsyncGenerator[ReplyEvent]:
-    """The events of a run up to its end. Raises when the run cannot be followed to its end here."""
+async def _send_results(session: Session, given: AgentMessage) -> CallFinished:
+    """Send the results of calls that the client ran. A repeat of the request changes nothing."""
+    sent: list[CallFinished] = []
+    for number, result in enumerate(given.results, 1):
+        if number == len(given.results) and any(not isinstance(p, TextPart) or p.text.strip() for p in given.news):
+            await session.post(given.news, key=f"with:{result.call_id}")  # first, so that the next turn has it
+        _, seq = parse_client_call_id(result.call_id) or ("", 0)
+        fact = next(iter(await session.log.read(session.id, after=seq - 1, limit=1)), None) if seq else None
+        if not isinstance(fact, CallStarted):
+            raise NotFound(f"session {session.id} made no call {result.call_id!r}")
+        sent.append(await session.finish_call(fact.call_id, result.text, parts=result.parts, ok=result.ok))
+    return max(sent, key=lambda fact: fact.seq)
+
+
+def _check_options(agent: Agent, request: ModelRequest) -> None:
+    """Raise for what an agent cannot do in a model's place."""
+    taken = [spec.name for spec in request.tools if spec.name in agent.toolbox]
+    taken += [spec.name for spec in request.tools for tool in agent.toolbox.values() if spec.name in tool.aliases]
+    if taken:
+        raise build_field_error("tools", f"the agent has a tool named {taken[0]!r} itself; give yours another name")
+    if request.tool_choice == "required":
+        raise build_field_error("tool_choice", "an agent decides itself which tools it calls; use auto or none")
+    if request.output_schema is not None and agent.output is not None:
+        raise build_field_error("response_format", "the agent has its own form of answers; leave this out")
+    for name in ("n", "logprobs", "top_logprobs"):
+        if request.sampling.extra.get(name) not in (None, False, 1):
+            raise build_field_error(name, "an agent gives one answer, without probabilities; ask its model for them")
+
+
+def build_configuration(agent: Agent, request: ModelRequest, state: State | None, by: str) -> SessionConfigured | None:
+    """Build the configuration that a request asks for, as far as it differs from that of the session."""
+    now = (state.configured if state is not None else None) or SessionConfigured()
+    instructions = f"{agent.instructions}\n\n{request.system}".strip() if request.system else ""
+    tools = request.tools if request.tool_choice != "none" else ()
+    schema, limits = request.output_schema or {}, None
+    if request.max_tokens is not None:
+        limits = now.limits or agent.limits
+        limits = msgspec.structs.replace(limits, tokens=min(limits.tokens or request.max_tokens, request.max_tokens))
+    configured = SessionConfigured(
+        instructions=instructions if instructions != now.instructions else "",
+        limits=limits if limits != now.limits else None,
+        sampling=request.sampling if request.sampling not in (Sampling(), now.sampling) else None,
+        output_schema=schema if schema != (now.output_schema or {}) else None,
+        client_tools=tools if tools != (now.client_tools or ()) else None,
+        by=by,
+    )
+    return configured if configured != SessionConfigured(by=by) else None
+
+
+async def _follow_run(
+    service: Service, session: Session, posted: MessageReceived | CallFinished
+) -> AsyncGenerator[ReplyEvent]:
+    """The events of a run up to its end, or up to a `Reply` with the calls that the client must run.
+
+    Raises when the run cannot be followed that far here.
+    """
+    run, replied = session.follow(posted), ModelReplied()
+    usage = NO_USAGE
+    state = await session.state()
+    if state.client_calls and all(call.seq <= posted.seq for call in state.client_calls):
+        yield _build_client_reply(session, state, replied.text, usage)  # the client did not send all results
+        return
     with service.detach_at_shutdown(run):
         async for event in run:
             yield event
+            if isinstance(event, ModelReplied):
+                replied, usage = event, usage + event.usage
+            elif isinstance(event, CallStarted) and event.sandbox == CLIENT_SANDBOX:
+                state = await session.state()  # has all calls that started with this one
+                if event.call_id in {call.call_id for call in state.client_calls}:
+                    yield _build_client_reply(session, state, replied.text, usage)
+                    return
     if run.outcome is None and not run.is_held:
         raise Refusal(503, "shutting_down", f"session {session.id}: {RUN_CONTINUES_LATER}", retry_after=2)
     if run.outcome is None:
         raise Refusal(409, "cancelled", "the run was cancelled before it answered")
+
+
+def _build_client_reply(session: Session, state: State, text: str, usage: Usage) -> Reply:
+    """Build the reply of an agent that waits for the client's tools."""
+    calls = tuple(
+        Call(build_client_call_id(session.id, started), started.tool, state.calls[started.call_id].call.arguments)
+        for started in state.client_calls
+    )
+    return Reply(text, calls=calls, finish="calls", usage=usage)
 
 
 async def _complete_run(events: AsyncGenerator[ReplyEvent], dialect: ReplyFormat) -> Struct:

@@ -21,6 +21,7 @@ from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, AskUser, Runtime, Session, ToolContext, later, tool
 from treadle.errors import ModelError
 from treadle.events import (
+    CLIENT_SANDBOX,
     AnyFact,
     ApprovalRequested,
     CallFinished,
@@ -36,11 +37,12 @@ from treadle.events import (
 from treadle.log.base import Log
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
-from treadle.messages import ModelMessage, Reply, Request, ResultMessage, UserMessage
+from treadle.messages import ModelMessage, Reply, Request, ResultMessage, ToolSpec, UserMessage
 from treadle.testing import CrashPoint, ScriptedModel, SteppingClock, call, crash_points
 from treadle.testing.crash_points import cut
 
 LIMITS = Limits(turns=4, calls=9)
+LOCATE = ToolSpec("locate", "", {"type": "object"})
 
 
 class EffectTools:
@@ -84,7 +86,8 @@ def reply_once(request: Request, number: int) -> Reply:
     """Make calls once after each user message, then answer."""
     if isinstance(request.messages[-1], ResultMessage) or request.tool_choice == "none" or not request.tools:
         return Reply(text="done now")
-    return Reply(calls=(call("write", text=f"after the crash {number}"), call("look", page=number)))
+    lines = (call("write", text=f"after the crash {number}"), call("locate"), call("look", page=number))
+    return Reply(calls=lines)
 
 
 def reply_with_calls(request: Request, number: int) -> Reply:
@@ -119,18 +122,23 @@ async def record_full_session(log: Log, tools: EffectTools) -> list[CrashPoint]:
         ModelError("busy", kind="overloaded", retryable=True),
         first,
         second,
+        [call("look", id="l5", page=5), call("locate", id="k1"), call("locate", id="k2")],
         "first answer",
         [call("hold", id="h"), call("write", id="w2", text="b")],
         [call("write", id="w3", text="c"), call("look", id="l4", page=4)],
         "all done",
     )
     async with open_session(log, model, tools) as (session, strict):
+        await session.configure(client_tools=[LOCATE])
         assert await kit.run_message(session, "begin") is None
         assert [question.call_id for question in await kit.read_questions(session)] == ["p1", "p2", "q"]
         await session.approve("p1", Answer(by="ada"))
         await session.deny("p2", "too much")
         await session.send("and be quick")
         await session.answer("q", "the blue one")
+        await kit.wait_for(session, CallStarted, lambda fact: fact.call_id == "k2")
+        for call_id in ("k2", "k1"):
+            await session.finish_call(call_id, "here")
         ending = await kit.wait_for(session, RunFinished)
         assert ending.answer == "first answer"
         summary = ContextCompacted(kind="summary", through=ending.seq - 2, summary="Pages were read and bills paid.")
@@ -154,8 +162,11 @@ async def resume_session(log: Log, point: CrashPoint, model: Any) -> tuple[list[
         for _ in range(40):
             await kit.resume_run(session)
             open_questions = await kit.read_questions(session)
-            if not open_questions:
+            client_calls = (await session.state()).client_calls
+            if not open_questions and not client_calls:
                 break
+            for started in client_calls:
+                await session.finish_call(started.call_id, "here")
             for number, question in enumerate(open_questions):
                 if isinstance(question, ApprovalRequested):
                     await session.approve(question.call_id, Answer("deny" if number % 2 else "allow"))
@@ -167,6 +178,8 @@ async def resume_session(log: Log, point: CrashPoint, model: Any) -> tuple[list[
         while outcome is None:
             for question in await kit.read_questions(session):
                 await session.deny(question.call_id)
+            for started in (await session.state()).client_calls:
+                await session.finish_call(started.call_id, "here")
             outcome = await kit.resume_run(session)
         assert strict.violations == [], "the request for the next message is bad"
         kit.check_settled(await session.facts())
@@ -193,7 +206,8 @@ def check_after_crash(point: CrashPoint, facts: Sequence[AnyFact], tools: Effect
     for fact in kit.select_events(point.facts, CallStarted):
         key = f"{point.session_id}:{fact.call_id}"
         if key not in finished:
-            expected = {"ok"} if fact.safety == "safe" else {"interrupted", "cancelled"}
+            runs_on = fact.safety == "safe" or fact.sandbox == CLIENT_SANDBOX
+            expected = {"ok"} if runs_on else {"interrupted", "cancelled"}
             assert results[fact.call_id].status in expected
 
 
@@ -213,7 +227,13 @@ async def test_the_recorded_session_has_facts_of_every_kind(tmp_path: Path) -> N
     assert any(len(turn.messages) and turn.turn > 1 for turn in kit.select_events(facts, TurnStarted)), (
         "a message steered it"
     )
-    assert Counter(len(reply.calls) for reply in kit.select_events(facts, ModelReplied)) == {4: 1, 5: 1, 2: 2, 0: 2}
+    assert Counter(len(reply.calls) for reply in kit.select_events(facts, ModelReplied)) == {
+        4: 1,
+        5: 1,
+        3: 1,
+        2: 2,
+        0: 2,
+    }
 
 
 @either_reply

@@ -20,7 +20,7 @@ from treadle import Agent, Answer, ApprovalRequested, AskUser, Limits, Runtime, 
 from treadle.errors import BadInput, Conflict, ModelError
 from treadle.events import CallStarted, MessageReceived, RunStarted, TurnStarted
 from treadle.log.sqlite import SqliteLog
-from treadle.messages import Reply, Request
+from treadle.messages import Reply, Request, ToolSpec
 from treadle.testing import SteppingClock, call
 
 ACTIONS = 25
@@ -46,7 +46,8 @@ class RandomModel(FakeModel):
             case 2 | 3:
                 yield Reply(text="that is all")
             case _:
-                names = self.random.choices(("look", "write", "pay", "fail", "ask"), k=self.random.randint(1, 4))
+                tools = ("look", "write", "pay", "fail", "ask", "locate")
+                names = self.random.choices(tools, k=self.random.randint(1, 4))
                 yield Reply(text="let me see", calls=tuple(self.build_call(name) for name in names))
 
     def build_call(self, name: str) -> Any:
@@ -104,8 +105,16 @@ async def act(session: Session, random: Random) -> None:
                 async with session.continue_() as run:
                     await run.wait()
             case _:
-                for question in await read_questions(session):
-                    await answer(session, question, random)
+                await answer_all(session, random)
+
+
+async def answer_all(session: Session, random: Random) -> None:
+    """Answer the open questions, and send the results of the client's tools."""
+    for question in await read_questions(session):
+        await answer(session, question, random)
+    for started in (await session.state()).client_calls:
+        with suppress(Conflict):
+            await session.finish_call(started.call_id, "here")
 
 
 async def answer(session: Session, question: Any, random: Random) -> None:
@@ -130,6 +139,7 @@ async def test_after_random_actions_everything_is_settled_and_nothing_is_lost(tm
         one.session() as here,
         two.session(id=here.id) as there,
     ):
+        await here.configure(client_tools=[ToolSpec("locate", "", {"type": "object"})])
         people: list[asyncio.Task[None]] = []
         for _ in range(ACTIONS):
             people.append(asyncio.create_task(act(random.choice((here, there)), random)))
@@ -155,8 +165,7 @@ async def settle(session: Session, random: Random) -> None:
     """Answer what is open and take up what a cancel left, until there is nothing more to do."""
     for _ in range(100):
         await resume_run(session)
-        for question in await read_questions(session):
-            await answer(session, question, random)
+        await answer_all(session, random)
         state = await session.state()
         if state.run is None and state.queue:
             async with session.continue_() as run:

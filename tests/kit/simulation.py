@@ -24,7 +24,7 @@ from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Setup, later
 from treadle.engine.state import State, Turn, apply, fold
 from treadle.engine.steps import TURN_CEILING, AskModel, Compact, Record, Rest, Work, next_step
-from treadle.messages import Json, Message, Reply, Request
+from treadle.messages import Json, Message, Reply, Request, ToolSpec
 from treadle.testing import ScriptedModel, SteppingClock
 from treadle.tools.ask_user import AskUser
 from treadle.tools.base import Tool
@@ -51,6 +51,7 @@ def erase(path: str) -> str:
     return path
 
 
+LOCATE = ToolSpec("locate", "Find a place. The client runs it.", {"type": "object"})
 TOOLS: dict[str, Tool] = {one.name: one for one in (look, write, erase, AskUser())}
 
 
@@ -99,7 +100,8 @@ class Simulation:
             approval_ttl=self.draw(st.sampled_from((None, 60.0)), label="time to answer"),
             check_output=lambda text: "not a number" if text == "Done." and self._chance(2) else "",
             clock=self.clock,
-            specs=tuple(one.spec for one in TOOLS.values()),
+            specs=(*(one.spec for one in TOOLS.values()), LOCATE),
+            client_tools=frozenset((LOCATE.name,)),
         )
         self.projection = Projection()
         self.shown: tuple[dict[str, Json], list[Message]] = ({}, [])
@@ -230,13 +232,16 @@ class Simulation:
 
     def _answer_question(self, rest: Rest) -> None:
         assert rest.wake_at is None or rest.wake_at > self.clock.now(), "it wakes in the past"
-        questions = self.state.pending
-        assert questions, "it waits for a person who is asked nothing"
+        questions = [*self.state.pending, *self.state.client_calls]
+        assert questions, "it waits for nobody"
         if rest.wake_at is not None and self._chance(3):
             self.clock.step(rest.wake_at - self.clock.now())
             return
         question = self.draw(st.sampled_from(questions), label="question")
         self.clock.step(5.0)
+        if isinstance(question, events.CallStarted):
+            self.record(events.CallFinished(call_id=question.call_id, tool=question.tool, status="ok", output="here"))
+            return
         if isinstance(question, events.InputRequested):
             self.record(events.InputAnswered(call_id=question.call_id, answers=("this",), by="user"))
             return

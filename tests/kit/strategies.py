@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from treadle import events
 from treadle.engine.state import State, fold
 from treadle.errors import ModelError
-from treadle.messages import Call, ImagePart, Reply, TextPart, Usage
+from treadle.messages import Call, ImagePart, ModelMessage, Reply, ResultMessage, TextPart, Usage, UserMessage
 
 json_values: SearchStrategy[Any] = st.recursive(
     st.none()
@@ -60,8 +60,9 @@ CALLS = (
     Call("c4", "ask_user", '{"question": "which?"}'),
     Call("c1", "look", '{"path":'),
     Call("", "nothing_like_it"),
+    Call("c5", "locate", '{"place": "x"}'),
 )
-CALL_IDS = ("c1", "c2", "c3", "c4", "c9")
+CALL_IDS = ("c1", "c2", "c3", "c4", "c5", "c9")
 LIMITS = (
     events.Limits(turns=3, calls=3, attempts=2),
     events.Limits(turns=0, calls=1, attempts=1),
@@ -120,6 +121,17 @@ _FACTS: list[list[events.AnyFact]] = [
     [
         events.CallStarted(call_id=id, tool="look", attempt=attempt, safety=safety)
         for id, attempt, safety in product(CALL_IDS, (1, 3), ("safe", "caution"))
+    ],
+    [
+        events.CallStarted(call_id=id, tool="locate", sandbox=events.CLIENT_SANDBOX, expires_at=at)
+        for id, at in product(("c1", "c5"), (None, 20.0))
+    ],
+    [
+        events.MessageReceived(id="m1", parts=(TextPart("go on"),), history=history)
+        for history in (
+            (UserMessage((TextPart(" "),)), ModelMessage("so", CALLS)),
+            (ModelMessage("", CALLS[:2]), ResultMessage("c2", "write", ""), ResultMessage("c9", "look", "lost")),
+        )
     ],
     [
         events.CallFinished(call_id=id, tool="look", status=status, output=output, fatal=fatal, truncation=truncation)

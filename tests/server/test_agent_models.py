@@ -1,15 +1,28 @@
 """Agents that answer in a model's place: their sessions, and the clients' tools, by the clients' own libraries."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
+import pytest
 
 from tests.kit.server import Client, create_token, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE
 from treadle import Agent, Grant
+from treadle.messages import Call, ModelMessage, ResultMessage, Sampling, TextPart, UserMessage
 from treadle.testing import ScriptedModel, call
 
 SESSION = "x-treadle-session"
+PARAMETERS: Any = {"type": "object", "properties": {"place": {"type": "string"}}}
+LOCATE: Any = [{"type": "function", "function": {"name": "locate", "parameters": PARAMETERS}}]
+CHAT = "/v1/chat/completions"
+TRIP = [
+    ["Let me see.", call("note", id="n1", text="a")],
+    [call("locate", id="call.0", place="x"), call("locate", id="call.1", place="y")],
+    "It is here.",
+]
+"""A conversation of three steps: the agent's own tool, two calls of the client's, the answer."""
 
 
 def connect_openai(plain: Client) -> openai.AsyncOpenAI:
@@ -69,3 +82,151 @@ async def test_a_session_is_continued_only_by_its_own_agent_and_by_a_token_that_
             header = {SESSION: session_id}
             plainly = {"model": "agent:one", "messages": say("hi")}
             await other.problem("POST", "/v1/chat/completions", plainly, 403, headers=header)
+
+
+@asynccontextmanager
+async def serve_trip(**options: Any) -> AsyncIterator[tuple[Client, openai.AsyncOpenAI]]:
+    async with serve_script(*TRIP, **options) as plain, connect_openai(plain) as client:
+        yield plain, client
+
+
+async def ask(client: openai.AsyncOpenAI, messages: Any, **options: Any) -> Any:
+    options = {"model": "agent:agent", "tools": LOCATE, **options}
+    return await client.chat.completions.create(messages=messages, **options)
+
+
+def answer_calls(message: Any, *outputs: str) -> list[Any]:
+    """The message with its calls, and their results."""
+    results = zip(message.tool_calls, outputs, strict=False)
+    return [message, *({"role": "tool", "tool_call_id": one.id, "content": text} for one, text in results)]
+
+
+async def test_the_agents_tools_run_at_the_server_and_the_clients_at_the_client() -> None:
+    async with serve_trip() as (plain, client):
+        first = await ask(client, say("where?"))
+        choice = first.choices[0]
+        assert choice.finish_reason == "tool_calls" and [one.function.name for one in choice.message.tool_calls] == [
+            "locate",
+            "locate",
+        ]
+        assert choice.message.tool_calls[0].function.arguments == '{"place":"x"}'
+        assert all(one.id.replace("_", "").isalnum() for one in choice.message.tool_calls), "Anthropic's rule for ids"
+        assert [one["tool"] for one in first.model_extra["treadle"]["events"]] == ["note", "note", "locate", "locate"]
+        history = [*say("where?"), *answer_calls(choice.message, "north", "south")]
+        last = await ask(client, history)
+        assert last.choices[0].message.content == "It is here." and last.choices[0].finish_reason == "stop"
+        assert last.model_extra["treadle"]["session_id"] == first.model_extra["treadle"]["session_id"]
+        messages = plain.model.requests[-1].messages
+        assert len(messages) == 6, "the history is not taken again"
+        assert [one.text for one in messages[-2:] if isinstance(one, ResultMessage)] == ["north", "south"]
+        again = await ask(client, history)
+        assert again.choices[0].message.content == "It is here.", "a repeated request has the same answer"
+        assert len(plain.model.requests) == 3
+
+
+async def test_a_stream_ends_with_the_clients_calls_and_goes_on_with_their_results() -> None:
+    async with serve_trip() as (_, client):
+        options: Any = {"model": "agent:agent", "tools": LOCATE}
+        async with client.chat.completions.stream(messages=say("where?"), **options) as stream:
+            first = await stream.get_final_completion()
+        message: Any = first.choices[0].message
+        assert message.content == "Let me see.\n\n" and first.choices[0].finish_reason == "tool_calls"
+        history = [*say("where?"), *answer_calls(message, "north", "south")]
+        async with client.chat.completions.stream(messages=history, **options) as stream:
+            last = await stream.get_final_completion()
+        assert last.choices[0].message.content == "It is here."
+
+
+async def test_a_client_that_sends_one_of_two_results_gets_the_other_call_again() -> None:
+    async with serve_trip() as (plain, client):
+        message = (await ask(client, say("where?"))).choices[0].message
+        rest = (await ask(client, [*say("where?"), *answer_calls(message, "north")])).choices[0].message
+        assert [one.id for one in rest.tool_calls] == [message.tool_calls[1].id]
+        history = [*say("where?"), *answer_calls(message, "north", "south"), *say("and be quick")]
+        last = await ask(client, history)
+        assert last.choices[0].message.content == "It is here."
+        assert plain.model.requests[-1].messages[-1] == UserMessage((TextPart("and be quick"),))
+
+
+async def test_another_result_for_a_call_is_a_conflict_and_a_message_without_results_too() -> None:
+    async with serve_trip() as (plain, client):
+        first = await ask(client, say("where?"))
+        message, session_id = first.choices[0].message, first.model_extra["treadle"]["session_id"]
+        with pytest.raises(openai.ConflictError, match="waits for the client's results of locate"):
+            await ask(client, say("well?"), extra_body={"session_id": session_id})
+        history = [*say("where?"), *answer_calls(message, "north", "south")]
+        await ask(client, history)
+        with pytest.raises(openai.ConflictError, match="another result"):
+            await ask(client, [*say("where?"), *answer_calls(message, "east", "south")])
+        unknown: Any = [{"role": "assistant", "tool_calls": [{"id": f"{session_id}_1", "function": {"name": "x"}}]}]
+        unknown += [{"role": "tool", "tool_call_id": f"{session_id}_1", "content": "x"}]
+        with pytest.raises(openai.NotFoundError, match="made no call"):
+            await ask(client, unknown)
+        assert len(plain.model.requests) == 3
+
+
+async def test_a_cancelled_run_takes_no_result_of_the_client() -> None:
+    async with serve_trip() as (plain, client):
+        first = await ask(client, say("where?"))
+        session_id = first.model_extra["treadle"]["session_id"]
+        assert (await plain.json("GET", f"/v1/sessions/{session_id}"))["status"] == "waiting"
+        await plain.json("POST", f"/v1/sessions/{session_id}/cancel")
+        statuses = [fact["status"] for fact in await plain.facts(session_id) if fact["type"] == "call_finished"]
+        assert statuses == ["ok", "interrupted", "interrupted"]
+        with pytest.raises(openai.ConflictError, match="interrupted"):
+            await ask(client, [*say("where?"), *answer_calls(first.choices[0].message, "north", "south")])
+
+
+async def test_a_second_client_cannot_answer_for_the_session_of_a_wider_token() -> None:
+    narrow = create_token("narrow", grant=Grant(tier="read-only"))
+    async with serve_trip(tokens=(create_token("owner"), narrow)) as (plain, _):
+        async with Client(plain.base, "owner-secret-of-the-tests") as owner, connect_openai(owner) as client:
+            message = (await ask(client, say("where?"))).choices[0].message
+        async with Client(plain.base, narrow.value) as other, connect_openai(other) as stranger:
+            with pytest.raises(openai.PermissionDeniedError):
+                await ask(stranger, [*say("where?"), *answer_calls(message, "north", "south")])
+
+
+async def test_a_client_that_echoes_its_history_starts_a_session_with_it() -> None:
+    async with serve_script("one") as plain, connect_openai(plain) as client:
+        called = {"role": "assistant", "content": "hm", "tool_calls": [{"id": "c", "function": {"name": "look"}}]}
+        result = {"role": "tool", "tool_call_id": "c", "content": "blue"}
+        lost = {"role": "assistant", "tool_calls": [{"id": "d", "function": {"name": "look"}}]}
+        history: Any = [*say("first"), called, result, {"role": "assistant", "content": "blue"}, lost, *say("second")]
+        raw = await client.chat.completions.with_raw_response.create(model="agent:agent", messages=history)
+        assert raw.parse().choices[0].message.content == "one"
+        messages = list(plain.model.requests[0].messages)
+        assert messages[:3] == [
+            UserMessage((TextPart("first"),)),
+            ModelMessage("hm", (Call("c", "look"),)),
+            ResultMessage("c", "look", "blue"),
+        ]
+        assert messages[-2].text == "(no result is known)" and messages[-1] == UserMessage((TextPart("second"),))
+        detail = await plain.json("GET", f"/v1/sessions/{raw.headers[SESSION]}")
+        assert [one["content"] for one in detail["messages"]] == ["first", "hm", "blue", "second", "one"]
+
+
+async def test_options_of_a_request_count_for_the_agents_run() -> None:
+    async with serve_script('{"a": 1}', "two") as plain, connect_openai(plain) as client:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+        options: Any = {"response_format": form, "temperature": 0.5, "max_tokens": 500}
+        first = await ask(client, say("hi"), **options)
+        request = plain.model.requests[0]
+        assert (request.sampling, request.max_tokens) == (Sampling(0.5), 500)
+        assert request.output_schema == {"type": "object"} and request.tools[-1].name == "locate"
+        body = {"session_id": first.model_extra["treadle"]["session_id"]}
+        await client.chat.completions.create(model="agent:agent", messages=say("and now?"), extra_body=body)
+        request = plain.model.requests[1]
+        assert request.output_schema is None and "locate" not in {tool.name for tool in request.tools}
+
+
+async def test_the_openai_client_continues_an_agents_calls_over_responses() -> None:
+    async with serve_trip() as (plain, client):
+        tools: Any = [{"type": "function", "name": "locate", "parameters": PARAMETERS, "strict": False}]
+        first = await client.responses.create(model="agent:agent", input="where?", tools=tools)
+        calls = [item for item in first.output if item.type == "function_call"]
+        assert [item.name for item in calls] == ["locate", "locate"]
+        outputs: Any = [{"type": "function_call_output", "call_id": item.call_id, "output": "here"} for item in calls]
+        items: Any = [{"role": "user", "content": "where?"}, *first.output, *outputs]
+        last = await client.responses.create(model="agent:agent", input=items, tools=tools)
+        assert last.output_text == "It is here." and len(plain.model.requests[-1].messages) == 6

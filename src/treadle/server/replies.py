@@ -256,7 +256,7 @@ async def _follow_run(
                 replied, usage = event, usage + event.usage
             elif isinstance(event, CallStarted) and event.sandbox == CLIENT_SANDBOX:
                 state = await session.state()  # has all calls that started with this one
-                if event.call_id in {call.call_id for call in state.client_calls}:
+                if state.client_calls and event.call_id == state.client_calls[-1].call_id:
                     yield _build_client_reply(session, state, replied.text, usage)
                     return
     if run.outcome is None and not run.is_held:

@@ -227,13 +227,8 @@ async def test_the_recorded_session_has_facts_of_every_kind(tmp_path: Path) -> N
     assert any(len(turn.messages) and turn.turn > 1 for turn in kit.select_events(facts, TurnStarted)), (
         "a message steered it"
     )
-    assert Counter(len(reply.calls) for reply in kit.select_events(facts, ModelReplied)) == {
-        4: 1,
-        5: 1,
-        3: 1,
-        2: 2,
-        0: 2,
-    }
+    sizes = Counter(len(reply.calls) for reply in kit.select_events(facts, ModelReplied))
+    assert sizes == {4: 1, 5: 1, 3: 1, 2: 2, 0: 2}
 
 
 @either_reply

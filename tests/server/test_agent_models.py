@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -9,6 +10,7 @@ import pytest
 
 from tests.kit.server import Client, create_token, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE
+from tests.server.worker import fake_model, start_forker
 from treadle import Agent, Grant
 from treadle.messages import Call, ModelMessage, ResultMessage, Sampling, TextPart, UserMessage
 from treadle.testing import ScriptedModel, call
@@ -230,3 +232,25 @@ async def test_the_openai_client_continues_an_agents_calls_over_responses() -> N
         items: Any = [{"role": "user", "content": "where?"}, *first.output, *outputs]
         last = await client.responses.create(model="agent:agent", input=items, tools=tools)
         assert last.output_text == "It is here." and len(plain.model.requests[-1].messages) == 6
+
+
+async def test_a_client_continues_after_the_server_was_killed_while_it_waited(tmp_path: Path) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    with fake_model() as port, start_forker() as forker:
+        spec = {"port": port, "model": "steps-2", "side": "", "store": str(tmp_path / "store.db")}
+        messages: list[Any] = say("go")
+        sessions: set[str] = set()
+        for _ in range(2):
+            async with Client(forker.start(**spec)) as plain, connect_openai(plain) as client:
+                reply = await ask(client, messages, tools=tools)
+                sessions.add(reply.model_extra["treadle"]["session_id"])
+                assert reply.choices[0].finish_reason == "tool_calls"
+                messages += answer_calls(reply.choices[0].message, "3")
+            forker.kill()
+        async with Client(forker.start(**spec)) as plain, connect_openai(plain) as client:
+            reply = await ask(client, messages, tools=tools)
+            assert reply.choices[0].finish_reason == "stop" and reply.choices[0].message.content
+            (session_id,) = sessions | {reply.model_extra["treadle"]["session_id"]}
+            facts = await plain.facts(session_id)
+        kinds = [fact["type"] for fact in facts]
+        assert (kinds.count("call_started"), kinds.count("call_finished"), kinds.count("run_finished")) == (2, 2, 1)

@@ -26,7 +26,10 @@ ASKED = 3
 
 
 def build_worker_agent(port: str, model: str, side: str) -> Agent:
-    """An agent on the fake model. Its tool writes a line for each call, and one call a run needs an approval."""
+    """An agent on the fake model. Its tool writes a line for each call, and one call a run needs an approval.
+
+    Without a file for these lines the agent has no tools.
+    """
 
     @tool
     def add(a: int, b: int) -> int:
@@ -37,7 +40,7 @@ def build_worker_agent(port: str, model: str, side: str) -> Agent:
 
     found = resolve_model(model, base_url=f"http://127.0.0.1:{port}/v1")
     limits = Limits(turns=200, calls=1000)
-    return Agent(found, tools=[add], limits=limits, grant=Grant(ask=(f"add(a={ASKED})",)))
+    return Agent(found, tools=[add] if side else [], limits=limits, grant=Grant(ask=(f"add(a={ASKED})",)))
 
 
 async def serve(spec: dict[str, Any]) -> None:

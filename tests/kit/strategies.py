@@ -43,6 +43,8 @@ def build_values(hint: Any) -> SearchStrategy[Any]:
         return st.sampled_from(inside)
     if origin in (Union, types.UnionType):
         return st.one_of([build_values(one) for one in inside])
+    if origin is tuple and inside[-1] is not ...:
+        return st.tuples(*map(build_values, inside))
     if origin is tuple:
         return st.lists(build_values(inside[0]), max_size=2).map(tuple)
     if origin is dict:

@@ -172,9 +172,8 @@ class State(Struct):
     @property
     def client_calls(self) -> list[events.CallStarted]:
         """The calls whose results the client must send, in their order."""
-        if self.turn is None:
-            return []
-        return [call.at_client for call in self.turn.calls.values() if call.at_client is not None]
+        calls = self.turn.calls.values() if self.turn is not None else ()
+        return [call.at_client for call in calls if call.at_client is not None]
 
 
 def fold(facts: Iterable[events.AnyFact]) -> State:

@@ -25,6 +25,10 @@ FREED_SHARE = 0.9
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
 
 
+_KEPT_SETTINGS = ("instructions", "limits", "approval_ttl", "web", "sampling", "output_schema", "client_tools")
+"""The fields of `SessionConfigured` that stay until another one sets them."""
+
+
 class CallState(Struct):
     """One call, its questions and answers, and its result."""
 
@@ -233,16 +237,8 @@ def _apply_configured(state: State, fact: events.SessionConfigured) -> None:
         RememberedAnswer(pattern, "allow", fact.by, was_given_beforehand=True) for pattern in fact.approve
     )
     before = state.configured or fact
-    state.configured = msgspec.structs.replace(
-        fact,
-        instructions=fact.instructions or before.instructions,
-        limits=fact.limits or before.limits,
-        approval_ttl=fact.approval_ttl or before.approval_ttl,
-        web=before.web if fact.web is None else fact.web,
-        sampling=fact.sampling or before.sampling,
-        output_schema=before.output_schema if fact.output_schema is None else fact.output_schema,
-        client_tools=before.client_tools if fact.client_tools is None else fact.client_tools,
-    )
+    kept = {name: getattr(before, name) for name in _KEPT_SETTINGS if getattr(fact, name) in (None, "")}
+    state.configured = msgspec.structs.replace(fact, **kept)
 
 
 def _apply_run_fact(state: State, fact: events.RunStarted | events.TurnStarted | events.RunFinished) -> None:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -232,6 +233,22 @@ async def test_the_openai_client_continues_an_agents_calls_over_responses() -> N
         items: Any = [{"role": "user", "content": "where?"}, *first.output, *outputs]
         last = await client.responses.create(model="agent:agent", input=items, tools=tools)
         assert last.output_text == "It is here." and len(plain.model.requests[-1].messages) == 6
+
+
+async def test_the_anthropic_client_continues_an_agents_calls_over_messages() -> None:
+    tools: Any = [{"name": "locate", "input_schema": PARAMETERS}]
+    async with serve_trip() as (plain, _):
+        client = anthropic.AsyncAnthropic(base_url=plain.base, api_key=plain.token, max_retries=0, timeout=PATIENCE)
+        options: Any = {"model": "agent:agent", "max_tokens": 1000, "tools": tools}
+        async with client, client.messages.stream(messages=say("where?"), **options) as stream:
+            first = await stream.get_final_message()
+            calls: Any = [block for block in first.content if block.type == "tool_use"]
+            assert [block.name for block in calls] == ["locate", "locate"] and first.stop_reason == "tool_use"
+            results = [{"type": "tool_result", "tool_use_id": block.id, "content": "here"} for block in calls]
+            answered: Any = {"role": "assistant", "content": first.content}
+            history: Any = [*say("where?"), answered, {"role": "user", "content": results}]
+            last: Any = await client.messages.create(messages=history, **options)
+        assert last.content[0].text == "It is here." and len(plain.model.requests[-1].messages) == 6
 
 
 async def test_a_client_continues_after_the_server_was_killed_while_it_waited(tmp_path: Path) -> None:

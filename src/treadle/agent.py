@@ -81,12 +81,6 @@ class Agent(Generic[T]):
             if one.name in self._tools:
                 raise BadInput(f"two tools are named {one.name!r}; rename one with @tool(name=...)")
             self._tools[one.name] = one
-        if not self.limits.turns >= 0 or not self.limits.calls >= 0:
-            raise BadInput("limits: turns and calls cannot be negative; turns=0 means text only")
-        for name in ("tokens", "seconds", "cost"):
-            most = getattr(self.limits, name)
-            if most is not None and not most > 0:
-                raise BadInput(f"limits: {name} must be more than 0; leave it out for no limit of that kind")
         if self.approval_ttl is not None and not self.approval_ttl > 0:
             raise BadInput("approval_ttl must be more than 0 seconds; leave it out for questions that never expire")
 

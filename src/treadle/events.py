@@ -42,10 +42,15 @@ SignalKind = Literal[
 ]
 
 
+TURN_CEILING = 200
+"""The most turns of a run, unless the operator sets another ceiling."""
+
+
 class Limits(Struct, frozen=True, omit_defaults=True):
     """The budget of one run. `turns=0` means text only. None means no limit of that kind.
 
     `doom_loop` detects repeated calls. `implicit_signals` detects a stuck model and a hand-back in plain words.
+    More turns than the operator's `ceiling` are refused.
     """
 
     turns: int = 50
@@ -56,6 +61,26 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     attempts: int = 4
     doom_loop: bool = True
     implicit_signals: bool = True
+    ceiling: int = TURN_CEILING
+
+    def __post_init__(self) -> None:
+        switches = ("doom_loop", "implicit_signals")
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__ if name not in switches}
+        for name, value in values.items():
+            kinds = int | float if name in ("seconds", "cost") else int
+            is_optional = value is None and name in ("tokens", "seconds", "cost")
+            if not is_optional and (not isinstance(value, kinds) or isinstance(value, bool)):
+                raise BadInput(f"limits: {name} must be a number, not {value!r}")
+        if self.turns < 0 or self.calls < 0:
+            raise BadInput("limits: turns and calls cannot be negative; turns=0 means text only")
+        for name in ("tokens", "seconds", "cost"):
+            if values[name] is not None and not values[name] > 0:
+                raise BadInput(f"limits: {name} must be more than 0; leave it out for no limit")
+        if self.turns > self.ceiling:
+            raise BadInput(
+                f"limits: turns is {self.turns}, above the ceiling of {self.ceiling}; use fewer turns, or let the "
+                "operator raise the ceiling"
+            )
 
 
 class Grant(Struct, frozen=True, omit_defaults=True):
@@ -452,7 +477,17 @@ def serialize_event(event: Fact | Delta) -> bytes:
 
 def decode_fact(data: bytes | str) -> AnyFact:
     """Decode a serialized fact. Raises `msgspec.ValidationError` for a kind that this version does not know."""
-    return _fact_decoder.decode(data)
+    try:
+        return _fact_decoder.decode(data)
+    except BadInput:  # an older version stored limits that are refused today, and stopped at the ceiling
+        document = msgspec.json.decode(data)
+        limits = document["limits"]
+        document["limits"] = {
+            name: min(max(value, 0), TURN_CEILING) if name == "turns" else value
+            for name, value in limits.items()
+            if name in ("turns", "attempts", "doom_loop", "implicit_signals") or value > 0
+        }
+        return msgspec.convert(document, AnyFact)
 
 
 def decode_event(data: bytes | str) -> Event:

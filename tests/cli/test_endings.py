@@ -302,11 +302,22 @@ async def test_a_session_keeps_the_model_it_had_last_and_a_flag_has_the_last_wor
     assert (flagged.code, flagged.out) == (0, "Me again.\n")
 
 
-async def test_a_session_without_unfinished_work_cannot_be_resumed(place: Place) -> None:
+@pytest.mark.parametrize("command", ["run --session one", "sessions resume one"])
+async def test_resuming_a_finished_session_is_no_bad_usage_and_shows_its_last_outcome(
+    place: Place, command: str
+) -> None:
     async with StrictChat([Reply(text="done")]) as fake:
         await place.quick("run", "hello", *model_options(fake), "--name", "one")
-        done = await place.quick("run", "--session", "one", *model_options(fake))
-    assert done.code == 2 and "this session has no unfinished work" in done.err
+        done = await place.quick(*command.split(), *model_options(fake), "--json")
+    document = json.loads(done.out)
+    assert done.code == 0 and "nothing to resume" in done.err
+    assert (document["status"], document["answer"], document["turns"]) == ("answered", "done", 1)
+    assert document["resumed"] is False
+
+
+async def test_run_with_the_name_of_no_session_says_how_to_create_one(place: Place) -> None:
+    done = await place.quick("run", "hello", "--session", "new one")
+    assert done.code == 2 and "--name 'new one' creates one of that name" in done.err
 
 
 async def test_a_terminal_that_cannot_show_a_sign_does_not_end_the_run(place: Place) -> None:

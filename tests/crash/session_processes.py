@@ -117,7 +117,7 @@ def build_obedient_agent(notes: Notes, pause: float = 0.05) -> Agent:
         StrictModel(ObedientModel(notes)),
         tools=[*(build_step(name, seconds) for name, seconds in steps.items()), *deaths, wait_for_go, hold_thread],
         grant=Grant(tier="full", ask=("careful",)),
-        limits=Limits(turns=1000, calls=1000),
+        limits=Limits(turns=1000, calls=1000, ceiling=1000),
         gate=later,
     )
 

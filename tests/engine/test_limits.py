@@ -4,15 +4,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kit import sessions as kit
 from tests.kit.fake_model import HangingModel
 from tests.kit.sessions import DROP, PATIENCE, HeldTool, Store, Tables, note
 from treadle import Agent, CallStarted, Limits, RunFinished, tool
 from treadle.errors import BadInput, ModelError
-from treadle.events import ModelFailed, TurnStarted
+from treadle.events import ModelFailed, RunStarted, TurnStarted, decode_fact
 from treadle.messages import Reply, Usage
-from treadle.testing import ScriptedModel, call, say
+from treadle.testing import call, say
 
 # --- limits of every kind
 
@@ -172,13 +173,30 @@ async def test_continue_accepts_other_limits() -> None:
     assert model.requests[-1].tools == ()
 
 
-def test_negative_limits_are_refused() -> None:
-    for wrong in (Limits(turns=-1), Limits(calls=-1)):
+def test_limits_above_the_ceiling_are_refused_when_they_are_made() -> None:
+    with pytest.raises(BadInput, match="turns is 300, above the ceiling of 200"):
+        Limits(turns=300)
+    with pytest.raises(BadInput, match="above the ceiling of 20;"):
+        replace(Limits(turns=20, ceiling=20), turns=21)
+    assert Limits(turns=300, ceiling=300).turns == 300
+
+
+def test_limits_that_are_negative_or_no_numbers_are_refused_when_they_are_made() -> None:
+    for name in ("turns", "calls"):
         with pytest.raises(BadInput, match="cannot be negative"):
-            Agent(ScriptedModel(), limits=wrong)
-    for wrong in (Limits(tokens=0), Limits(seconds=-1), Limits(cost=float("nan"))):
+            Limits(**{name: -1})
+    for wrong in ({"tokens": 0}, {"seconds": -1}, {"cost": float("nan")}):
         with pytest.raises(BadInput, match="must be more than 0; leave it out"):
-            Agent(ScriptedModel(), limits=wrong)
+            Limits(**wrong)
+    for wrong in ({"turns": "5"}, {"calls": False}, {"turns": None}, {"tokens": 1.5}, {"cost": "1"}, {"ceiling": True}):
+        with pytest.raises(BadInput, match=f"{next(iter(wrong))} must be a number"):
+            Limits(**wrong)
+
+
+def test_a_log_with_limits_that_are_refused_today_is_read_with_the_ceiling() -> None:
+    body = b'{"type":"run_started","seq":3,"run_id":"run_1","limits":{"turns":300,"calls":-1,"seconds":2.5}}'
+    fact = decode_fact(body)
+    assert isinstance(fact, RunStarted) and (fact.seq, fact.limits) == (3, Limits(turns=200, seconds=2.5))
 
 
 # --- the wrap-up itself

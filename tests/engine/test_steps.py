@@ -11,8 +11,9 @@ from tests.kit.facts import BEGIN, MESSAGE, RUN, TURN, approval, begin, build_ca
 from tests.kit.simulation import Simulation, check_results, check_runs, check_session
 from tests.kit.strategies import LIMITS, build_history, histories
 from treadle.engine.state import OUTCOME_UNKNOWN, fold
-from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Step, Work, build_answer_key, next_step
+from treadle.engine.steps import AskModel, Record, Rest, Step, Work, build_answer_key, next_step
 from treadle.events import (
+    TURN_CEILING,
     AnyFact,
     ApprovalAnswered,
     CallFinished,
@@ -160,9 +161,9 @@ OWN = Limits(turns=7)
         text_only=(TEXT_ONLY, TurnStarted(turn=1, messages=("m1",), tools=False)),
         an_empty_reply_in_text_only=((*TEXT_ONLY, TURN, ModelReplied()), TurnStarted(turn=2, tools=False)),
         an_invalid_reply_in_text_only=((*TEXT_ONLY, TURN, *INVALID), TurnStarted(turn=2, tools=False)),
-        no_tokens=(begin(tokens=0)[:2], TURN),
-        no_time=(begin(seconds=0)[:2], TURN),
-        no_money=(begin(cost=0)[:2], TURN),
+        no_tokens=(begin(tokens=1)[:2], TURN),
+        no_time=(begin(seconds=1e-9)[:2], TURN),
+        no_money=(begin(cost=1e-9)[:2], TURN),
     ),
 )
 def test_a_message_starts_a_run_and_a_run_starts_a_turn(story: Story, fact: AnyFact) -> None:
@@ -179,7 +180,7 @@ def test_a_run_has_the_given_limits() -> None:
 REPLY = ModelReplied(calls=(A,), usage=Usage(50, 5, cost=0.5))
 LONG_WAIT = (*begin(seconds=60), 10.0, CALLS, result(A), approval(B), 1000.0, YES)
 WARNING, AGAIN = SignalDetected(kind="doom_loop"), ModelReplied(calls=(C,))
-MANY_TURNS = (MESSAGE, new_run(Limits(turns=10_000)), *[TURN, CALLS, result(A), result(B)] * TURN_CEILING)
+MANY_TURNS = (MESSAGE, new_run(Limits(turns=TURN_CEILING)), *[TURN, CALLS, result(A), result(B)] * TURN_CEILING)
 
 
 @pytest.mark.parametrize(

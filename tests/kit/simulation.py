@@ -23,7 +23,7 @@ from treadle.engine.model_call import build_request, compact_or_note_failure
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Setup, later
 from treadle.engine.state import State, Turn, apply, fold
-from treadle.engine.steps import TURN_CEILING, AskModel, Compact, Record, Rest, Work, next_step
+from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, next_step
 from treadle.messages import Json, Message, Reply, Request, ToolSpec
 from treadle.testing import ScriptedModel, SteppingClock
 from treadle.tools.ask_user import AskUser
@@ -282,7 +282,7 @@ def _check_run(run: list[events.AnyFact]) -> None:
     assert len(strays) <= (3 if limits.turns else len(turns)) and len(wrap_ups) <= 1 + bool(strays)
     if wrap_ups and end.reason not in ("cancelled", "failed"):
         assert end.reason == wrap_ups[0].wrap_up and turns[-1] is wrap_ups[-1]
-    allowed = min(limits.turns, TURN_CEILING) or 5  # text only: one, and at most two more for each bad kind of reply
+    allowed = limits.turns or 5  # text only: one, and at most two more for each bad kind of reply
     assert len(turns) - len(wrap_ups) <= allowed
     assert end.turns == len(turns) - len(wrap_ups)
     started = {fact.call_id for fact in select_events(run, events.CallStarted)}

@@ -36,6 +36,18 @@ def build_values(hint: Any) -> SearchStrategy[Any]:
         float: st.floats(allow_nan=False, allow_infinity=False),
         bool: st.booleans(),
         type(None): st.none(),
+        events.Limits: st.builds(  # limits that make no sense are refused
+            events.Limits,
+            turns=st.integers(0, 200),
+            calls=st.integers(0, 2**53),
+            tokens=st.none() | st.integers(1, 2**53),
+            seconds=st.none() | st.floats(1e-9, 1e9),
+            cost=st.none() | st.floats(1e-9, 1e9),
+            attempts=st.integers(1, 2**53),
+            doom_loop=st.booleans(),
+            implicit_signals=st.booleans(),
+            ceiling=st.integers(200, 10_000),
+        ),
     }
     if hint in simple:
         return simple[hint]

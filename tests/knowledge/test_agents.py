@@ -11,8 +11,8 @@ from tests.knowledge.workspaces import run_agent, write_file
 from treadle import Grant, Limits, RunFinished, Runtime, later, tool
 from treadle.app.settings import Settings
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge, build_agents
-from treadle.engine.steps import TURN_CEILING
 from treadle.errors import NotFound
+from treadle.events import TURN_CEILING
 from treadle.knowledge.agents import read_agent, read_sections
 from treadle.messages import Request
 from treadle.testing import ScriptedModel, call

@@ -191,3 +191,36 @@ async def test_the_partial_text_of_a_stopped_run_is_in_the_session_also_after_a_
     async with serve_agents(agent, store=tmp_path / "log.db") as client:
         again = await client.json("GET", f"/v1/sessions/{session_id}")
         assert (again["last_run"], again["messages"]) == (last, shown["messages"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"),
+    [
+        ({"calls": False}, "limits.calls"),
+        ({"turns": True}, "limits.turns"),
+        ({"turns": "5"}, "limits.turns"),
+        ({"seconds": True}, "limits.seconds"),
+        ({"turns": 300}, "limits.turns"),
+        ({"turns": -1}, "limits.turns"),
+    ],
+)
+async def test_a_limit_of_a_wrong_type_or_above_the_ceiling_is_refused_by_its_name(limits: Any, field: str) -> None:
+    async with serve_script() as client:
+        problem = await client.problem("POST", "/v1/sessions", {"limits": limits}, 422)
+        assert problem["message"].startswith(f"{field}: ")
+        if limits == {"turns": 300}:
+            assert "at most 200" in problem["message"]
+
+
+async def test_a_ceiling_that_the_operator_set_holds_on_every_route() -> None:
+    async with serve_script("done", limits=Limits(turns=5, ceiling=5)) as client:
+        assert await client.session(limits={"turns": 5})
+        await client.problem("POST", "/v1/sessions", {"limits": {"turns": 6}}, 422)
+        problem = await client.problem("POST", "/api/agent/run", {"objective": "go", "maxIterations": 6}, 422)
+        assert problem["message"].startswith("maxIterations: must be at most 5")
+
+
+@pytest.mark.parametrize("body", [{"undo": 1}, {"undo": "yes"}])
+async def test_a_number_or_a_text_is_not_taken_for_true(body: Any) -> None:
+    async with serve_script() as client:
+        await client.problem("POST", f"/v1/sessions/{await client.session()}/compact", body, 422)

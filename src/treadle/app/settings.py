@@ -19,12 +19,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.errors import BadInput
-from treadle.events import Limits, Tier
+from treadle.events import TURN_CEILING, Limits, Tier
 from treadle.messages import Json
 from treadle.permissions.paths import find_config_folder as config_folder
 from treadle.permissions.paths import find_data_folder as data_folder
 
-MAX_TURNS = 200
+MAX_CEILING = 10_000
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
 WORKSPACE_KEYS = frozenset(
     ("agent", "access", "ask", "forbid", "max_turns", "max_calls", "max_tokens", "max_cost", "timeout", "web")
@@ -38,6 +38,7 @@ _TIERS: tuple[Tier, ...] = get_args(Tier)
 _TYPE_NAMES: dict[object, str] = {
     str: "text",
     bool: "true or false",
+    int: "a whole number",
     int | None: "a whole number",
     float: "a number",
     float | None: "a number",
@@ -68,6 +69,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ask: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
     yes: bool = False
+    turn_ceiling: int = TURN_CEILING
     max_turns: int | None = None
     max_calls: int | None = None
     max_tokens: int | None = None
@@ -88,8 +90,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model_aliases: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        if self.max_turns is not None and not 0 <= self.max_turns <= MAX_TURNS:
-            raise BadInput(f"max_turns is {self.max_turns}; it must be from 0 (text only) to {MAX_TURNS}")
+        if not 1 <= self.turn_ceiling <= MAX_CEILING:
+            raise BadInput(f"turn_ceiling is {self.turn_ceiling}; it must be from 1 to {MAX_CEILING}")
+        if self.max_turns is not None and not 0 <= self.max_turns <= self.turn_ceiling:
+            raise BadInput(
+                f"max_turns is {self.max_turns}; it must be from 0 (text only) to {self.turn_ceiling}, the turn_ceiling"
+            )
         if self.max_calls is not None and self.max_calls < 0:
             raise BadInput(f"max_calls is {self.max_calls}; it must not be negative")
         for key in ("max_tokens", "max_cost", "timeout"):
@@ -121,12 +127,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Build the limits of one run. `turns` is the number of turns where the settings have none."""
         usual = Limits()
         return Limits(
-            turns=turns if self.max_turns is None else self.max_turns,
+            turns=min(turns, self.turn_ceiling) if self.max_turns is None else self.max_turns,
             calls=usual.calls if self.max_calls is None else self.max_calls,
             tokens=self.max_tokens,
             seconds=self.timeout,
             cost=self.max_cost,
             implicit_signals=self.implicit_signals,
+            ceiling=self.turn_ceiling,
         )
 
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from treadle.agent import Agent
 from treadle.app.settings import Settings, config_folder, data_folder
 from treadle.engine.setup import Gate
-from treadle.engine.steps import TURN_CEILING
 from treadle.errors import BadInput, NotFound
 from treadle.events import Grant, Limits
 from treadle.knowledge.agents import AgentFile
@@ -90,7 +89,7 @@ class WorkspaceKnowledge:
         is_plain_default = file.name == "default" and file.origin == "builtin"
         limits = options.limits or Limits()
         if file.origin != "builtin":
-            limits = options.file_limits or options.limits or Limits(turns=TURN_CEILING)
+            limits = options.file_limits or options.limits or Limits(turns=Limits().ceiling)
         tools = self._choose_tools(file, options)
         return Agent(
             file.model or options.model,
@@ -130,7 +129,7 @@ def _covers_name(patterns: Sequence[str], name: str) -> bool:
 
 def narrow_limits(file: AgentFile, given: Limits) -> Limits:
     """Narrow the operator's limits by the agent's file. Only a file of the user may allow more turns."""
-    turns = given.turns if file.steps is None else file.steps
+    turns = given.turns if file.steps is None else min(file.steps, given.ceiling)
     calls = given.calls if file.max_calls is None else file.max_calls
     if file.origin == "workspace":
         turns, calls = min(turns, given.turns), min(calls, given.calls)
@@ -186,7 +185,7 @@ def build_agents(
         tools=[*tools, *more],
         grant=build_grant(settings),
         limits=settings.build_limits(),
-        file_limits=settings.build_limits(TURN_CEILING),
+        file_limits=settings.build_limits(settings.turn_ceiling),
         instructions=instructions,
         secrets=keyring if keyring is not None else (),
     )

@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
@@ -51,7 +51,10 @@ class CallReport(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """The JSON document that `--json` prints. `tools_called` are the tools of the successful calls."""
+    """The JSON document that `--json` prints.
+
+    `tools_called` are the tools of the successful calls. `resumed` is false when there was nothing to resume.
+    """
 
     session_id: str
     status: Status
@@ -65,11 +68,14 @@ class Report(Struct, frozen=True):
     usage: Usage
     cost: float
     error: str
+    resumed: bool = True
 
     @property
     def exit_code(self) -> int:
         if self.reason == "usage":
             return USAGE
+        if not self.resumed:
+            return ANSWERED
         codes: dict[Status, int] = {"answered": ANSWERED, "failed": FAILED, "stopped": STOPPED, "cancelled": CANCELLED}
         return codes.get(self.status, UNANSWERED)
 
@@ -339,9 +345,14 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
                 raise
     finally:
         refreshing.cancel()
-    if run.outcome is None and not run.pending:
-        raise BadInput("this session has no unfinished work; give a task, or use `treadle sessions continue`")
     state = await session.state()
+    if run.outcome is None and not run.pending:
+        if state.last is None:
+            raise BadInput("this session has no unfinished work; give a task to start a run")
+        output.write_note(f"nothing to resume: the last run of this session ended ({state.last.reason})")
+        for fact in facts[_find_last_run(facts) :]:
+            report_builder.handle_event(fact)
+        return msgspec.structs.replace(report_builder.build_report(session.id, state.last), resumed=False)
     if opened.settings.auto_name and not state.name:  # a one-shot command does not wait for a model to name it
         message = next(fact for fact in await session.facts() if isinstance(fact, events.MessageReceived))
         name = " ".join(render_parts(message.parts[:1]).split())  # attached files are separate parts
@@ -352,3 +363,7 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
         else:
             report_builder.asked.setdefault(question.call_id, question)
     return report_builder.build_report(session.id, run.outcome)
+
+
+def _find_last_run(facts: Sequence[events.AnyFact]) -> int:
+    return max((place for place, fact in enumerate(facts) if isinstance(fact, events.RunStarted)), default=0)

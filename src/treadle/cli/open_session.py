@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import difflib
+import shlex
+import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -13,10 +16,11 @@ from treadle import Agent, Runtime, Session
 from treadle.agent import Gate, SessionOptions
 from treadle.app.compose import OpenRuntime, has_unknown_price, open_runtime, open_store
 from treadle.app.settings import LoadedSettings, Settings
+from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
 from treadle.errors import BadInput, NotFound
 from treadle.events import SessionConfigured, SessionCreated
-from treadle.log.base import SessionInfo
+from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
 from treadle.secrets.keyring import Keyring
 
@@ -47,7 +51,7 @@ async def open_session(
 ) -> OpenSession:
     """Open the session that `--session` names, or create one named by `--name`. `stack` closes it."""
     log = await stack.enter_async_context(open_store(loaded.settings))
-    info = await find_session(log, args.session) if args.session else None
+    info = await _find_or_create(log, args) if args.session else None
     if info is not None:
         facts = await log.read(info.id)
         models = [fact.model for fact in facts if isinstance(fact, SessionCreated | SessionConfigured)]
@@ -79,6 +83,22 @@ async def open_session(
         notes.append(f"the price of {model.name} is unknown, so max_cost may not stop it; use max_tokens")
     notes += _find_unknown_tools(args, runtime)
     return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None)
+
+
+async def _find_or_create(log: Log, args: argparse.Namespace) -> SessionInfo | None:
+    """Find the session of `--session`. `treadle run` offers to create one of that name: None, with `name` set."""
+    try:
+        return await find_session(log, args.session)
+    except NotFound as error:
+        if getattr(args, "objective", None) is None:
+            raise
+        if console.is_terminal(sys.stdin) and console.is_terminal(sys.stderr):
+            sys.stderr.write(console.escape_controls(f"there is no session {args.session!r}; create it? [y/N] "))
+            sys.stderr.flush()
+            if (await asyncio.to_thread(sys.stdin.readline)).strip().lower() in ("y", "yes"):
+                args.name = args.session
+                return None
+        raise NotFound(f"{error}; --name {shlex.quote(args.session)} creates one of that name") from None
 
 
 def _choose_agent(opened: OpenRuntime, loaded: LoadedSettings, info: SessionInfo | None) -> Agent:

@@ -69,8 +69,13 @@ class Authorization(Struct):
 
 
 async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]) -> Authorization:
-    """Authorize calls in the given order. Calls before and after one that the client runs wait for each other."""
+    """Authorize calls in the given order. Calls before and after one that the client runs wait for each other.
+
+    The result of a call that may not run is recorded after the results of the calls before it. Until then it and the
+    calls after it wait; only their questions are asked at once.
+    """
     result, blocked, at_client = Authorization(), set[str](), 0
+    is_open = must_wait = False  # whether an earlier call has no result yet, and whether a result waits for it
     for call in calls:
         try:
             outcome = await _authorize_call(setup, state, call, len(result.ready) + at_client, blocked)
@@ -84,14 +89,20 @@ async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]
             why = f"whether it may run could not be found out ({describe_error(error)})"
             outcome = _close_call(call, "denied", f"Denied: {why}. Do without it.")
         if isinstance(outcome, events.CallStarted):
-            is_first = not result.ready and all(isinstance(fact, events.CallFinished) for fact in result.facts)
-            if not is_first and not at_client:
+            if is_open and not at_client:
                 break
             at_client += 1
         elif at_client:
             break
+        elif isinstance(outcome, events.CallFinished):
+            must_wait = must_wait or is_open
+            if not must_wait:
+                result.facts.append(outcome)
+            continue
+        is_open = True
         if isinstance(outcome, ReadyCall):
-            result.ready.append(outcome)
+            if not must_wait:
+                result.ready.append(outcome)
         elif outcome is not None:
             result.facts.append(outcome)
     return result

@@ -18,7 +18,6 @@ from treadle.engine.reply import make_ids_unique
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, RunState, State, Turn
 from treadle.messages import NO_USAGE
 
-TURN_CEILING = 200
 MAX_EMPTY_REPLIES = 3
 MAX_INVALID_OUTPUTS = 3
 MAX_STRAY_REPLIES = 2
@@ -264,7 +263,7 @@ def _start_turn(state: State, run: RunState, now: float) -> Record:
     """Start the next turn. When a limit is reached, it is the last one."""
     limits, limit = run.limits, None
     # A text-only run has one turn, and one more for each empty, invalid or stray reply.
-    most_turns = min(limits.turns, TURN_CEILING) or 1 + run.empty_replies + run.invalid_outputs + run.stray_replies
+    most_turns = limits.turns or 1 + run.empty_replies + run.invalid_outputs + run.stray_replies
     if run.is_looping:
         limit = "doom_loop"
     elif is_out_of_time(run, now):

@@ -13,7 +13,7 @@ from typing import cast, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from treadle.engine.steps import TURN_CEILING
+from treadle.events import TURN_CEILING
 from treadle.knowledge.base import Origin, Problem
 from treadle.knowledge.front_matter import MAX_FRONT_LENGTH, Document, Fields, read_document
 from treadle.permissions.policy import Posture

@@ -21,7 +21,7 @@ from treadle.server import streams
 from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, AllSessionsStream
 from treadle.server.service import Approver, CurrentService, LenientBody, Sender, Service, Viewer, filter_preapproved
 from treadle.server.session_control import CancelledView, ResolvedView
-from treadle.server.sessions import MAX_TURNS
+from treadle.server.sessions import check_turns
 
 router = APIRouter(prefix="/api/agent", tags=["agent"])
 EMPTY_OBJECTIVE = "Objective must not be empty"
@@ -43,7 +43,7 @@ class RunBody(CamelBody):
     system_prompt: str | None = None
     session_name: str | None = Field(None, max_length=200)
     working_dir: str | None = Field(None, max_length=4000)
-    max_iterations: int = Field(10, ge=0, le=MAX_TURNS)
+    max_iterations: int = Field(10, ge=0)
     max_tool_calls: int = Field(50, ge=0, le=100_000)
     max_tokens: int = Field(16384, ge=1, le=2**53)
     auto_approve: list[Glob] = Field(default_factory=list, max_length=200)
@@ -87,6 +87,14 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
     agent = service.default_agent
     await service.check_model(agent)
     approve = tuple(body.auto_approve)
+    check_turns(body.max_iterations, agent.limits, "maxIterations")
+    limits = Limits(
+        turns=body.max_iterations,
+        calls=body.max_tool_calls,
+        tokens=body.max_tokens,
+        implicit_signals=agent.limits.implicit_signals and body.detect_implicit_signals,
+        ceiling=agent.limits.ceiling,
+    )
     session = await service.create_session(
         token,
         name=body.session_name or "",
@@ -94,12 +102,7 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
         grant=Grant(tier="full", approve=approve, forbid=tuple(body.forbidden), ask_all=True),
         configured=events.SessionConfigured(
             instructions=body.system_prompt or "",
-            limits=Limits(
-                turns=body.max_iterations,
-                calls=body.max_tool_calls,
-                tokens=body.max_tokens,
-                implicit_signals=agent.limits.implicit_signals and body.detect_implicit_signals,
-            ),
+            limits=limits,
             approval_ttl=service.config.approval_seconds,
             approve=filter_preapproved(token, approve),
             by=token.name,

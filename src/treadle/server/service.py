@@ -7,8 +7,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 from urllib.parse import urlsplit
 
 from fastapi import Depends
@@ -42,15 +44,48 @@ PROBE_SECONDS = 2.0
 
 
 class LenientBody(BaseModel):
-    """A null field counts as missing, because many clients send every field that they know."""
+    """A null field counts as missing, because many clients send every field that they know.
+
+    Otherwise JSON's types count: true is no number, 1 is not true, and "5" is not 5.
+    """
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, given: Any) -> Any:
+    def _read_fields(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         fields = cast("dict[str, Any]", given)
-        return {name: value for name, value in fields.items() if value is not None}
+        kinds = {field.alias or name: list_kinds(field.annotation) for name, field in cls.model_fields.items()}
+        return {
+            name: _NO_VALUE if _has_other_type(value, kinds.get(name, frozenset())) else value
+            for name, value in fields.items()
+            if value is not None
+        }
+
+
+_NO_VALUE = object()
+"""Takes the place of a value that pydantic would convert, so that it refuses the field by its name."""
+
+
+def _has_other_type(value: object, kinds: frozenset[object]) -> bool:
+    if isinstance(value, bool):
+        return bool(kinds & {int, float}) and bool not in kinds
+    if isinstance(value, str):
+        return bool(kinds & {int, float, bool}) and str not in kinds
+    return isinstance(value, int | float) and bool in kinds and not kinds & {int, float}
+
+
+@lru_cache(maxsize=1000)
+def list_kinds(annotation: Any) -> frozenset[object]:
+    """List the types of the values that an annotation accepts. Any accepts all of them."""
+    if annotation is Any:
+        return frozenset({bool, int, float, str})
+    origin, parts = get_origin(annotation), cast("tuple[object, ...]", get_args(annotation))
+    if origin is Literal:
+        return frozenset(type(part) for part in parts)
+    if origin in (Union, UnionType, Annotated):
+        return frozenset(kind for part in parts for kind in list_kinds(part))
+    return frozenset({annotation})
 
 
 class StrictBody(LenientBody):

@@ -26,7 +26,6 @@ from treadle.server.service import CurrentService, Sender, Service, StrictBody, 
 from treadle.server.streams import SSE_RESPONSES, DialectWriter, EventStream, encode_frames, parse_position
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
-MAX_TURNS = 200
 HELD_MESSAGE = "cancelled before it was begun; it is kept, and goes with the next message"
 Name = Annotated[str, Field(max_length=200)]
 Key = Annotated[str, Header(alias="Idempotency-Key", max_length=200)]
@@ -35,7 +34,7 @@ Key = Annotated[str, Header(alias="Idempotency-Key", max_length=200)]
 class LimitsBody(StrictBody):
     """The limits of one run. Missing limits are the agent's."""
 
-    turns: int | None = Field(None, ge=0, le=MAX_TURNS)
+    turns: int | None = Field(None, ge=0)
     calls: int | None = Field(None, ge=0, le=100_000)
     tokens: int | None = Field(None, ge=1, le=2**53)
     seconds: float | None = Field(None, gt=0, le=10**9)
@@ -43,6 +42,7 @@ class LimitsBody(StrictBody):
 
     def apply_to(self, defaults: Limits) -> Limits:
         """Combine these limits with the defaults. Tokens, seconds and cost never exceed the operator's."""
+        check_turns(self.turns, defaults, "limits.turns")
         return replace(
             defaults,
             turns=defaults.turns if self.turns is None else self.turns,
@@ -51,6 +51,12 @@ class LimitsBody(StrictBody):
             seconds=_take_smaller(self.seconds, defaults.seconds),
             cost=_take_smaller(self.cost, defaults.cost),
         )
+
+
+def check_turns(turns: int | None, defaults: Limits, field: str) -> None:
+    """Refuse more turns than the operator's ceiling. `field` names them in the error."""
+    if turns is not None and turns > defaults.ceiling:
+        raise build_field_error(field, f"must be at most {defaults.ceiling}, the operator's ceiling")
 
 
 def _take_smaller(requested: Any, default: Any) -> Any:

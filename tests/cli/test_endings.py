@@ -312,7 +312,7 @@ async def test_resuming_a_finished_session_is_no_bad_usage_and_shows_its_last_ou
     document = json.loads(done.out)
     assert done.code == 0 and "nothing to resume" in done.err
     assert (document["status"], document["answer"], document["turns"]) == ("answered", "done", 1)
-    assert document["resumed"] is False
+    assert document["nothing_to_resume"] is True
 
 
 async def test_run_with_the_name_of_no_session_says_how_to_create_one(place: Place) -> None:

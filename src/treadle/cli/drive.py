@@ -53,7 +53,7 @@ class CallReport(Struct, frozen=True):
 class Report(Struct, frozen=True):
     """The JSON document that `--json` prints.
 
-    `tools_called` are the tools of the successful calls. `resumed` is false when there was nothing to resume.
+    `tools_called` are the tools of the successful calls. With `nothing_to_resume`, the run had already ended.
     """
 
     session_id: str
@@ -68,13 +68,13 @@ class Report(Struct, frozen=True):
     usage: Usage
     cost: float
     error: str
-    resumed: bool = True
+    nothing_to_resume: bool = False
 
     @property
     def exit_code(self) -> int:
         if self.reason == "usage":
             return USAGE
-        if not self.resumed:
+        if self.nothing_to_resume:
             return ANSWERED
         codes: dict[Status, int] = {"answered": ANSWERED, "failed": FAILED, "stopped": STOPPED, "cancelled": CANCELLED}
         return codes.get(self.status, UNANSWERED)
@@ -352,7 +352,7 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
         output.write_note(f"nothing to resume: the last run of this session ended ({state.last.reason})")
         for fact in facts[_find_last_run(facts) :]:
             report_builder.handle_event(fact)
-        return msgspec.structs.replace(report_builder.build_report(session.id, state.last), resumed=False)
+        return msgspec.structs.replace(report_builder.build_report(session.id, state.last), nothing_to_resume=True)
     if opened.settings.auto_name and not state.name:  # a one-shot command does not wait for a model to name it
         message = next(fact for fact in await session.facts() if isinstance(fact, events.MessageReceived))
         name = " ".join(render_parts(message.parts[:1]).split())  # attached files are separate parts

@@ -5,9 +5,7 @@ Fields, betas and kinds of content without a meaning here are ignored: clients s
 
 from __future__ import annotations
 
-import re
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
 from typing import Literal, TypeAlias, cast
 
 import msgspec
@@ -20,6 +18,7 @@ from treadle.dialects.request_content import (
     ToolChoice,
     check_request,
     get_object,
+    get_text,
     read_output_schema,
     read_tools,
 )
@@ -120,8 +119,7 @@ def build_messages_request(body: MessagesBody) -> Request:
 def list_ignored_tools(body: MessagesBody) -> list[str]:
     """The tools that no other server can run, by name."""
     kinds = ((tool, tool.type or "custom") for tool in body.tools or ())
-    names = (tool.name or kind for tool, kind in kinds if kind != "custom")
-    return list(dict.fromkeys(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100] for name in names))
+    return [tool.name or kind for tool, kind in kinds if kind != "custom"]
 
 
 def simplify_request(request: Request) -> Request | None:
@@ -152,7 +150,7 @@ def encode_state(opaque: str) -> str:
 
 def _read_system(system: str | list[Block] | None) -> str:
     # Claude Code accounts for its use in a block of its own, which differs from request to request.
-    texts = [block.text for block in _read_parts(system or "") if isinstance(block, TextPart)]
+    texts = [block.text for block in _read_parts(system) if isinstance(block, TextPart)]
     return "\n\n".join(text for text in texts if text and not text.startswith(_BILLING_MARK))
 
 
@@ -182,21 +180,26 @@ def _read_reply(content: list[Block]) -> ModelMessage:
     items: list[Block] = []
     state = ""
     for block in content:
-        kind, text = block.get("type"), _get_text(block, "text")
-        signature = _get_text(block, "signature" if kind == "thinking" else "data")
+        kind, signature = block.get("type"), ""
+        if kind in ("thinking", "redacted_thinking"):
+            signature = get_text(block, "signature" if kind == "thinking" else "data")
         match kind:
             case "text":
+                text = get_text(block, "text")
                 texts.append(text)
                 items += [{"type": "text", "text": text}] if text.strip() else []
             case "tool_use":
-                arguments = msgspec.json.encode(get_object(block.get("input"))).decode()
-                calls.append(Call(_get_text(block, "id"), _get_text(block, "name"), arguments))
+                given = block.get("input")
+                if given is not None and not isinstance(given, dict):
+                    raise BadInput("messages: the input of a tool_use must be an object", param="messages")
+                arguments = msgspec.json.encode(given or {}).decode()
+                calls.append(Call(get_text(block, "id"), get_text(block, "name"), arguments))
                 items.append({"type": "tool_use"})
             case "thinking" | "redacted_thinking" if signature.startswith(STATE_MARK):
-                reasoning.append(_get_text(block, "thinking"))
+                reasoning.append(get_text(block, "thinking"))
                 state = _decode_state(signature) or state
             case "thinking" if signature:
-                reasoning.append(_get_text(block, "thinking"))
+                reasoning.append(get_text(block, "thinking"))
                 items.append({"type": kind, "thinking": reasoning[-1], "signature": signature})
             case "redacted_thinking" if signature:
                 items.append({"type": kind, "data": signature})
@@ -216,28 +219,32 @@ def _decode_state(signature: str) -> str:
 
 
 def _read_result(block: Block, names: dict[str, str]) -> ResultMessage:
-    call_id = _get_text(block, "tool_use_id")
+    call_id = get_text(block, "tool_use_id")
     if call_id not in names:
         raise BadInput(f"messages: tool_use_id {call_id[:200]!r} answers no tool_use that was made before")
-    parts = _read_parts(cast("str | list[Block]", block.get("content") or ""))
+    parts = _read_parts(block.get("content"))
     text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
     shown = tuple(part for part in parts if not isinstance(part, TextPart))
     return ResultMessage(call_id, names[call_id], text, not block.get("is_error"), shown)
 
 
-def _read_parts(content: str | Sequence[Block]) -> tuple[Part, ...]:
-    if isinstance(content, str):
+def _read_parts(content: Json) -> tuple[Part, ...]:
+    if content is None or isinstance(content, str):
         return (TextPart(content),) if content else ()
-    return tuple(_read_part(get_object(block)) for block in content)
+    if not isinstance(content, list):
+        raise BadInput("content: must be text or a list of blocks", param="content")
+    return tuple(_read_part(get_object(block)) for block in cast("list[Json]", content))
 
 
 def _read_part(block: Block) -> Part:
-    kind, source = str(block.get("type")), get_object(block.get("source"))
-    data, url = _get_text(source, "data"), _get_text(source, "url")
-    media_type, title = _get_text(source, "media_type"), _get_text(block, "title") or "document"
+    kind, source = get_text(block, "type"), get_object(block.get("source"))
+    if not kind:
+        raise BadInput("content: a block must be an object with a type", param="content")
+    data, url = get_text(source, "data"), get_text(source, "url")
+    media_type, title = get_text(source, "media_type"), get_text(block, "title") or "document"
     match kind, source.get("type"):
         case "text", _:
-            return TextPart(_get_text(block, "text"))
+            return TextPart(get_text(block, "text"))
         case "image", "base64":
             return ImagePart(check_base64(data, "image.source.data"), media_type or "image/png")
         case "image", "url" if url.startswith(("http://", "https://")):
@@ -247,21 +254,16 @@ def _read_part(block: Block) -> Part:
         case "document", "text":
             return FilePart(title, b64encode(data.encode("utf-8", "replace")).decode(), "text/plain")
         case "document", "content":
-            parts = _read_parts(cast("str | list[Block]", source.get("content") or ""))
+            parts = _read_parts(source.get("content"))
             return TextPart("\n".join([title, *(part.text for part in parts if isinstance(part, TextPart))]))
         case "tool_reference", _:
-            return TextPart(f"[the tool {_get_text(block, 'tool_name')} is available now]")
+            return TextPart(f"[the tool {get_text(block, 'tool_name')} is available now]")
         case "search_result", _:
-            parts = _read_parts(cast("str | list[Block]", block.get("content") or ""))
+            parts = _read_parts(block.get("content"))
             texts = [part.text for part in parts if isinstance(part, TextPart)]
-            return TextPart("\n".join([title, str(block.get("source", "")), *texts]))
+            return TextPart("\n".join([title, get_text(block, "source"), *texts]))
         case _:
             return TextPart(f"[{kind[:100]} {url[:2000]} cannot be shown here]".replace("  ", " "))
-
-
-def _get_text(block: Block, name: str) -> str:
-    value = block.get(name)
-    return value if isinstance(value, str) else ""
 
 
 # ── tools and options ────────────────────────────────────────────────────────────────────────────────
@@ -285,7 +287,8 @@ def _read_offer(body: MessagesBody) -> tuple[tuple[ToolSpec, ...], ToolChoice]:
             choice = "none"
         case "tool":  # a tool that is left out cannot be chosen
             left_out = {tool.name for tool in body.tools or ()} - {spec.name for spec in specs}
-            choice = {"name": given.get("name")} if given.get("name") not in left_out else None
+            name = get_text(given, "name")
+            choice = {"name": name} if name not in left_out else None
         case other:
             raise BadInput(f"tool_choice: {other!r} is not auto, any, tool or none")
     return read_tools(specs, choice)
@@ -297,7 +300,7 @@ def _read_options(body: MessagesBody) -> dict[str, Json]:
     own: dict[str, Json] = {"thinking": body.thinking} if body.thinking else {}
     if effort:
         own["output_config"] = {"effort": effort}
-    if user := _get_text(body.metadata or {}, "user_id"):
+    if user := get_text(body.metadata or {}, "user_id"):
         own["metadata"] = {"user_id": user}
     if body.service_tier:
         own["service_tier"] = body.service_tier

@@ -171,10 +171,10 @@ def read_part(piece: Json) -> Part:
     part = cast("dict[str, Json]", piece)
     match part.get("type"):
         case "text" | "input_text" | "output_text" | "refusal":
-            return TextPart(str(part.get("text", part.get("refusal", ""))))
+            return TextPart(get_text(part, "text") or get_text(part, "refusal"))
         case "image_url" | "input_image":
             given = part.get("image_url")
-            url = str(get_object(given).get("url", "") if isinstance(given, dict) else given or "")
+            url = get_text(get_object(given), "url") if isinstance(given, dict) else get_text(part, "image_url")
             if url.startswith("data:"):
                 media, data = read_inline_data(url, "image_url")
                 return ImagePart(data=data, media_type=media or "image/png")
@@ -183,8 +183,11 @@ def read_part(piece: Json) -> Part:
             return ImagePart(url=url)
         case "file" | "input_file":
             given = get_object(part.get("file", part))
-            media, data = read_inline_data(str(given.get("file_data", "")), "file_data")
-            return FilePart(str(given.get("filename", "file")), data, media or "application/octet-stream")
+            text = get_text(given, "file_data")
+            if not text:
+                raise BadInput("file_data: is missing; files are not fetched by id or address here", param="file_data")
+            media, data = read_inline_data(text, "file_data")
+            return FilePart(get_text(given, "filename") or "file", data, media or "application/octet-stream")
         case other:
             raise BadInput(f"content: parts of type {other!r} are not understood here", param="content")
 
@@ -199,6 +202,14 @@ def read_inline_data(text: str, field: str) -> tuple[str, str]:
 def get_object(value: Json) -> dict[str, Json]:
     """The value if it is an object, else an empty one."""
     return cast("dict[str, Json]", value) if isinstance(value, dict) else {}
+
+
+def get_text(value: dict[str, Json], name: str) -> str:
+    """The text of a field, empty if the field is missing or null. Raises for any other value."""
+    text = value.get(name)
+    if text is not None and not isinstance(text, str):
+        raise BadInput(f"{name}: must be text", param=name)
+    return text or ""
 
 
 def read_tools(

@@ -16,6 +16,7 @@ from treadle.dialects.request_content import (
     ReplyBody,
     check_request,
     get_object,
+    get_text,
     read_output_schema,
     read_parts,
     read_result,
@@ -125,6 +126,9 @@ def list_items(given: str | list[dict[str, Json]] | None) -> list[Item]:
     """The input as items. A bare text is a message of the user."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    for place, item in enumerate(given or ()):
+        if not isinstance(item.get("id"), str | None):
+            raise BadInput(f"input.{place}.id: must be text", param=f"input.{place}.id")
     return [item if "type" in item or "role" not in item else {"type": "message", **item} for item in given or ()]
 
 
@@ -171,17 +175,17 @@ class ConversationReader:
             case "reasoning":
                 self._add_reasoning(item)
             case "function_call" | "custom_tool_call" as kind:
-                name = self._tools.flatten_name(str(item.get("name") or ""), str(item.get("namespace") or ""))
+                name = self._tools.flatten_name(get_text(item, "name"), get_text(item, "namespace"))
                 if kind == "function_call":
-                    arguments = str(item.get("arguments") or "{}")
+                    arguments = get_text(item, "arguments") or "{}"
                 else:
-                    arguments = write_custom_input(str(item.get("input") or ""))
-                call = Call(str(item.get("call_id") or item.get("id") or ""), name, arguments)
+                    arguments = write_custom_input(get_text(item, "input"))
+                call = Call(get_text(item, "call_id") or get_text(item, "id"), name, arguments)
                 self._names[call.id] = name
                 last = self._get_open_reply()
                 self._set_reply(last, replace(last or ModelMessage(), calls=(*(last.calls if last else ()), call)))
             case "function_call_output" | "custom_tool_call_output":
-                call_id = str(item.get("call_id") or "")
+                call_id = get_text(item, "call_id")
                 if call_id not in self._names:
                     raise BadInput(f"call_id {call_id!r} answers no call that was made before")
                 self.messages.append(read_result(call_id, self._names[call_id], item.get("output")))
@@ -213,7 +217,7 @@ class ConversationReader:
         state = decode_state(item.get("encrypted_content"))
         parts = item.get("summary") or item.get("content")
         listed = cast("list[Json]", parts) if isinstance(parts, list) else []
-        text = "".join(str(get_object(part).get("text") or "") for part in listed)
+        text = "".join(get_text(get_object(part), "text") for part in listed)
         last = self._get_open_reply()
         if last is not None and (last.calls or last.reasoning or last.opaque):
             last = None

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import msgspec
 from msgspec import Struct
 
-from treadle.dialects.request_content import ToolChoice, get_object
+from treadle.dialects.request_content import ToolChoice, get_object, get_text
 from treadle.errors import BadInput
 from treadle.messages import Json, ToolSpec
 
@@ -119,7 +119,7 @@ class ToolTable:
     def _find_specs(self, named: Sequence[dict[str, Json]]) -> tuple[ToolSpec, ...]:
         found: dict[str, ToolSpec] = {}
         for one in named:
-            name, namespace = str(one.get("name", "")), str(one.get("namespace") or "")
+            name, namespace = get_text(one, "name"), get_text(one, "namespace")
             spec = self._specs.get(self.flatten_name(name, namespace))
             if spec is None:
                 raise BadInput(f"tool_choice: there is no tool {name!r} among the tools", param="tool_choice")

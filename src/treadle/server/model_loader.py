@@ -56,11 +56,14 @@ class ModelLoader:
         if "\0" in written:
             raise build_field_error("model", "a path cannot have null characters")
         roots = [root.expanduser().resolve() for root in self._roots]
-        files = [(root / Path(written).expanduser()).resolve() for root in roots]
-        inside = [file for file in files if any(file.is_relative_to(root) for root in roots)]
-        for file in inside:
-            if file.suffix.lower() == ".gguf" and file.is_file():
-                return f"{_LOCAL}{file}"
+        try:
+            files = [(root / Path(written).expanduser()).resolve() for root in roots]
+            inside = [file for file in files if any(file.is_relative_to(root) for root in roots)]
+            for file in inside:
+                if file.suffix.lower() == ".gguf" and file.is_file():
+                    return f"{_LOCAL}{file}"
+        except (OSError, RuntimeError):  # a name that is too long, an unknown home folder, or a circle of links
+            raise build_field_error("model", "that file cannot be read") from None
         if inside and len(inside) == len(files):
             raise NotFound(f"there is no GGUF file {written[:500]!r} in the model folders of this server")
         raise Refusal(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
@@ -34,7 +35,8 @@ from treadle.server.streams import StreamedResponse, describe_content, encode_fr
 
 ReplyEvent: TypeAlias = Event | SignedReasoning | Reply
 _logger = logging.getLogger("treadle.server")
-IGNORED_TOOLS_HEADER = "x-treadle-ignored-tools"
+MOST_NAMED_TOOLS = 40
+"""How many ignored tools a header names. Clients refuse headers that are too long."""
 SESSION_HEADER = "x-treadle-session"
 """Names the session of an agent in requests and responses."""
 
@@ -86,9 +88,7 @@ async def answer_request(
         events, added = _follow_run(service, session, posted), {SESSION_HEADER: session.id}
     else:
         events, added = _ask_again_if_refused(service.get_model(model), asked, dialect), {}
-    if dialect.ignored_tools:
-        added[IGNORED_TOOLS_HEADER] = ", ".join(dialect.ignored_tools)
-        _logger.info("a request offers tools that cannot be served: %s", added[IGNORED_TOOLS_HEADER])
+    added |= report_ignored_tools(dialect.ignored_tools)
     write = ReplyWriter(dialect)
     if not body.stream:
         completing = _complete_run(events, dialect) if dialect.session_id else _complete_reply(events, write)
@@ -96,6 +96,16 @@ async def answer_request(
     return StreamedResponse(
         service.streams, write.relay(events), lambda error: write.encode_error(build_refusal(error)), added
     )
+
+
+def report_ignored_tools(names: Sequence[str]) -> dict[str, str]:
+    """Log the tools of a request that cannot be served. Returns the header that names them to the client."""
+    cleaned = dict.fromkeys(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100] or "_" for name in names)
+    if not cleaned:
+        return {}
+    listed = ", ".join([*cleaned][:MOST_NAMED_TOOLS])
+    _logger.info("a request offers tools that cannot be served: %s", listed)
+    return {"x-treadle-ignored-tools": listed}
 
 
 # ── a model ──────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -19,14 +18,13 @@ from treadle.dialects.responses_requests import ENCRYPTED_REASONING, Item, Respo
 from treadle.errors import BadInput, NotFound
 from treadle.messages import Json
 from treadle.server.guard import Refusal
-from treadle.server.replies import IGNORED_TOOLS_HEADER, answer_request, describe_route
+from treadle.server.replies import answer_request, describe_route, report_ignored_tools
 from treadle.server.response_runs import LiveResponse, build_request
 from treadle.server.service import AGENT_PREFIX, CurrentService, Sender, Service, Token, Viewer
 from treadle.server.stored_responses import InputRecord, ResponseSession, StoredTurn, draft_session, replay_output
 from treadle.server.streams import StreamedResponse, describe_content, encode_frames
 
 router = APIRouter(prefix="/v1", tags=["openai"])
-_logger = logging.getLogger("treadle.server")
 Order = Literal["asc", "desc"]
 Included = Annotated[list[str] | None, Query(alias="include[]")]
 _RESPONSE = describe_content("the response, or a stream of its events", "application/json", "text/event-stream")
@@ -84,10 +82,7 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
         prepared.draft.id, prepared.turn.seq = claimed.claim.session_id, claimed.seq
     live = LiveResponse(prepared.draft.open_dialect(prepared.turn))
     service.responses.start(live, model, asked, claimed)
-    headers: dict[str, str] = {}
-    if ignored := live.dialect.tools.ignored:
-        headers[IGNORED_TOOLS_HEADER] = ", ".join(ignored)
-        _logger.info("a request to %s offers tools that cannot be served: %s", model.name, ", ".join(ignored))
+    headers = report_ignored_tools(live.dialect.tools.ignored)
     if body.stream:
         pieces = _send_live(live, waits=not body.background, is_stored=body.is_stored)
         return StreamedResponse(service.streams, pieces, lambda _: _encode_events(live.events), headers)

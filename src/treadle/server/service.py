@@ -229,13 +229,16 @@ class Service:
             return roots[0]
         if "\0" in path:
             raise build_field_error(field, "a path cannot have null characters")
-        folder = (roots[0] / path).resolve()
-        if not any(folder.is_relative_to(root) for root in roots):
-            message = f"{field}: that folder is outside the folders of this server"
-            raise Refusal(403, "outside_roots", message, field=field)
-        if not folder.is_dir():
-            raise build_field_error(field, "there is no such folder")
-        return folder
+        try:
+            folder = (roots[0] / path).resolve()
+            if not any(folder.is_relative_to(root) for root in roots):
+                message = f"{field}: that folder is outside the folders of this server"
+                raise Refusal(403, "outside_roots", message, field=field)
+            if folder.is_dir():
+                return folder
+        except (OSError, RuntimeError):  # a name that is too long, a folder that may not be read, or a circle of links
+            raise build_field_error(field, "that folder cannot be read") from None
+        raise build_field_error(field, "there is no such folder")
 
     # ── agents and models ──────────────────────────────────────────────────────────────────────────────
 

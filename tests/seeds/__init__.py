@@ -1,1 +1,1 @@
-"""Clients written from the documents alone, against a real server process."""
+"""For each of the five systems a small client, written from its documented interface, against a real server."""

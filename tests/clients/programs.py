@@ -1,11 +1,14 @@
 """The client programs: how each is started, and what its output must have."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "clients.md"
+_PIECE = re.compile(r"^#+ (?P<heading>.+)$|^```(?P<kind>python|js|sh)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 ASK_CODER = "Please use {tool} to run the command."
 TOOL_SAID = "treadle-was-here"
 
@@ -34,8 +37,7 @@ class Program:
 def _python(script: str, about: str) -> Program:
     def build(place: Place) -> tuple[list[str], dict[str, str]]:
         # Without -P a script would import itself where it has the name of its package.
-        command = [str(place.python), "-P", str(HERE / "python" / f"{script}.py")]
-        return command, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # otherwise litellm asks another machine for prices
+        return [str(place.python), "-P", str(HERE / "python" / f"{script}.py")], {}
 
     return Program(script.replace("_", " ") + " (py)", about, build, f"{script}: ok")
 
@@ -80,6 +82,32 @@ def _opencode(package: str, about: str) -> Program:
     return Program(f"opencode, {package}", about, build, f"The tool said: {TOOL_SAID}")
 
 
+def _read_examples() -> tuple[Program, ...]:
+    """The examples of docs/clients.md. Each must say something and end well."""
+    examples: list[Program] = []
+    heading = ""
+    for found in _PIECE.finditer(PAGE.read_text("utf-8")):
+        heading = found["heading"] or heading
+        if found["kind"]:
+            examples.append(_build_example(f"docs: {heading} ({found['kind']})", found["kind"], found["code"]))
+    return tuple(examples)
+
+
+def _build_example(name: str, kind: str, code: str) -> Program:
+    def build(place: Place) -> tuple[list[str], dict[str, str]]:
+        command, suffix = {
+            "python": ([str(place.python), "-P"], "py"),
+            "js": (["node"], "mjs"),
+            "sh": (["sh", "-eu"], "sh"),
+        }[kind]
+        folder = place.node_modules.parent if kind == "js" else place.folder
+        file = folder / f"example.{suffix}"
+        file.write_text(code.replace("http://127.0.0.1:8420", place.address), "utf-8")
+        return [*command, str(file)], {}
+
+    return Program(name, "an example of docs/clients.md", build, "I have read ")
+
+
 PROGRAMS = (
     _python("openai_sdk", "chat, responses, embeddings, stored and background responses, agents"),
     _python("anthropic_sdk", "messages, tools, thinking, count_tokens, agents"),
@@ -97,5 +125,6 @@ PROGRAMS = (
     _opencode("@ai-sdk/openai-compatible", "a tool call and its result over Chat Completions"),
     _opencode("@ai-sdk/openai", "the same over Responses"),
     _opencode("@ai-sdk/anthropic", "the same over Messages"),
+    *_read_examples(),
     Program("claude -p", "its base URL set: a tool call and its result", _build_claude, f"The tool said: {TOOL_SAID}"),
 )

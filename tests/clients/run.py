@@ -41,8 +41,10 @@ def install() -> tuple[Path, Path]:
 async def run_program(program: Program, place: Place) -> str:
     """Run one program. Returns what is wrong, or an empty string."""
     command, environment = program.build(place)
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "SSL_CERT_FILE") if name in os.environ}
-    own = {"TREADLE_URL": place.address, "TREADLE_TOKEN": place.token, "HOME": str(place.folder), "TERM": "dumb"}
+    kept = {name: os.environ[name] for name in ("LANG", "SSL_CERT_FILE") if name in os.environ}
+    path = f"{place.node_modules / '.bin'}:{os.environ['PATH']}"
+    own = {"PATH": path, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # otherwise litellm asks another machine for prices
+    own |= {"TREADLE_URL": place.address, "TREADLE_TOKEN": place.token, "HOME": str(place.folder), "TERM": "dumb"}
     running = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,

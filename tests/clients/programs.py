@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "clients.md"
-_PIECE = re.compile(r"^#+ (?P<heading>.+)$|^```(?P<kind>python|js|sh)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+_PIECE = re.compile(r"^#+ (?P<heading>[^\n]+)$|^```(?P<kind>python|js|sh)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 ASK_CODER = "Please use {tool} to run the command."
 TOOL_SAID = "treadle-was-here"
 

@@ -68,12 +68,14 @@ async def run_program(program: Program, place: Place) -> str:
 
 async def main(words: list[str]) -> int:
     """Run the programs, print the table and return the exit code."""
+    chosen = [program for program in PROGRAMS if not words or any(word in program.name for word in words)]
+    if not chosen:
+        raise SystemExit(f"no program has one of these words in its name: {' '.join(words)}")
     python, node_modules = install()
     home = FOLDER / "home"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
     failures: dict[str, str] = {}
-    chosen = [program for program in PROGRAMS if not words or any(word in program.name for word in words)]
     async with ObedientProvider() as provider, start_server(home, provider) as (address, token):
         for program in chosen:
             folder = home / re.sub(r"\W+", "-", program.name)

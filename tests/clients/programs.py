@@ -8,9 +8,11 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "clients.md"
-_PIECE = re.compile(r"^#+ (?P<heading>[^\n]+)$|^```(?P<kind>python|js|sh)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+_PIECE = re.compile(
+    r"^#+ (?P<heading>[^\n]+)$|^```(?P<kind>python|js|sh)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 ASK_CODER = "Please use {tool} to run the command."
-TOOL_SAID = "treadle-was-here"
+TOOL_SAID = r"The tool said:(?s:.)*treadle-was-here"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Program:
-    """One row of the table. `build` gives its command and environment. Its output must have `expected`."""
+    """One row of the table. `build` gives its command and environment. Its output must match `expected`."""
 
     name: str
     about: str
@@ -39,7 +41,7 @@ def _python(script: str, about: str) -> Program:
         # Without -P a script would import itself where it has the name of its package.
         return [str(place.python), "-P", str(HERE / "python" / f"{script}.py")], {}
 
-    return Program(script.replace("_", " ") + " (py)", about, build, f"{script}: ok")
+    return Program(script.replace("_", " ") + " (py)", about, build, f"^{script}: ok$")
 
 
 def _js(script: str, about: str) -> Program:
@@ -49,7 +51,7 @@ def _js(script: str, about: str) -> Program:
         copy.write_text((HERE / "js" / f"{script}.mjs").read_text("utf-8"), "utf-8")
         return ["node", str(copy)], {}
 
-    return Program(script.replace("_", " ") + " (js)", about, build, f"{script}: ok")
+    return Program(script.replace("_", " ") + " (js)", about, build, f"^{script}: ok$")
 
 
 def _build_codex(place: Place) -> tuple[list[str], dict[str, str]]:
@@ -79,7 +81,7 @@ def _opencode(package: str, about: str) -> Program:
         environment = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"}
         return [*command, ASK_CODER.format(tool="bash")], environment
 
-    return Program(f"opencode, {package}", about, build, f"The tool said: {TOOL_SAID}")
+    return Program(f"opencode, {package}", about, build, TOOL_SAID)
 
 
 def _read_examples() -> tuple[Program, ...]:
@@ -105,7 +107,7 @@ def _build_example(name: str, kind: str, code: str) -> Program:
         file.write_text(code.replace("http://127.0.0.1:8420", place.address), "utf-8")
         return [*command, str(file)], {}
 
-    return Program(name, "an example of docs/clients.md", build, "I have read ")
+    return Program(name, "an example of docs/clients.md", build, r"I have read \d messages")
 
 
 PROGRAMS = (
@@ -119,12 +121,10 @@ PROGRAMS = (
     _js("vercel_ai_sdk", "chat, responses and messages: three turns with a tool"),
     _js("eventsource", "the events of a session, left and rejoined"),
     _js("ws", "session frames and message frames over WebSocket"),
-    Program(
-        "codex exec", "default configuration: a tool call and its result", _build_codex, f"The tool said: {TOOL_SAID}"
-    ),
+    Program("codex exec", "default configuration: a tool call and its result", _build_codex, TOOL_SAID),
     _opencode("@ai-sdk/openai-compatible", "a tool call and its result over Chat Completions"),
     _opencode("@ai-sdk/openai", "the same over Responses"),
     _opencode("@ai-sdk/anthropic", "the same over Messages"),
     *_read_examples(),
-    Program("claude -p", "its base URL set: a tool call and its result", _build_claude, f"The tool said: {TOOL_SAID}"),
+    Program("claude -p", "its base URL set: a tool call and its result", _build_claude, TOOL_SAID),
 )

@@ -63,7 +63,9 @@ async def run_program(program: Program, place: Place) -> str:
     (place.folder / "output.txt").write_text(text, "utf-8")
     if running.returncode:
         return f"exit {running.returncode}: {text.strip()[-1500:]}"
-    return "" if program.expected in text else f"{program.expected!r} is missing in: {text.strip()[-1500:]}"
+    if not re.search(program.expected, text, re.MULTILINE):
+        return f"{program.expected!r} is missing in: {text.strip()[-1500:]}"
+    return ""
 
 
 async def main(words: list[str]) -> int:

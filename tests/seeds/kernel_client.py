@@ -23,11 +23,11 @@ class Recorder(Middleware):
         seen.append("on_user_message")
         return (*parts, TextPart("please"))
 
-    async def on_pre_llm(self, session_id: str, request: Request) -> Request:
+    async def on_pre_llm(self, request: Request) -> Request:
         seen.append("on_pre_llm")
         return request
 
-    async def on_post_llm(self, session_id: str, reply: Reply) -> Reply:
+    async def on_post_llm(self, reply: Reply) -> Reply:
         seen.append("on_post_llm")
         return reply
 

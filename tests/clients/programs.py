@@ -114,7 +114,7 @@ PROGRAMS = (
     _python("openai_sdk", "chat, responses, embeddings, stored and background responses, agents"),
     _python("anthropic_sdk", "messages, tools, thinking, count_tokens, agents"),
     _python("langchain", "chat and responses and messages, with a tool"),
-    _python("pydantic_ai", "chat, responses and messages, with a tool and a typed answer"),
+    _python("pydantic_ai", "chat, responses and messages: two turns with a tool"),
     _python("litellm", "chat and messages, streamed"),
     _js("openai_sdk", "chat and responses, streamed, with a tool"),
     _js("anthropic_sdk", "messages, streamed, with a tool"),

@@ -142,7 +142,7 @@ async def test_an_alias_maps_foreign_model_names_and_an_unknown_name_says_how() 
             return await client.json("POST", "/v1/chat/completions", {**body, "model": model}, status)
 
         assert (await chat("claude-opus-5-5"))["choices"][0]["message"]["content"] == "one"
-        assert (await chat("claude-haiku-4"))["treadle"][-1]["type"] == "run_finished"
+        assert (await chat("claude-haiku-4"))["treadle"]["events"][-1]["type"] == "run_finished"
         assert (await chat("scripted"))["choices"][0]["message"]["content"] == "three"  # its own name comes first
         message = (await chat("gpt-9", 404))["error"]["message"]
         assert "scripted" in message and "[model_aliases]" in message

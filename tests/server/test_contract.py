@@ -139,7 +139,7 @@ async def test_the_registry_reads_again_only_what_is_new() -> None:
         line = (await client.json("GET", "/api/agent/sessions?limit=1"))["sessions"][0]
         read = log.facts_read - before
         counts = {name: line[name] for name in ("thoughts", "tool_calls", "results", "errors", "objective")}
-        assert counts == {"thoughts": 3, "tool_calls": 1, "results": 1, "errors": 0, "objective": "hi"}
+        assert counts == {"thoughts": 2, "tool_calls": 1, "results": 1, "errors": 0, "objective": "hi"}
         assert read == len(await client.facts(sessions[2])) - len(await client.facts(sessions[1]))
 
 

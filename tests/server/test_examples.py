@@ -20,6 +20,7 @@ BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SEEN = {
     "curl -sSN --max-time 2": "curl -sSN",
     "/events || true": "/events | sed '/^id: 2/q'",
+    '/events?after=0" || true': "/events?after=0\" | sed '/^data: /q'",
     "?wait=1": "?wait=0",
     "APPROVAL=": 'until curl -sS -H "$AUTH" $BASE/v1/approvals | grep -q \'"id"\'; do sleep 0.1; done\nAPPROVAL=',
 }
@@ -44,7 +45,7 @@ async def test_the_examples_in_the_documentation_work_as_written() -> None:
     assert len(blocks) >= 8
     script = "set -eu\n" + "\necho '@@'\n".join(blocks)
     for timed, seen in SEEN.items():
-        assert script.count(timed) == 1, timed
+        assert timed in script, timed
         script = script.replace(timed, seen)
     agent = Agent(ScriptedModel(*[follow_example] * 100), tools=Tables().tools, name="default")  # type: ignore[list-item]
     async with serve_agents(agent, keep_alive=0.2) as client:

@@ -12,6 +12,7 @@ _PIECE = re.compile(
     r"^#+ (?P<heading>[^\n]+)$|^```(?P<kind>python|js|sh)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 ASK_CODER = "Please use {tool} to run the command."
+SPAWN = 'Please use multi_agent_v1__spawn_agent {"message": "say: hi"}'
 TOOL_SAID = r"The tool said:(?s:.)*treadle-was-here"
 
 
@@ -54,12 +55,15 @@ def _js(script: str, about: str) -> Program:
     return Program(script.replace("_", " ") + " (js)", about, build, f"^{script}: ok$")
 
 
-def _build_codex(place: Place) -> tuple[list[str], dict[str, str]]:
-    provider = f'{{name="treadle",base_url="{place.address}/v1",env_key="TREADLE_TOKEN",wire_api="responses"}}'
-    command = [str(place.node_modules / ".bin" / "codex"), "exec", "--skip-git-repo-check"]
-    command += ["--dangerously-bypass-approvals-and-sandbox"]  # it would need rights that a container may not have
-    command += ["-c", f"model_providers.treadle={provider}", "-c", 'model_provider="treadle"', "-c", 'model="script"']
-    return [*command, ASK_CODER.format(tool="exec_command")], {}
+def _codex(about: str, order: str, expected: str) -> Program:
+    def build(place: Place) -> tuple[list[str], dict[str, str]]:
+        provider = f'{{name="treadle",base_url="{place.address}/v1",env_key="TREADLE_TOKEN",wire_api="responses"}}'
+        command = [str(place.node_modules / ".bin" / "codex"), "exec", "--skip-git-repo-check"]
+        command += ["--dangerously-bypass-approvals-and-sandbox"]  # it would need rights that a container may not have
+        command += ["-c", f"model_providers.treadle={provider}", "-c", 'model_provider="treadle"']
+        return [*command, "-c", 'model="script"', order], {}
+
+    return Program(f"codex exec, {about}", f"default configuration: {about} and its result", build, expected)
 
 
 def _build_claude(place: Place) -> tuple[list[str], dict[str, str]]:
@@ -121,7 +125,8 @@ PROGRAMS = (
     _js("vercel_ai_sdk", "chat, responses and messages: three turns with a tool"),
     _js("eventsource", "the events of a session, left and rejoined"),
     _js("ws", "session frames and message frames over WebSocket"),
-    Program("codex exec", "default configuration: a tool call and its result", _build_codex, TOOL_SAID),
+    _codex("a tool call", ASK_CODER.format(tool="exec_command"), TOOL_SAID),
+    _codex("a call in a namespace", SPAWN, r"The tool said:(?s:.)*agent_id"),
     _opencode("@ai-sdk/openai-compatible", "a tool call and its result over Chat Completions"),
     _opencode("@ai-sdk/openai", "the same over Responses"),
     _opencode("@ai-sdk/anthropic", "the same over Messages"),

@@ -26,6 +26,8 @@ from treadle.messages import (
     Sampling,
     SignedReasoning,
 )
+from treadle.models.chat_completions import ChatCompletions
+from treadle.models.openai_responses import OpenAIResponses
 from treadle.models.wire_format import WireFormat
 
 CALLS = (Call("call_1", "add", '{"a":1,"b":2}'), Call("call_2", "echo", '{"text":"größer"}'))
@@ -224,3 +226,17 @@ async def test_a_text_only_run_offers_no_tools_on_the_wire(protocol: str) -> Non
         first, again = list_bodies(server)
     assert not {"tools", "tool_choice"} & (first.keys() | again.keys())
     assert (run.reason, run.answer) == ("answered", "Words.")
+
+
+@pytest.mark.parametrize("wire", [ChatCompletions("fake", "m"), OpenAIResponses("fake", "m")])
+def test_a_limit_of_tokens_fits_beside_the_input_in_the_window(wire: ChatCompletions | OpenAIResponses) -> None:
+    def read_limit(window: int | None, *parts: str | messages.Part, most: int = 32_000) -> int:
+        return json.loads(wire.build_body(ask(user("hi", *parts), max_tokens=most), window))[wire.limit_field]
+
+    assert read_limit(None) == 32_000
+    assert read_limit(128_000) == 32_000
+    assert 7_000 < read_limit(8_192) < 8_192
+    assert 3_000 < read_limit(8_192, "word " * 2_500) < 8_192 - 2_500
+    assert 7_000 < read_limit(8_192, messages.ImagePart("A" * 100_000)) < 8_192, "an image's bytes are no tokens"
+    assert read_limit(8_192, "word " * 8_000) == 256
+    assert read_limit(8_192, "word " * 8_000, most=100) == 100

@@ -14,12 +14,12 @@ import msgspec
 from msgspec import Struct
 
 from treadle.errors import ModelError
-from treadle.messages import ModelMessage, Request, TextPart
+from treadle.messages import Request
 from treadle.models.base import EmbeddingInput, Embeddings, ModelEvent
 from treadle.models.failures import ReportedFailure, classify_stream_error
 from treadle.models.http import Endpoint, HttpExchange, Transport
 from treadle.models.reply_reader import MalformedStream, ReplyReader
-from treadle.models.wire_format import ReportedUsage, WireFormat, estimate_tokens
+from treadle.models.wire_format import ReportedUsage, WireFormat, count_attachment_bytes, estimate_tokens
 
 _MOST_WINDOW_PROBES = 3
 _COUNT_SECONDS = 10.0
@@ -223,14 +223,7 @@ class RemoteModel:
         window = self._window
         if window is None or estimate_tokens(size) <= window:
             return
-        attachments = sum(
-            len(part.data)
-            for message in request.messages
-            if not isinstance(message, ModelMessage)
-            for part in message.parts
-            if not isinstance(part, TextPart)
-        )
-        tokens = estimate_tokens(size - attachments)
+        tokens = estimate_tokens(size - count_attachment_bytes(request))
         if tokens > window:
             raise ModelError(
                 f"the request has about {tokens} tokens and the window of {self.name} has {window} — compact the "

@@ -132,6 +132,12 @@ class Head(NamedTuple):
     data: bytes = b""
 
 
+SAFE_BYTES_PER_TOKEN = 3
+"""Fewer bytes than a token really has, so that the input is rather over- than underestimated."""
+LEAST_ROOM = 256
+"""The limit of a reply when the input fills the window by our estimate, which may be wrong."""
+
+
 class ListFormat(WireFormat):
     """A format whose messages are the entries of one list. Each entry is written independently of the others."""
 
@@ -152,7 +158,8 @@ class ListFormat(WireFormat):
         buffer.extend(request.messages, self._write_message, CarriedParts())
         fragments = buffer.take_prefix(len(request.messages))
         system = self._write_system(request)
-        head, limit = self._get_head(request, buffer, window), self._write_limit(request)
+        head = self._get_head(request, buffer, window)
+        limit = self._write_limit(request, window, len(head) + len(system) + len(fragments))
         return b"".join(
             (head, limit, b',"%b":[' % self.list_field, system, fragments if system else fragments[1:], b"]}")
         )
@@ -170,11 +177,18 @@ class ListFormat(WireFormat):
     @abstractmethod
     def _build_fields(self, request: Request, window: int | None) -> dict[str, Json]: ...
 
-    def _write_limit(self, request: Request) -> bytes:
-        """The field that limits the reply's tokens, after a comma."""
+    def _write_limit(self, request: Request, window: int | None, size: int) -> bytes:
+        """The field that limits the reply's tokens, after a comma.
+
+        Servers refuse a limit that does not fit into the window beside the input of `size` bytes, and some clients
+        ask any model for 32 000 tokens. So the limit is at most about the room that the input leaves.
+        """
         if request.max_tokens is None or not self.limit_field:
             return b""
         limit = min(request.max_tokens, self.info.max_output or request.max_tokens)
+        if window is not None and limit > window - size // SAFE_BYTES_PER_TOKEN:
+            room = window - (size - count_attachment_bytes(request)) // SAFE_BYTES_PER_TOKEN
+            limit = min(limit, max(room, LEAST_ROOM))
         return b',"%b":%d' % (self.limit_field.encode(), max(limit, self.least_output))
 
     def _write_system(self, request: Request) -> bytes:
@@ -447,6 +461,17 @@ def merge_calls(items: Sequence[Raw], calls: Sequence[bytes], call_type: str, re
     while merged and reasoning_type in read_type(merged[-1]):
         merged.pop()
     return merged
+
+
+def count_attachment_bytes(request: Request) -> int:
+    """Count the bytes of a request's images and files. They say nothing about its tokens."""
+    return sum(
+        len(part.data)
+        for message in request.messages
+        if not isinstance(message, ModelMessage)
+        for part in message.parts
+        if not isinstance(part, TextPart)
+    )
 
 
 def estimate_tokens(size: int) -> int:

@@ -110,7 +110,7 @@ async def continue_with_bad_limits(session: Session) -> None:
         (methodcaller("rename", "caf\udce9"), BadInput, "cannot be stored as session_renamed: .* not UTF-8"),
         (methodcaller("note", "acme.audit", object), BadInput, "cannot be stored as custom"),
         (methodcaller("note", "audit"), BadInput, "namespaced name"),
-        (continue_with_bad_limits, BadInput, "cannot be stored as run_requested"),
+        (continue_with_bad_limits, BadInput, "limits: turns must be a number, not 'many'"),
         (methodcaller("configure", agent="nobody"), NotFound, "no agent named 'nobody' here; there are: agent"),
         (methodcaller("configure", model="opnai:x"), NotFound, r"no model 'opnai:x'\. Did you mean openai:x"),
         *((methodcaller("at", seq), BadInput, f"has positions 1 to 6, not {seq}") for seq in (-1, 0, 7)),

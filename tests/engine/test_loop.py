@@ -46,7 +46,7 @@ async def test_a_run_is_a_message_turns_calls_and_one_ending(store: Store) -> No
     assert kit.select_results(second)["a"].text == "noted x"
 
 
-async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_they_were_asked(store: Store) -> None:
+async def test_safe_calls_run_at_once_and_are_recorded_and_shown_in_their_order(store: Store) -> None:
     second_is_done = asyncio.Event()
 
     @tool(safety="safe")
@@ -61,7 +61,7 @@ async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_
 
     run = await store.run_script([call("slow", id="a"), call("quick", id="b")], "done", tools=[slow, quick])
     assert [fact.call_id for fact in run.select(CallStarted)] == ["a", "b"]
-    assert [fact.call_id for fact in run.select(CallFinished)] == ["b", "a"]
+    assert [fact.call_id for fact in run.select(CallFinished)] == ["a", "b"]
     assert list(run.messages) == ["a", "b"]
 
 

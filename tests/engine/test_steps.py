@@ -312,6 +312,7 @@ def test_a_cancelled_run_settles_its_calls(cancel: AnyFact, error: str) -> None:
         only_those_before_an_open_question=((approval(B),), "a"),
         after_an_answer=((result(A), approval(B), YES), "b"),
         a_safe_call_that_was_interrupted=((start(A, "safe", attempt=2),), "ab"),
+        before_a_lost_call_is_closed=((start(A, "safe"), start(B)), "a"),
         also_after_a_fatal_call=((result(A, "this", "error", fatal=True),), "b"),
     ),
 )

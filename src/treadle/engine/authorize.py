@@ -69,16 +69,16 @@ class Authorization(Struct):
 
 
 async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]) -> Authorization:
-    """Authorize calls in the given order. Calls before and after one that the client runs wait for each other.
+    """Authorize calls in the given order, so that their results are recorded in that order.
 
-    The result of a call that may not run is recorded after the results of the calls before it. Until then it and the
-    calls after it wait; only their questions are asked at once.
+    The result of a call that may not run waits for the results of the calls before it. While it waits, no later call
+    runs; only questions are asked at once. Calls of the agent and of the client wait for each other.
     """
-    result, blocked, at_client = Authorization(), set[str](), 0
-    is_open = must_wait = False  # whether an earlier call has no result yet, and whether a result waits for it
+    result, blocked, new_calls = Authorization(), set[str](), 0
+    has_unfinished = must_wait = is_at_client = False
     for call in calls:
         try:
-            outcome = await _authorize_call(setup, state, call, len(result.ready) + at_client, blocked)
+            outcome = await _authorize_call(setup, state, call, new_calls, blocked)
             # A tool can put anything into its arguments. The log must be able to store and read them.
             if isinstance(outcome, ReadyCall):
                 msgspec.json.encode(outcome.parsed.arguments)
@@ -89,27 +89,28 @@ async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]
             why = f"whether it may run could not be found out ({describe_error(error)})"
             outcome = _close_call(call, "denied", f"Denied: {why}. Do without it.")
         if isinstance(outcome, events.CallStarted):
-            if is_open and not at_client:
+            if has_unfinished and not is_at_client:
                 break
-            at_client += 1
-        elif at_client:
+            is_at_client = True
+        elif is_at_client:
             break
-        elif isinstance(outcome, events.CallFinished):
-            must_wait = must_wait or is_open
-            if not must_wait:
-                result.facts.append(outcome)
-            continue
-        is_open = True
-        if isinstance(outcome, ReadyCall):
-            if not must_wait:
-                result.ready.append(outcome)
-        elif outcome is not None:
+        elif isinstance(outcome, events.CallFinished) and not has_unfinished:
             result.facts.append(outcome)
+            continue
+        has_unfinished = True
+        if isinstance(outcome, ReadyCall | events.CallStarted) and call.started is None:
+            new_calls += 1
+        if outcome is None or isinstance(outcome, events.CallFinished):
+            must_wait = True
+        elif not isinstance(outcome, ReadyCall):
+            result.facts.append(outcome)
+        elif not must_wait:
+            result.ready.append(outcome)
     return result
 
 
 async def _authorize_call(
-    setup: Setup, state: State, call: CallState, ready_before: int, blocked: set[str]
+    setup: Setup, state: State, call: CallState, new_calls: int, blocked: set[str]
 ) -> ReadyCall | events.AnyFact | None:
     """Return the call if it may run, or a fact. None: an earlier call of one of the `blocked` tools must end first."""
     run, turn = state.run, state.turn
@@ -120,7 +121,7 @@ async def _authorize_call(
         return _close_call(call, "refused", "Not run: the same calls were repeated too often.")
     if call.started is None and is_out_of_time(run, setup.clock.now()):
         return _close_call(call, "cancelled", "Not run: the time for this run is over.")
-    if call.started is None and run.calls + ready_before >= run.limits.calls:
+    if call.started is None and run.calls + new_calls >= run.limits.calls:
         return _close_call(call, "refused", f"Not run: the limit of {run.limits.calls} calls is used up.")
     name = setup.aliases.get(call.call.tool, call.call.tool)
     tool = setup.tools.get(name)

@@ -22,14 +22,7 @@ from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Lease, Setup, SetupBuilder
 from treadle.engine.state import CallState, State, apply, fold
 from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, build_unfinished_result, next_step, stops_run
-from treadle.engine.tool_call import (
-    STOPPED_OUTCOME,
-    CallOutcome,
-    build_finish_fact,
-    build_start_fact,
-    build_tool_context,
-    run_tool,
-)
+from treadle.engine.tool_call import STOPPED_OUTCOME, build_finish_fact, build_start_fact, build_tool_context, run_tool
 from treadle.errors import ModelError, PositionMoved, describe_error
 from treadle.events import (
     AnyFact,
@@ -203,47 +196,54 @@ class Loop:
             await self._run_batch(batch)
 
     async def _run_batch(self, batch: Sequence[ReadyCall]) -> None:
-        """Run started calls at once, and record each result when it arrives."""
+        """Run started calls at once, and record their results in the order of the calls.
+
+        Only safe calls share a batch: a crash loses the results that wait for an earlier one, and these run again.
+        """
         limits = [CancelScope() for _ in batch[1:]]
         running = [asyncio.ensure_future(self._run_call(*call)) for call in zip(batch[1:], limits, strict=True)]
+        ended: Sequence[CallFinished | BaseException] = ()
         try:
-            with self._stop_in_time():
-                await self._run_call(batch[0], self._call_scope)
-                if running:
-                    await asyncio.gather(*running)
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError), self._stop_in_time():
+                await self._record_result(await self._run_call(batch[0], self._call_scope))
+                for call in running:
+                    await self._record_result(await call)
         finally:
             for call in running:
                 call.cancel()
             if running:
-                await asyncio.gather(*running, return_exceptions=True)
+                ended = await asyncio.gather(*running, return_exceptions=True)
             for limit in limits:
                 limit.close()
-        for ready in batch:
+        for ready, fact in zip(batch, (None, *ended), strict=True):
             if self.state.calls[ready.call.call.id].finished is None:
-                await self._settle(ready, ready.attempt, STOPPED_OUTCOME)
+                if not isinstance(fact, CallFinished):
+                    fact = await build_finish_fact(self.log, self.session_id, ready, STOPPED_OUTCOME)
+                await self._record_result(fact)
 
-    async def _run_call(self, ready: ReadyCall, limit: CancelScope) -> None:
+    async def _run_call(self, ready: ReadyCall, limit: CancelScope) -> CallFinished:
+        """Run a call, and again while the recovery says so. Return its result, which the caller records."""
         context = build_tool_context(self.setup, self.log, self.session_id, ready, self.state.notes)
-        while await self._settle(ready, context.attempt, await run_tool(ready, context, self.setup.redactor, limit)):
+        while True:
+            outcome = await run_tool(ready, context, self.setup.redactor, limit)
+            fact = await build_finish_fact(self.log, self.session_id, ready, outcome, self.setup.model.window)
+            if outcome.status not in ("error", "timed_out"):
+                return fact
+            recovery = self.setup.choose_recovery(ready.tool, outcome.text, context.attempt)
+            fact = replace(fact, fatal=recovery == "stop")
+            if recovery != "retry" or outcome.status == "timed_out":  # a call that timed out may still run
+                return fact
+            if self._is_behind:
+                await self.catch_up()
             context.attempt += 1
-        if self.state.turn is not None and not self.state.turn.is_settled:
-            await self._flush()
+            again = build_start_fact(self.setup, self.lease.claim, ready, context.attempt)
+            self._record(SignalDetected(kind="tool_retry", detail=f"{ready.tool.name}: {outcome.text[:500]}"), again)
+            if not await self._flush():
+                return fact
 
-    async def _settle(self, ready: ReadyCall, attempt: int, outcome: CallOutcome) -> bool:
-        """Record the result of a call. True when the call must be tried again."""
-        fact = await build_finish_fact(self.log, self.session_id, ready, outcome, self.setup.model.window)
+    async def _record_result(self, fact: CallFinished) -> None:
         if self._is_behind:
             await self.catch_up()
-        if outcome.status in ("error", "timed_out"):
-            recovery = self.setup.choose_recovery(ready.tool, outcome.text, attempt)
-            if recovery == "retry" and outcome.status == "error":  # a call that timed out may still run
-                detail = f"{ready.tool.name}: {outcome.text[:500]}"
-                again = build_start_fact(self.setup, self.lease.claim, ready, attempt + 1)
-                self._record(SignalDetected(kind="tool_retry", detail=detail), again)
-                if await self._flush():
-                    return True
-            fact = replace(fact, fatal=recovery == "stop")
         self._record(fact)
-        return False
+        if self.state.turn is not None and not self.state.turn.is_settled:
+            await self._flush()

@@ -205,6 +205,8 @@ def _settle_calls(turn: Turn, now: float) -> Step:
         is_safe = started is not None and started.safety == "safe" and started.attempt < MAX_SAFE_ATTEMPTS
         if started is None or started.resumes or is_safe:
             runnable.append(call)
+        elif runnable:
+            break  # results are recorded in the order of the calls
         else:
             lost.append(build_unfinished_result(call))
     if lost:

@@ -214,6 +214,32 @@ async def test_a_text_only_agent_that_only_calls_is_asked_once_more_and_ends(sto
     assert len(run.requests) == 2 and "cannot call tools" in kit.list_user_texts(run.requests[1])[-1]
 
 
+STRAY = call("note", text="x")
+
+
+@pytest.mark.parametrize(
+    ("replies", "reason", "answer"),
+    [
+        ([["so", STRAY], ["so", STRAY]], "failed", "so"),
+        ([STRAY, ["so", STRAY]], "failed", "so"),
+        ([["1", STRAY], [STRAY]], "answered", "1"),
+        ([["so", STRAY], [STRAY]], "stuck", ""),
+        ([STRAY, Reply("cut o", calls=(STRAY,), finish="length")], "token_limit", "cut o"),
+        ([STRAY, Reply("bad", calls=(STRAY,), finish="filter")], "failed", "bad"),
+    ],
+)
+async def test_the_second_stray_call_ends_a_text_only_run_whatever_else_the_reply_says(
+    store: Store, replies: list[Any], reason: str, answer: str
+) -> None:
+    run = await store.run_script(*replies, "never asked", tools=[note], output=int, limits=Limits(turns=0))
+    assert (run.reason, run.answer, len(run.requests)) == (reason, answer, 2), run.outcome.error
+
+
+async def test_text_beside_a_stray_call_is_no_answer_when_it_does_not_fit_the_schema(store: Store) -> None:
+    run = await store.run_script(["so", STRAY], "", "2", tools=[note], output=int, limits=Limits(turns=0))
+    assert (run.reason, run.answer) == ("answered", "2")
+
+
 @pytest.mark.parametrize(
     ("replies", "answer"),
     [

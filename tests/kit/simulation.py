@@ -277,9 +277,10 @@ def _check_run(run: list[events.AnyFact]) -> None:
     assert end.run_id == begin.run_id  # type: ignore[union-attr]
     turns = select_events(run, events.TurnStarted)
     wrap_ups = [turn for turn in turns if turn.wrap_up is not None]
-    strays = [fact for fact in select_events(run, events.SignalDetected) if fact.kind == "stray_calls"]
-    # Two before the wrap-up, and one in it. A text-only run may have one in each of its few turns.
-    assert len(strays) <= (3 if limits.turns else len(turns)) and len(wrap_ups) <= 1 + bool(strays)
+    first, *others = _list_stray_turns(run) or [None]
+    # After its first stray reply the model is asked once more without tools. The second one ends the run.
+    assert not others or others == [turns[-1]], "it was asked again after the second stray reply"
+    assert len(wrap_ups) <= 1 + (first is not None and first.wrap_up is not None)
     if wrap_ups and end.reason not in ("cancelled", "failed"):
         assert end.reason == wrap_ups[0].wrap_up and turns[-1] is wrap_ups[-1]
     allowed = limits.turns or 5  # text only: one, and at most two more for each bad kind of reply
@@ -289,6 +290,18 @@ def _check_run(run: list[events.AnyFact]) -> None:
     assert len(started) <= limits.calls and end.calls == len(started)
     assert end.reason == "answered" or end.can_continue
     _check_spending(run, limits, end)
+
+
+def _list_stray_turns(run: list[events.AnyFact]) -> list[events.TurnStarted]:
+    """List the turns in which the model called a tool although none was offered."""
+    turns: list[events.TurnStarted] = []
+    strays: list[events.TurnStarted] = []
+    for fact in run:
+        if isinstance(fact, events.TurnStarted):
+            turns.append(fact)
+        elif isinstance(fact, events.SignalDetected) and fact.kind == "stray_calls":
+            strays.append(turns[-1])
+    return strays
 
 
 def _check_spending(run: list[events.AnyFact], limits: events.Limits, end: events.RunFinished) -> None:

@@ -72,8 +72,9 @@ def build_reply_facts(
     if calls:
         if run.limits.doom_loop and (detail := _describe_repetition(run, calls, polling)):
             facts.append(SignalDetected(kind="doom_loop", detail=detail))
-    elif not split.text and not reply.calls:
-        facts.append(SignalDetected(kind="empty_reply"))
+    elif not split.text:
+        if not reply.calls:
+            facts.append(SignalDetected(kind="empty_reply"))
     elif check_output is not None and turn.wrap_up is None and not {"stuck", "yielded"} & signals.keys():
         problem = check_output(split.text)
         if problem:

@@ -86,7 +86,8 @@ class Turn(Struct):
 class RunState(Struct):
     """The budget of one run and how much of it is used. `is_looping` means that it repeats calls despite a warning.
 
-    `stray_replies` counts the replies that called a tool although none was offered. `stray_text` is their last text.
+    `stray_replies` counts the replies that called a tool although none was offered. `stray_text` is their last text
+    that may be an answer.
     """
 
     id: str
@@ -393,6 +394,8 @@ def _apply_context_fact(state: State, fact: events.SignalDetected | events.Conte
                 turn.signals += (fact.kind,)
             if run is not None and fact.kind == "invalid_output":
                 run.invalid_outputs += 1
+                if turn is not None and "stray_calls" in turn.signals:
+                    run.stray_text = ""
             elif run is not None and fact.kind == "stray_calls":
                 run.stray_replies += 1
                 said = turn.reply.text.strip() if turn is not None and turn.reply is not None else ""

@@ -22,6 +22,7 @@ MAX_EMPTY_REPLIES = 3
 MAX_INVALID_OUTPUTS = 3
 MAX_STRAY_REPLIES = 2
 MAX_SAFE_ATTEMPTS = 3
+STRAY_ERROR = "the model calls tools although none are offered"
 COMPACTION_SHARE = 0.85
 """The share of the window at which a compaction is due."""
 MAX_FUTILE_COMPACTIONS = 2
@@ -229,6 +230,7 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
         return _end_run(run, "failed", reply.text, error=f"{fatal.tool}: {fatal.output}")
     text = reply.text if reply.text.strip() or turn.tools else run.stray_text
     is_stray = "stray_calls" in turn.signals
+    # A run is asked once more after its first stray reply. It ends with the second one, whatever that says.
     if is_stray and run.stray_replies < MAX_STRAY_REPLIES:
         return _start_wrap_up(run, turn.wrap_up) if turn.wrap_up is not None else _start_turn(state, run, now)
     if turn.wrap_up is not None:
@@ -244,7 +246,7 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
         return _end_run(run, "yielded", text)
     if not text.strip():
         if is_stray:
-            return _end_run(run, "stuck", error="the model calls tools although none are offered")
+            return _end_run(run, "stuck", error=STRAY_ERROR)
         if run.empty_replies >= MAX_EMPTY_REPLIES:
             error = f"the model gave {run.empty_replies} empty replies in a row"
             return _end_run(run, "stuck", error=error)
@@ -252,8 +254,10 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     if reply.finish == "filter":
         return _end_run(run, "failed", text, error="the provider's content filter cut the reply")
     if reply.finish == "length":
-        return _start_wrap_up(run, "token_limit")
+        return _end_run(run, "token_limit", text) if is_stray else _start_wrap_up(run, "token_limit")
     if "invalid_output" in turn.signals:
+        if is_stray:
+            return _end_run(run, "failed", text, error=f"the answer does not fit the output schema, and {STRAY_ERROR}")
         if run.invalid_outputs >= MAX_INVALID_OUTPUTS:
             error = f"{run.invalid_outputs} answers in a row did not fit the output schema"
             return _end_run(run, "failed", text, error=error)

@@ -70,6 +70,17 @@ def build_request(projection: Projection, history: list[AnyFact]) -> Request:
 # ── any log ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_stored_call_with_an_id_of_the_clients_conversation_is_left_out_of_requests() -> None:
+    earlier = (UserMessage((TextPart("go"),)), ModelMessage("so", (Call("c1", "look"),)))
+    first = MessageReceived(id="m1", parts=(TextPart("go on"),), history=earlier)
+    story = build_history(
+        first, RUN, TURN, ModelReplied(text="I look.", calls=(Call("c1", "look"), Call("c2", "look")))
+    )
+    request = build_request(Projection(), story)
+    check_request(request)
+    assert [call.id for one in request.messages if isinstance(one, ModelMessage) for call in one.calls] == ["c1", "c2"]
+
+
 @settings(max_examples=300)
 @given(histories)
 def test_the_projection_of_any_facts_is_valid(history: list[AnyFact]) -> None:

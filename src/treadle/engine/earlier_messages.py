@@ -26,9 +26,11 @@ class EarlierMessages(Struct, frozen=True):
         """The estimated tokens of these messages."""
         return estimate_messages(self.messages)
 
-    def list_call_ids(self) -> set[str]:
-        """The ids of the calls. A new call must have another id."""
-        return {call.id for message in self.messages if isinstance(message, ModelMessage) for call in message.calls}
+
+def list_earlier_ids(entries: Sequence[object]) -> set[str]:
+    """List the ids of the calls in the client's conversation that `entries` start with. New calls need other ids."""
+    messages = entries[0].messages if entries and isinstance(entries[0], EarlierMessages) else ()
+    return {call.id for message in messages if isinstance(message, ModelMessage) for call in message.calls}
 
 
 def close_calls(messages: Sequence[Message]) -> tuple[Message, ...]:

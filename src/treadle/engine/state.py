@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle import events
-from treadle.engine.earlier_messages import EarlierMessages
+from treadle.engine.earlier_messages import EarlierMessages, list_earlier_ids
 from treadle.messages import MESSAGE_TOKENS, Call, Json, Usage, estimate_parts, estimate_text
 from treadle.permissions.patterns import covers_call, unpin_version
 from treadle.permissions.policy import RememberedAnswer
@@ -86,8 +86,7 @@ class Turn(Struct):
 class RunState(Struct):
     """The budget of one run and how much of it is used. `is_looping` means that it repeats calls despite a warning.
 
-    `stray_replies` counts the replies that called a tool although none was offered. `stray_text` is their last text
-    that may be an answer.
+    `stray_replies` counts the replies that called a tool although none was offered. `stray_text` is their last text.
     """
 
     id: str
@@ -301,8 +300,9 @@ def _apply_model_fact(state: State, fact: events.ModelReplied | events.ModelFail
     turn.reply = fact
     state.entries.append(turn)
     _add_usage(state, fact.usage)
+    taken = {"", *list_earlier_ids(state.entries)}
     for call in fact.calls:
-        if call.id and call.id not in state.calls:  # reply.py makes ids unique before they are stored
+        if call.id not in state.calls and call.id not in taken:  # reply.py makes ids unique before they are stored
             turn.calls[call.id] = state.calls[call.id] = CallState(call)
     turn.unfinished_calls = len(turn.calls)
     used = fact.usage

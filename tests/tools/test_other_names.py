@@ -49,6 +49,14 @@ async def run_call(folder: Path, *calls: Any, **options: Any) -> FinishedRun:
         ("write_file", {"file": "a", "text": "x"}, {"path": "a", "content": "x"}),
         ("read_file", {"file_path": "a", "start_line": 3, "max_lines": 2}, {"path": "a", "offset": 3, "limit": 2}),
         ("read_file", {"file_path": "a", "path": "a"}, {"path": "a"}),
+        ("read_file", {"end_line": 12, "path": "a", "start_line": 3}, {"offset": 3, "limit": 10}),
+        ("read_file", {"path": "a", "end_line": 12}, {"offset": 1, "limit": 12}),
+        ("read_file", {"path": "a", "start_line": 7, "end_line": -1}, {"offset": 7, "limit": 2000}),
+        ("read_file", {"path": "a", "view_range": [3, 12]}, {"offset": 3, "limit": 10}),
+        ("read_file", {"path": "a", "view_range": [3, -1]}, {"offset": 3, "limit": 2000}),
+        ("shell", {"command": ["bash", "-lc", "ls | wc -l"]}, {"command": "ls | wc -l"}),
+        ("shell", {"cmd": ["/bin/sh", "-c", "ls"], "timeout_ms": 500}, {"command": "ls", "timeout_s": 0.5}),
+        ("shell", {"command": ["grep", "-n", "it's $HOME", "a b"]}, {"command": """grep -n 'it'"'"'s $HOME' 'a b'"""}),
         ("shell", {"cmd": "ls"}, {"command": "ls"}),
         ("shell", {"script": "ls", "timeout": 30}, {"command": "ls", "timeout_s": 30}),
         ("shell", {"command": "ls", "timeout": 120000, "description": "look"}, {"command": "ls", "timeout_s": 120}),
@@ -71,6 +79,38 @@ def test_the_argument_names_of_other_agents_are_accepted(name: str, given: Any, 
 def test_arguments_that_contradict_each_other_or_are_malformed_are_refused(arguments: str) -> None:
     with pytest.raises(ToolInputError, match=r"read_file"):
         get_tool("read_file").parse_call(arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("read_file", {"path": "a", "start_line": 9, "end_line": 3}),
+        ("read_file", {"path": "a", "end_line": "x"}),
+        ("read_file", {"path": "a", "limit": 3, "end_line": 9}),
+        ("read_file", {"path": "a", "view_range": [9, 3]}),
+        ("read_file", {"path": "a", "view_range": 3}),
+        ("shell", {"command": []}),
+        ("shell", {"command": ["ls", 3]}),
+        ("shell", {"command": "ls", "cmd": ["rm", "a"]}),
+    ],
+)
+def test_values_that_cannot_be_read_are_refused(name: str, given: Any) -> None:
+    with pytest.raises(ToolInputError, match=name):
+        get_tool(name).parse_call(call(name, **given).arguments)
+
+
+async def test_a_command_as_a_list_is_authorized_shown_and_run_as_one_command(tmp_path: Path) -> None:
+    asked: list[ApprovalRequested] = []
+
+    async def allow(question: Any) -> Answer:
+        asked.append(question)
+        return Answer()
+
+    remove = call("shell", id="s", command=["bash", "-lc", "echo kept > b"])
+    run = await run_call(tmp_path, remove, gate=allow, grant=Grant(ask=("shell(echo*)",)))
+    [question], [started] = asked, run.select(CallStarted)
+    assert question.arguments["command"] == started.arguments["command"] == "echo kept > b"
+    assert run.results["s"].status == "ok" and (tmp_path / "b").read_text() == "kept\n"
 
 
 def test_a_name_that_the_schema_has_is_never_renamed() -> None:

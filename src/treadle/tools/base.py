@@ -227,28 +227,32 @@ class ToolContext:
         return f"{self.session_id}:{self.call_id}"
 
 
-ArgumentAlias: TypeAlias = str | tuple[str, Callable[[Json], Json]]
-"""The own name of a parameter that models know by another name, and a conversion of its value if it needs one."""
+ArgumentAlias: TypeAlias = str | Callable[[Json, Mapping[str, Json]], Mapping[str, Json]]
+"""The own name of a parameter that models know by another name.
+
+Or a function of the value and all arguments: it returns the tool's own arguments for this value. It returns the
+argument as it is if it cannot read the value.
+"""
 
 
 def rename_arguments(arguments: str, aliases: Mapping[str, ArgumentAlias], schema: Mapping[str, Json]) -> str:
     """Rename the arguments that a model knows by other names. An alias of "" is dropped.
 
-    A name that the schema has is kept. An argument that is there twice with different values is kept too, so that the
-    schema refuses it.
+    A name that the schema has is not renamed, but a function may convert its value. An argument that is there twice
+    with different values is kept, so that the schema refuses it.
     """
     try:
         given = msgspec.json.decode(arguments or "{}", type=dict[str, Json])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return arguments
     own = schema.get("properties", {})
-    for alias in [name for name in given if name in aliases and name not in own]:
-        known = aliases[alias]
-        name, convert = known if isinstance(known, tuple) else (known, None)
-        value = convert(given[alias]) if convert is not None else given[alias]
-        if not name or given.get(name, value) == value:
-            del given[alias]
-            given |= {name: value} if name else {}
+    to_rename = [name for name in given if name in aliases and (name not in own or callable(aliases[name]))]
+    for alias in sorted(to_rename, key=lambda name: callable(aliases[name])):  # functions see the renamed arguments
+        known, value = aliases[alias], given[alias]
+        meant = known(value, given) if callable(known) else {known: value} if known else {}
+        others = {name: other for name, other in given.items() if name != alias}
+        if all(others.get(name, value) == value for name, value in meant.items()):
+            given = {**others, **meant}
     return msgspec.json.encode(given).decode()
 
 

@@ -60,16 +60,27 @@ class _Arguments(Arguments):
     ] = 120.0
 
 
-def _read_timeout(value: Json) -> Json:
+def _read_command(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Read a command that may be a list of words, as some agents write it. `["bash", "-lc", COMMAND]` is COMMAND."""
+    match value:
+        case ["bash" | "/bin/bash" | "/usr/bin/bash" | "sh" | "/bin/sh", "-c" | "-lc", str(command)]:
+            return {"command": command}
+        case [str(), *_] if all(isinstance(word, str) for word in value):
+            return {"command": shlex.join(value)}
+        case _:
+            return {"command": value}
+
+
+def _read_timeout(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
     """Read a timeout whose unit is unknown. More than the most seconds are milliseconds, as some agents count."""
-    return value / 1000 if isinstance(value, int | float) and value > MAX_TIMEOUT else value
+    return {"timeout_s": value / 1000 if isinstance(value, int | float) and value > MAX_TIMEOUT else value}
 
 
 _OTHER_NAMES: dict[str, ArgumentAlias] = {
-    **dict.fromkeys(("cmd", "script", "code", "bash"), "command"),
+    **dict.fromkeys(("command", "cmd", "script", "code", "bash"), _read_command),
     **dict.fromkeys(("timeout_seconds", "timeout_sec"), "timeout_s"),
-    "timeout": ("timeout_s", _read_timeout),
-    "timeout_ms": ("timeout_s", lambda value: value / 1000 if isinstance(value, int | float) else value),
+    "timeout": _read_timeout,
+    "timeout_ms": lambda value, _: {"timeout_s": value / 1000 if isinstance(value, int | float) else value},
     **dict.fromkeys(("description", "explanation", "justification"), ""),
 }
 """What other coding agents call the parameters, or add for people to read."""

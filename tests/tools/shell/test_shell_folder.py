@@ -111,13 +111,14 @@ async def test_reading_commands_run_together_once_their_folder_is_known(workspac
     assert [len(starts) for starts in batches] == [1, 1]
 
 
-async def test_calls_of_other_tools_do_not_wait_for_a_command(workspace: Path) -> None:
+async def test_a_call_of_another_tool_between_commands_keeps_its_place(workspace: Path) -> None:
     calls = (*commands("mkdir a").calls, Call("n", "nosuch", "{}"), *commands("mkdir b", first=2).calls)
     async with run_until_question(workspace, Reply(calls=calls)) as (session, question):
-        assert question.call_id == "c1" and list(await read_finished_calls(session)) == ["n"]
+        assert question.call_id == "c1" and await read_finished_calls(session) == {}
         await session.approve("c1", Answer("allow", "tool"))
         await wait_for(session, RunFinished)
         assert select_events(await session.facts(), ApprovalRequested) == [question]
+        assert list(await read_finished_calls(session)) == ["c1", "n", "c2"]
     assert (workspace / "a").is_dir() and (workspace / "b").is_dir()
 
 

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from treadle.messages import Json
+from treadle.tools.base import ArgumentAlias
+
 _PATH = dict.fromkeys(("file_path", "filePath", "filepath", "filename", "file", "target_file"), "path")
 
+
+def _read_end_line(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Read the last line to show. -1 is the last line of the file."""
+    first = given.get("offset", 1)
+    if value == -1:
+        return {}
+    is_range = type(value) is int and type(first) is int and value >= first
+    return {"limit": value - first + 1} if is_range else {"end_line": value}
+
+
+def _read_view_range(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Read the first and the last line to show."""
+    match value:
+        case [int(first), int(last)] if last == -1 or last >= first:
+            return {"offset": first, **_read_end_line(last, {"offset": first})}
+        case _:
+            return {"view_range": value}
+
+
 READ_NAMES = ("read", "Read", "view_file", "open_file", "cat")
-READ_ARGUMENTS = {
+READ_ARGUMENTS: dict[str, ArgumentAlias] = {
     **_PATH,
     **dict.fromkeys(("start_line", "startLine", "start", "line", "from_line"), "offset"),
     **dict.fromkeys(("num_lines", "max_lines", "line_count", "lines"), "limit"),
+    **dict.fromkeys(("end_line", "endLine", "end", "to_line"), _read_end_line),
+    **dict.fromkeys(("view_range", "line_range"), _read_view_range),
 }
 
 WRITE_NAMES = ("write", "Write", "create_file")

@@ -66,7 +66,7 @@ clients: $(STAMP) ## install real client programs in .clients, and try each agai
 
 schema: $(STAMP) ## write docs/events.schema.json from the events
 	@mkdir -p docs
-	$(BIN)/python -c 'from treadle.events import render_schema; print(render_schema(), end="")' > docs/.events.schema.json.new
+	$(BIN)/python -c 'from treadle.export.event_schema import render_schema; print(render_schema(), end="")' > docs/.events.schema.json.new
 	@mv docs/.events.schema.json.new docs/events.schema.json
 
 picture: ## draw docs/architecture.svg

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from tests.kit.strategies import build_values, kinds_in_histories
 from treadle import events
+from treadle.export.event_schema import render_schema
 from treadle.messages import TextPart
 
 FACTS: tuple[type[events.Fact], ...] = events.AnyFact.__args__
@@ -44,7 +45,7 @@ def build_validator() -> Draft202012Validator:
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:
-    assert SCHEMA.read_text("utf-8") == events.render_schema(), "run `make schema`"
+    assert SCHEMA.read_text("utf-8") == render_schema(), "run `make schema`"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_the_schema_and_the_code_refuse_the_same(bad: dict[str, Any]) -> None:
 
 
 def test_the_schema_names_every_kind_once() -> None:
-    mapping = json.loads(events.render_schema())["discriminator"]["mapping"]
+    mapping = json.loads(render_schema())["discriminator"]["mapping"]
     assert sorted(mapping) == sorted(kind.__struct_config__.tag for kind in (*FACTS, *DELTAS))
 
 

@@ -7,8 +7,7 @@ never stored, and no state depends on it. Treat a new field here like a new data
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Struct, field
@@ -28,20 +27,10 @@ CLIENT_SANDBOX = "client"
 """`CallStarted.sandbox` of a call that the client runs."""
 LIMIT_REASONS: frozenset[str] = frozenset(get_args(LimitReason))
 EndReason = Literal["answered", LimitReason, "stuck", "yielded", "cancelled", "failed"]
+ReplySignal = Literal["stuck", "uncertain", "yielded", "answered"]  # what a model says of its own work
 SignalKind = Literal[
-    "doom_loop",
-    "stuck",
-    "uncertain",
-    "yielded",
-    "answered",
-    "empty_reply",
-    "stray_calls",
-    "invalid_output",
-    "tool_retry",
-    "compaction_failed",
+    ReplySignal, "doom_loop", "empty_reply", "stray_calls", "invalid_output", "tool_retry", "compaction_failed"
 ]
-
-
 TURN_CEILING = 200
 """The most turns of a run, unless the operator sets another ceiling."""
 
@@ -64,23 +53,18 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     ceiling: int = TURN_CEILING
 
     def __post_init__(self) -> None:
-        switches = ("doom_loop", "implicit_signals")
-        values: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__ if name not in switches}
-        for name, value in values.items():
+        for name in ("turns", "calls", "tokens", "seconds", "cost", "attempts", "ceiling"):
+            value, is_optional = getattr(self, name), name in ("tokens", "seconds", "cost")
+            if is_optional and value is None:
+                continue
             kinds = int | float if name in ("seconds", "cost") else int
-            is_optional = value is None and name in ("tokens", "seconds", "cost")
-            if not is_optional and (not isinstance(value, kinds) or isinstance(value, bool)):
+            if not isinstance(value, kinds) or isinstance(value, bool):
                 raise BadInput(f"limits: {name} must be a number, not {value!r}")
-        if self.turns < 0 or self.calls < 0:
-            raise BadInput("limits: turns and calls cannot be negative; turns=0 means text only")
-        for name in ("tokens", "seconds", "cost"):
-            if values[name] is not None and not values[name] > 0:
-                raise BadInput(f"limits: {name} must be more than 0; leave it out for no limit")
+            if not (value > 0 if is_optional else value >= 0):
+                what = "more than 0; leave it out for no limit" if is_optional else "0 or more; turns=0 means text only"
+                raise BadInput(f"limits: {name} must be {what}")
         if self.turns > self.ceiling:
-            raise BadInput(
-                f"limits: turns is {self.turns}, above the ceiling of {self.ceiling}; use fewer turns, or let the "
-                "operator raise the ceiling"
-            )
+            raise BadInput(f"limits: turns is {self.turns}, above the ceiling of {self.ceiling}; use fewer turns")
 
 
 class Grant(Struct, frozen=True, omit_defaults=True):
@@ -481,10 +465,9 @@ def decode_fact(data: bytes | str) -> AnyFact:
         return _fact_decoder.decode(data)
     except BadInput:  # an older version stored limits that are refused today, and stopped at the ceiling
         document = msgspec.json.decode(data)
-        limits = document["limits"]
         document["limits"] = {
             name: min(max(value, 0), TURN_CEILING) if name == "turns" else value
-            for name, value in limits.items()
+            for name, value in document["limits"].items()
             if name in ("turns", "attempts", "doom_loop", "implicit_signals") or value > 0
         }
         return msgspec.convert(document, AnyFact)
@@ -515,21 +498,3 @@ def stamp_fact(fact: Fact, seq: int, at: float) -> None:
 def fact_type(fact: Fact) -> str:
     """Return the snake_case name of a fact's kind, as in its `type` field."""
     return str(fact.__struct_config__.tag)
-
-
-def render_schema() -> str:
-    """Render the JSON schema of all events, for docs/events.schema.json."""
-    import inspect
-
-    kinds: Iterable[Any] = Event.__args__
-    (schema,), components = msgspec.json.schema_components([Event], ref_template="#/$defs/{name}")
-    for component in components.values():  # a docstring's indentation depends on the version of Python
-        if "description" in component:
-            component["description"] = inspect.cleandoc(component["description"])
-    document = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"treadle events ({len(tuple(kinds))} kinds)",
-        **schema,
-        "$defs": dict(sorted(components.items())),
-    }
-    return msgspec.json.format(_encoder.encode(document), indent=2).decode() + "\n"

@@ -183,7 +183,7 @@ def test_limits_above_the_ceiling_are_refused_when_they_are_made() -> None:
 
 def test_limits_that_are_negative_or_no_numbers_are_refused_when_they_are_made() -> None:
     for name in ("turns", "calls"):
-        with pytest.raises(BadInput, match="cannot be negative"):
+        with pytest.raises(BadInput, match="must be 0 or more"):
             Limits(**{name: -1})
     for wrong in ({"tokens": 0}, {"seconds": -1}, {"cost": float("nan")}):
         with pytest.raises(BadInput, match="must be more than 0; leave it out"):

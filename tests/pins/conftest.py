@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.kit.fakes.chat import StrictChat as FakeModel
 from tests.kit.fakes.server import Odd, status
-from treadle.events import render_schema as generate_event_schema
+from treadle.export.event_schema import render_schema as generate_event_schema
 from treadle.messages import Call, Reply
 
 __all__ = ["FakeModel", "generate_event_schema"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from treadle.events import SignalKind
+from treadle.events import ReplySignal
 
 _LAST_SENTENCES = 3
 _LONGEST_SENTENCE = 400
@@ -42,7 +42,7 @@ _ENABLE = r"(?:to|before i can|so (?:that )?i can|on how to)"
 _ASK = r"(?:let me know|tell me|advise(?: me)?(?: on)?|instruct me(?: on)?)"
 _WISH = r"you(?:'d| would)? (?:like|want|prefer)(?: me| us)? to"
 
-_GRAMMAR: dict[SignalKind, tuple[str, ...]] = {
+_GRAMMAR: dict[ReplySignal, tuple[str, ...]] = {
     "stuck": (
         rf"i(?:'m| am) {_ADVERB}stuck(?: (?:here|now|again|in a loop|at this point))?"
         r"(?:[,;]? (?:and|because|since|as|on|trying to|without|so (?:please|i (?:need|cannot|can't)))\b.*)?",
@@ -69,7 +69,7 @@ _GRAMMAR: dict[SignalKind, tuple[str, ...]] = {
         r"please advise",
     ),
 }
-_PATTERNS: dict[SignalKind, re.Pattern[str]] = {
+_PATTERNS: dict[ReplySignal, re.Pattern[str]] = {
     kind: re.compile(rf"{_LEAD}(?P<said>{'|'.join(patterns)})") for kind, patterns in _GRAMMAR.items()
 }
 _TAKES_BACK = re.compile(r"\b(?:but|however|until i|before i (?!can))\b")
@@ -80,12 +80,12 @@ _THANKS = re.compile(r"(?:thanks|thank you|cheers)\b.{0,40}")
 _LIST_ITEM = re.compile(r"\s*(?:[-*+•]|\d+[.)]|>|\|)(?:\s|$)")
 
 
-def find_implicit_signals(text: str) -> dict[SignalKind, str]:
+def find_implicit_signals(text: str) -> dict[ReplySignal, str]:
     """Find the signals in the last sentences of a reply, each with the sentence that gives it.
 
     Only the last sentence can hand back. A sentence that a later one takes back counts for nothing.
     """
-    found: dict[SignalKind, str] = {}
+    found: dict[ReplySignal, str] = {}
     sentences = _split_sentences(text)
     while sentences and _THANKS.fullmatch(sentences[-1]):
         sentences.pop()

@@ -259,7 +259,7 @@ async def test_the_channel_of_all_chats_says_who_needs_you() -> None:
     dialect = ChatStatusDialect("s1")
     events = select_facts(await recordings.an_approved_call())
     frames = translate(dialect, events)
-    assert [frame["status"] for frame in frames] == ["streaming", "needs_you", "streaming", "idle"]
+    assert [frame["status"] for frame in frames] == ["idle", "streaming", "needs_you", "streaming", "idle"]
     assert all(frame["chat_id"] == "s1" and datetime.fromisoformat(frame["at"]) for frame in frames)
 
 

@@ -66,11 +66,11 @@ def test_a_thought_is_cut_after_500_characters() -> None:
     assert event["content"] == event["thought"]["content"] == "é" * 500 + "..."
 
 
-def test_the_input_of_a_call_is_a_json_value() -> None:
+def test_the_input_of_a_call_is_an_object_or_the_text_of_the_model() -> None:
     written = ('{"a": [1, {"b": null}]}', "[1]", "", "not json", '{"a":')
     calls = tuple(Call(f"call_{number}", "note", text) for number, text in enumerate(written))
     values = [event["input"] for event in build_reply_events(ModelReplied(calls=calls))]
-    assert values == [{"a": [1, {"b": None}]}, [1], {}, "not json", '{"a":']
+    assert values == [{"a": [1, {"b": None}]}, "[1]", {}, "not json", '{"a":']
 
 
 def test_a_session_goes_on_when_a_message_came_during_its_last_run() -> None:

@@ -15,7 +15,7 @@ from tests.kit.server import OWNER, Client, create_token, serve_agents, serve_sc
 from tests.kit.sessions import PATIENCE, build_agent
 from treadle import Agent
 from treadle.errors import StoreError
-from treadle.server.sockets import _poll_statuses
+from treadle.server.sockets import _send_statuses
 from treadle.testing import ScriptedModel, call
 
 
@@ -175,25 +175,30 @@ class SlowConnection:
         await self.free.wait()
 
 
-async def test_a_listed_status_is_not_sent_after_a_newer_one() -> None:
-    async with serve_script(call("drop", table="t")) as client:
+async def test_a_slow_device_gets_every_status_in_its_order() -> None:
+    async with serve_script("Hello.") as client:
         first, second = await client.session(), await client.session()
-        line, seen = SlowConnection(), dict[str, Any]()
-        polling = asyncio.create_task(_poll_statuses(client.app.state.service, line, seen))  # type: ignore[arg-type]
+        line = SlowConnection()
+        telling = asyncio.create_task(_send_statuses(client.app.state.service, line))  # type: ignore[arg-type]
         async with asyncio.timeout(PATIENCE):
             await line.full.wait()
-        sending = asyncio.create_task(client.send(second, "drop"))
-        async with client.open_socket("/v1/ws") as socket:
-            await socket.receive_until(session_id=second, status="needs_you")
-        seen[second] = ("needs_you", "")
+        await client.send(second, "hello")
         third = await client.session()
         line.free.set()
         async with asyncio.timeout(PATIENCE):
             while line.sent[-1]["session_id"] != third:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        polling.cancel()
-        sending.cancel()
-        assert [(one["session_id"], one["status"]) for one in line.sent] == [(first, "idle"), (third, "idle")]
+        telling.cancel()
+        told = [(one["session_id"], one["status"]) for one in line.sent]
+        assert told[:2] == [(first, "idle"), (second, "idle")], "the list"
+        assert told[2:] == [(second, "streaming"), (second, "idle"), (third, "idle")], "each change once"
+
+
+async def test_a_new_session_is_told_and_a_stored_response_is_not() -> None:
+    async with serve_script("Hello.") as client, client.open_socket("/v1/ws") as socket:
+        await client.json("POST", "/v1/responses", {"model": "default", "input": "Say hello"})
+        session_id = await client.session()
+        assert [frame["session_id"] for frame in await socket.receive_until(status="idle")] == [session_id]
 
 
 async def test_a_socket_needs_a_token_a_session_the_right_to_view_and_valid_fields() -> None:

@@ -198,12 +198,12 @@ def summarize_output(output: str, max_chars: int = 500) -> str:
     return line if len(line) <= max_chars else f"{line[:max_chars]} [… {len(line) - max_chars} characters more]"
 
 
-def parse_arguments(arguments: str) -> dict[str, Json]:
-    """Parse the arguments of a call as the model wrote them. They are empty when they are no JSON object."""
+def parse_arguments(arguments: str) -> dict[str, Json] | None:
+    """Parse the arguments of a call as the model wrote them. None when they are no JSON object."""
     try:
-        return msgspec.json.decode(arguments, type=dict[str, Json])
-    except (msgspec.MsgspecError, RecursionError):
-        return {}
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Json])
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
 
 
 def check_base64(text: str, field: str) -> str:

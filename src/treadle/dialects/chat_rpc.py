@@ -101,7 +101,7 @@ class ChatRpcDialect:
         match event:
             case events.ModelReplied():
                 calls = (
-                    ChatToolCall(session_id, call.id, call.tool, parse_arguments(call.arguments), call.arguments)
+                    ChatToolCall(session_id, call.id, call.tool, parse_arguments(call.arguments) or {}, call.arguments)
                     for call in event.calls
                 )
                 return (*tokens, *calls)

@@ -9,12 +9,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from treadle import events
-from treadle.dialects.base import FINISH_REASONS, EventTracker, Frame, build_approval_id, describe_question
+from treadle.dialects.base import (
+    FINISH_REASONS,
+    EventTracker,
+    Frame,
+    build_approval_id,
+    describe_question,
+    parse_arguments,
+)
 from treadle.messages import Call, Json, render_parts
 
 Role: TypeAlias = Literal["user", "assistant", "tool", "system"]
@@ -177,10 +183,8 @@ class SessionRenamedFrame(ChatFrame, frozen=True, tag="session_renamed"):
     name: str
 
 
-class ChatRenamedFrame(ChatFrame, frozen=True, tag="chat_renamed"):
+class ChatRenamedFrame(SessionRenamedFrame, frozen=True, tag="chat_renamed"):
     """The same as `session_renamed`, for clients that know chats."""
-
-    name: str
 
 
 class SessionRewoundFrame(ChatFrame, frozen=True, tag="session_rewound"):
@@ -399,7 +403,7 @@ class MessageFramesDialect:
 
     def _start_tool_message(self, fact: events.CallStarted | events.CallFinished) -> ChatFrame:
         """Announce the message that has the result of a call."""
-        message_id = _build_tool_message_id(fact.call_id)
+        message_id = f"tool_{fact.call_id}"
         self._tool_starts[fact.call_id] = fact.at
         self._shown.append((fact.seq, message_id, "tool"))
         return MessageStartedFrame(message_id, "tool", format_time(fact.at))
@@ -407,7 +411,7 @@ class MessageFramesDialect:
     def _finish_call(self, fact: events.CallFinished) -> Sequence[ChatFrame]:
         started = () if fact.call_id in self._tool_starts else (self._start_tool_message(fact),)
         times = format_time(self._tool_starts[fact.call_id]), format_time(fact.at)
-        message_id, cut = _build_tool_message_id(fact.call_id), fact.truncation
+        message_id, cut = f"tool_{fact.call_id}", fact.truncation
         result = ToolResultFrame(
             self._last_id,
             message_id,
@@ -440,15 +444,9 @@ class MessageFramesDialect:
         return (MessagesDeletedFrame(message_ids),) if message_ids else ()
 
 
-def _build_tool_message_id(call_id: str) -> str:
-    return f"tool_{call_id}"
-
-
 def _describe_call(call: Call) -> CalledTool:
-    try:
-        return CalledTool(call.id, call.tool, msgspec.json.decode(call.arguments or "{}", type=dict[str, Json]))
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return CalledTool(call.id, call.tool, {}, call.arguments)
+    arguments = parse_arguments(call.arguments)
+    return CalledTool(call.id, call.tool, arguments or {}, call.arguments if arguments is None else UNSET)
 
 
 def _build_sentinel_metadata(fact: events.RunFinished) -> dict[str, Json] | None:
@@ -467,19 +465,20 @@ def _build_sentinel_metadata(fact: events.RunFinished) -> dict[str, Json] | None
 
 
 class ChatStatusDialect:
-    """Turns one session's facts into its status in the list of chats."""
+    """Turns one session's facts into its status in the list of chats. It starts with the status that the list has."""
 
-    def __init__(self, session_id: str, status: ChatState = "idle") -> None:
-        self._session_id = session_id
+    def __init__(self, session_id: str, status: ChatState = "idle", name: str = "") -> None:
+        self._session_id, self._name = session_id, name
         self._status: ChatState = status
         self._tracker = EventTracker()
-        self._name = ""
 
     def feed(self, event: events.Event) -> Sequence[ChatStatusFrame]:
-        """Return a frame when the status or the name has changed."""
-        before = (self._status, self._name)
+        """Return a frame when the session is new, or when its status or its name has changed."""
+        before = None if isinstance(event, events.SessionCreated) else (self._status, self._name)
         self._tracker.track(event)
         match event:
+            case events.SessionCreated():
+                pass
             case events.RunStarted():
                 self._status = "streaming"
             case events.ApprovalRequested() | events.InputRequested():
@@ -492,7 +491,9 @@ class ChatStatusDialect:
                 self._name = event.name
             case _:
                 return ()
-        if (self._status, self._name) == before:
-            return ()
-        at = format_time(event.at)
-        return (ChatStatusFrame(self._session_id, self._session_id, self._status, at, self._name or UNSET),)
+        return (self.build_frame(event.at),) if (self._status, self._name) != before else ()
+
+    def build_frame(self, at: float) -> ChatStatusFrame:
+        """Build the frame of the present status. `at` is the time of its last change."""
+        ids = self._session_id, self._session_id
+        return ChatStatusFrame(*ids, self._status, format_time(at), self._name or UNSET)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from treadle import events
-from treadle.messages import Call, Json, render_parts
+from treadle.dialects.base import parse_arguments
+from treadle.messages import Json, render_parts
 
 RunStatus: TypeAlias = Literal["running", "awaiting_approval", "completed", "failed", "cancelled"]
 MAX_THOUGHT = 500
@@ -30,7 +30,7 @@ class ThoughtFields(Struct, frozen=True):
 
 
 class ToolCallFields(Struct, frozen=True):
-    """A call that the model wants. `input` is a JSON value: the text of the model where it is no JSON."""
+    """A call that the model wants. `input` is an object, or the text of the model where it is no JSON object."""
 
     id: str
     name: str
@@ -234,7 +234,10 @@ def build_agent_events(session_id: str, fact: events.AnyFact) -> Sequence[AgentE
     head = (session_id, fact.seq, fact.at)
     match fact:
         case events.ModelReplied():
-            calls = [ToolCallFields(call.id, call.tool, _parse_arguments(call)) for call in fact.calls]
+            read = ((call, parse_arguments(call.arguments)) for call in fact.calls)
+            calls = [
+                ToolCallFields(call.id, call.tool, call.arguments if value is None else value) for call, value in read
+            ]
             text = fact.text if len(fact.text) <= MAX_THOUGHT else f"{fact.text[:MAX_THOUGHT]}..."
             thoughts = (ThoughtEvent(*head, text, ThoughtFields(text)),) if text else ()
             return (*thoughts, *(ToolCallEvent(*head, call.id, call.name, call.input, call) for call in calls))
@@ -248,14 +251,6 @@ def build_agent_events(session_id: str, fact: events.AnyFact) -> Sequence[AgentE
             return (ErrorEvent(*head, fact.error, ErrorFields(fact.error)),)
         case _:
             return ()
-
-
-def _parse_arguments(call: Call) -> Json:
-    """The arguments as a JSON value. A model may write text that is no JSON."""
-    try:
-        return msgspec.json.decode(call.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return call.arguments
 
 
 def classify_run(fact: events.RunFinished) -> RunStatus:

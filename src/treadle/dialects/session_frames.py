@@ -177,5 +177,5 @@ class SessionFramesDialect:
         if call is not None and call.starts:
             return (end,)
         # A call that failed before it began still gets a start: clients pair the two.
-        arguments = parse_arguments(call.arguments) if call is not None else {}
+        arguments = (parse_arguments(call.arguments) if call is not None else None) or {}
         return (ToolStartFrame(fact.tool, arguments, safety, fact.call_id), end)

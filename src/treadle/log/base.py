@@ -138,7 +138,7 @@ class StoreWatch(AsyncIterator[StoredFact]):
 
 
 class Observer(Protocol):
-    """Sees what this process writes to any session, for metrics and live lists of sessions. Must be quick."""
+    """Sees what this process writes to any session, for metrics. Must be quick."""
 
     def on_stored(self, session_id: str, facts: Sequence[AnyFact], seconds: float) -> None:
         """Called after facts were stored, with the time that took."""

@@ -1,16 +1,11 @@
-"""Observes what this process stores: counts it for Prometheus, and hands it to those who watch all sessions.
-
-Nothing is kept for later: a subscription starts now. Labels of metrics have few values and are never ids.
-"""
+"""Counts what this process stores, for Prometheus. Labels of metrics have few values and are never ids."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -19,32 +14,9 @@ from treadle.events import AnyFact, CallFinished, ModelReplied, RunFinished, Tur
 if TYPE_CHECKING:
     from prometheus_client.core import HistogramMetricFamily, Metric
 
-_MAX_QUEUED_FACTS = 2048
 _MAX_OPEN_TURNS = 10_000
 _MAX_TOOL_LABELS = 200
 _BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-class Subscription:
-    """One watcher of all sessions. Facts that come while its queue is full are dropped."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[str, AnyFact] | None] = asyncio.Queue(_MAX_QUEUED_FACTS)
-
-    def offer(self, session_id: str, fact: AnyFact) -> None:
-        """Queue a fact, or drop it."""
-        if not self._queue.full():
-            self._queue.put_nowait((session_id, fact))
-
-    def close(self) -> None:
-        """End the iteration."""
-        if self._queue.full():
-            self._queue.get_nowait()
-        self._queue.put_nowait(None)
-
-    async def __aiter__(self) -> AsyncIterator[tuple[str, AnyFact]]:
-        while (item := await self._queue.get()) is not None:
-            yield item
 
 
 class Histogram:
@@ -72,7 +44,6 @@ class LogObserver:
     """The observer of the log. It runs for every stored fact, so it only counts. Rendering waits for a scrape."""
 
     def __init__(self) -> None:
-        self._subscriptions: set[Subscription] = set()
         self._runs: Counter[str] = Counter()
         self._turns = 0
         self._calls: Counter[tuple[str, str]] = Counter()
@@ -83,23 +54,8 @@ class LogObserver:
         self._turn_starts: OrderedDict[str, float] = OrderedDict()
         self._tools: set[str] = set()
 
-    @contextmanager
-    def subscribe(self) -> Generator[Subscription]:
-        """Watch all sessions for the length of a `with` block."""
-        subscription = Subscription()
-        self._subscriptions.add(subscription)
-        try:
-            yield subscription
-        finally:
-            self._subscriptions.discard(subscription)
-
-    def close(self) -> None:
-        """End every subscription."""
-        for subscription in tuple(self._subscriptions):
-            subscription.close()
-
     def on_stored(self, session_id: str, facts: Sequence[AnyFact], seconds: float) -> None:
-        """Count facts that were just stored and hand them to the subscribers."""
+        """Count facts that were just stored."""
         self._append.add(seconds)
         self._facts += len(facts)
         for fact in facts:
@@ -123,9 +79,6 @@ class LogObserver:
                     self._runs[fact.reason] += 1
                 case _:
                     pass
-        for subscription in self._subscriptions:
-            for fact in facts:
-                subscription.offer(session_id, fact)
 
     def on_first_delta(self, session_id: str) -> None:
         """Count the time from a turn's start to the first fragment of its reply."""

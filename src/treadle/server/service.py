@@ -139,7 +139,6 @@ class Service:
     def drain(self) -> None:
         """Start nothing new, and tell all watchers that the server shuts down."""
         self.is_draining = True
-        self.observer.close()
         self.streams.close()
         for run in self._waiting:
             run.detach()

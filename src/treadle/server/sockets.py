@@ -10,23 +10,17 @@ from types import TracebackType
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, WebSocket
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from treadle import Answer, Session
 from treadle.dialects.base import encode_frame, parse_approval_id
-from treadle.dialects.message_frames import (
-    ChatState,
-    ChatStatusDialect,
-    ChatStatusFrame,
-    MessageFramesDialect,
-    format_time,
-)
+from treadle.dialects.message_frames import ChatState, ChatStatusDialect, MessageFramesDialect
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.errors import TreadleError
-from treadle.events import Delta, Event
-from treadle.log.base import SessionQuery, Watch
+from treadle.events import Delta, Event, SessionCreated
+from treadle.log.base import RESPONSES_AGENT, SessionQuery, Watch
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_refusal, describe_validation_error
 from treadle.server.service import CurrentService, Service, StrictBody, Token, Viewer, require_right
@@ -38,7 +32,6 @@ FrameNumber = Annotated[float, Query(ge=0, le=2**53)]
 GOING_AWAY = 1012
 INTERNAL_FAILURE = 1011
 MAX_LISTED = 200
-POLL_SECONDS = 2.0
 _STATES: dict[str, ChatState] = {"running": "streaming", "waiting": "needs_you"}
 
 
@@ -217,30 +210,23 @@ async def serve_user_socket(
 
 
 async def _send_statuses(service: Service, connection: SocketConnection) -> None:
-    """Send the status of all sessions and then each change. Changes by other processes arrive a little later."""
-    dialects: dict[str, ChatStatusDialect] = {}
-    seen: dict[str, tuple[ChatState, str]] = {}
-    with service.observer.subscribe() as subscription:
-        connection.start_task(_poll_statuses(service, connection, seen))
-        async for session_id, fact in subscription:
+    """Send the status of every session and then each change, whichever process makes it."""
+    watch = service.runtime.watch()
+    try:
+        listed = (await service.runtime.sessions(SessionQuery(limit=MAX_LISTED))).sessions
+        heads = {info.id: info.seq for info in listed}
+        dialects: dict[str, ChatStatusDialect] = {}
+        for info in reversed(listed):
+            dialect = dialects[info.id] = ChatStatusDialect(info.id, _STATES.get(info.status, "idle"), info.name)
+            await connection.send_frame(dialect.build_frame(info.updated_at))
+        async for stored in watch:
+            session_id, fact = stored.session_id, stored.fact
+            is_hidden = isinstance(fact, SessionCreated) and fact.agent.name == RESPONSES_AGENT
+            if is_hidden or fact.seq <= heads.get(session_id, 0):  # the list has it already
+                continue
             if session_id not in dialects:
-                before = seen[session_id][0] if session_id in seen else "idle"
-                dialects[session_id] = ChatStatusDialect(session_id, before)
+                dialects[session_id] = ChatStatusDialect(session_id)
             for frame in dialects[session_id].feed(fact):
-                seen[session_id] = (frame.status, frame.name or seen.get(session_id, ("", ""))[1])
                 await connection.send_frame(frame)
-
-
-async def _poll_statuses(
-    service: Service, connection: SocketConnection, seen: dict[str, tuple[ChatState, str]]
-) -> None:
-    """Look for changes by other processes that share this store."""
-    while True:
-        page, before = await service.runtime.sessions(SessionQuery(limit=MAX_LISTED)), dict(seen)
-        for info in reversed(page.sessions):
-            now = (_STATES.get(info.status, "idle"), info.name)
-            if before.get(info.id) == seen.get(info.id) != now:  # otherwise something newer was sent meanwhile
-                seen[info.id] = now
-                at = format_time(info.updated_at)
-                await connection.send_frame(ChatStatusFrame(info.id, info.id, now[0], at, info.name or UNSET))
-        await asyncio.sleep(POLL_SECONDS)
+    finally:
+        watch.close()

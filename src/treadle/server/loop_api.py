@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
@@ -194,18 +194,12 @@ async def list_agent_sessions(
 
 
 @router.get("/sessions/stream", response_class=Response, responses=streams.SSE_RESPONSES)
-async def stream_all_sessions(
-    service: CurrentService,
-    token: Viewer,
-    after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
-    last_event_id: Annotated[str, Header(max_length=40)] = "",
-) -> Any:
+async def stream_all_sessions(service: CurrentService, token: Viewer, cursor: streams.Cursor) -> Any:
     """Stream all sessions: session_started, session_updated, agent_event and session_ended.
 
     They come after the cursor `after` or Last-Event-ID, then live. Without a cursor the stream starts with the next
     event; 0 starts with the first.
     """
-    cursor = streams.parse_position(last_event_id) if last_event_id else after
     return AllSessionsStream(service, service.runtime.watch(cursor))
 
 
@@ -221,18 +215,12 @@ async def get_agent_session(service: CurrentService, token: Viewer, session_id: 
 
 
 @router.get("/sessions/{session_id}/stream", response_class=Response, responses=streams.SSE_RESPONSES)
-async def stream_agent_session(
-    service: CurrentService,
-    token: Viewer,
-    session_id: str,
-    after: Annotated[int, Query(ge=0, le=2**53)] = 0,
-    last_event_id: Annotated[str, Header(max_length=40)] = "",
-) -> Any:
+async def stream_agent_session(service: CurrentService, token: Viewer, session_id: str, cursor: streams.Cursor) -> Any:
     """Stream one session's registry events after `after` or Last-Event-ID, then live.
 
     The stream closes after `session_ended`. A session that has ended sends it again to a client that has all events.
     """
-    start = await service.limit_position(session_id, streams.parse_position(last_event_id, after))
+    start = await service.limit_position(session_id, cursor or 0)
     session = await service.runtime.open(session_id)
     state = await session.state()
     watch, dialect, head = session.watch(), RegistryDialect(session_id), state.seq

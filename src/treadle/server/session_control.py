@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, Field
@@ -24,11 +24,11 @@ from treadle.server.service import Approver, CurrentService, Sender, Service, St
 from treadle.server.sessions import LimitsBody, PendingQuestion, RunOutcome, SessionView
 from treadle.server.streams import (
     SSE_RESPONSES,
+    Cursor,
     DialectWriter,
     EventStream,
     describe_content,
     encode_stored_fact,
-    parse_position,
 )
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
@@ -98,58 +98,45 @@ class CompactView(BaseModel):
     tokens_after: int = 0
 
 
-class EventQuery(BaseModel):
-    """Which events to return, and in which dialect."""
-
-    after: int = Field(0, ge=0, le=2**53)
-    follow: bool = True
-    dialect: DialectName = "events"
-
-
 @router.get("/sessions/{session_id}/events", response_class=Response, responses=EVENTS)
 async def stream_events(
     service: CurrentService,
     token: Viewer,
     session_id: str,
-    query: Annotated[EventQuery, Query()],
-    last_event_id: Annotated[str, Header(max_length=40)] = "",
+    cursor: Cursor,
+    follow: bool = True,
+    dialect: DialectName = "events",
 ) -> Any:
     """Stream a session's events after `after` or Last-Event-ID, then live. `follow=false` returns a JSON array."""
-    after = await service.limit_position(session_id, parse_position(last_event_id, query.after))
+    after = await service.limit_position(session_id, cursor or 0)
     session = await service.runtime.open(session_id)
-    if query.dialect == "events":
-        if query.follow:
+    if dialect == "events":
+        if follow:
             return EventStream(service.streams, session.watch(after), service.streams.encoder)
         return _build_array(await session.facts(after))
-    dialect: Dialect
-    match query.dialect:
+    chosen: Dialect
+    match dialect:
         case "loop":
-            dialect = LoopDialect()
+            chosen = LoopDialect()
         case "wire":
-            dialect = MessageFramesDialect(session_id, await service.get_window(session))
+            chosen = MessageFramesDialect(session_id, await service.get_window(session))
         case "rpc":
-            dialect = ChatRpcDialect(session_id)
+            chosen = ChatRpcDialect(session_id)
         case _:
-            dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
-    if query.follow:
-        write = DialectWriter(dialect, after, "event" if query.dialect == "loop" else "")
+            chosen = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
+    if follow:
+        write = DialectWriter(chosen, after, "event" if dialect == "loop" else "")
         return EventStream(service.streams, session.watch(), write)
-    translated = [(fact.seq, dialect.feed(fact)) for fact in await session.facts()]
+    translated = [(fact.seq, chosen.feed(fact)) for fact in await session.facts()]
     return _build_array([frame for seq, frames in translated if seq > after for frame in frames])
 
 
 @router.get("/events", response_class=Response, responses=SSE_RESPONSES)
-async def stream_all_events(
-    service: CurrentService,
-    token: Viewer,
-    after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
-    last_event_id: Annotated[str, Header(max_length=40)] = "",
-) -> Any:
+async def stream_all_events(service: CurrentService, token: Viewer, cursor: Cursor) -> Any:
     """Stream the facts of all sessions after the cursor `after` or Last-Event-ID, then live.
 
     Without a cursor the stream starts with the next fact; 0 starts with the first.
     """
-    cursor = parse_position(last_event_id) if last_event_id else after
     watch = service.runtime.watch(cursor)
     # A client that reconnects before the first fact needs a cursor too.
     return EventStream(service.streams, watch, encode_stored_fact, head=b"id: %d\n\n" % watch.start)

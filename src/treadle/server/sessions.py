@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 
@@ -23,7 +23,7 @@ from treadle.messages import Part, ResultMessage, TextPart, UserMessage, render_
 from treadle.server.attachments import Attachment
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer, filter_preapproved
-from treadle.server.streams import SSE_RESPONSES, DialectWriter, EventStream, encode_frames, parse_position
+from treadle.server.streams import SSE_RESPONSES, Cursor, DialectWriter, EventStream, encode_frames
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 HELD_MESSAGE = "cancelled before it was begun; it is kept, and goes with the next message"
@@ -382,21 +382,9 @@ async def post_message(
     )
 
 
-def read_position(
-    after: Annotated[int, Query(ge=0, le=2**53)] = 0, last_event_id: Annotated[str, Header(max_length=40)] = ""
-) -> int:
-    """Read the position after which a client wants events, from the query or from Last-Event-ID."""
-    return parse_position(last_event_id, after)
-
-
 @router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE_RESPONSES)
 async def stream_message(
-    service: CurrentService,
-    token: Sender,
-    session_id: str,
-    body: NewMessage,
-    position: Annotated[int, Depends(read_position)],
-    key: Key = "",
+    service: CurrentService, token: Sender, session_id: str, body: NewMessage, after: Cursor, key: Key = ""
 ) -> Any:
     """Send a message and stream the run as server-sent events, up to `done` or `error`.
 
@@ -410,6 +398,6 @@ async def stream_message(
     return EventStream(
         service.streams,
         session.follow(message),
-        DialectWriter(dialect, position),
+        DialectWriter(dialect, after or 0),
         at_shutdown=lambda: encode_frames([ErrorFrame(RUN_CONTINUES_LATER)]),
     )

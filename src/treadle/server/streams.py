@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
+from fastapi import Depends, Header, Query
 from msgspec import Struct
 from starlette.responses import Response
 
@@ -58,13 +59,20 @@ class SharedEncoder:
         return data
 
 
-def parse_position(last_event_id: str, after: int = 0) -> int:
+def read_cursor(
+    after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+    last_event_id: Annotated[str, Header(max_length=40)] = "",
+) -> int | None:
     """The position after which a client wants events: its Last-Event-ID, or else `after`."""
     if not last_event_id:
         return after
     if not last_event_id.isascii() or not last_event_id.isdigit() or int(last_event_id) > 2**53:
         raise BadInput("Last-Event-ID: must be the id of an event, which is a number")
     return int(last_event_id)
+
+
+Cursor = Annotated[int | None, Depends(read_cursor)]
+"""A position in the store or in a session. None means that the client names none."""
 
 
 class DialectWriter:
@@ -242,8 +250,7 @@ class EventSource(Protocol[Item]):
 class EventStream(StreamedResponse):
     """Sends events until they end, the client leaves or the server stops.
 
-    `head` is sent before the events and `tail` after them. What `at_shutdown` returns is sent when the server stops
-    before their end.
+    `head` is sent before the events. What `at_shutdown` returns is sent when the server stops before their end.
     """
 
     def __init__(
@@ -253,20 +260,14 @@ class EventStream(StreamedResponse):
         write: EventWriter[Item],
         *,
         head: bytes = b"",
-        tail: bytes = b"",
         at_shutdown: Callable[[], bytes] = lambda: b"",
     ) -> None:
-        super().__init__(streams, self._write_events(events, write, (head, tail), at_shutdown))
+        super().__init__(streams, self._write_events(events, write, head, at_shutdown))
         self._events: EventSource[Any] = events
 
     async def _write_events(
-        self,
-        events: EventSource[Item],
-        write: EventWriter[Item],
-        around: tuple[bytes, bytes],
-        at_shutdown: Callable[[], bytes],
+        self, events: EventSource[Item], write: EventWriter[Item], head: bytes, at_shutdown: Callable[[], bytes]
     ) -> AsyncGenerator[bytes]:
-        head, tail = around
         yield head  # also sends the status, however late the first event comes
         async for event in events:
             data = write(event)
@@ -274,7 +275,8 @@ class EventStream(StreamedResponse):
                 data += write(more)
             if data:
                 yield data
-        yield at_shutdown() + SHUTDOWN_COMMENT if self._streams.is_closed else tail
+        if self._streams.is_closed:
+            yield at_shutdown() + SHUTDOWN_COMMENT
 
     def stop(self) -> None:
         """End the events."""

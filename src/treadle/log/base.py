@@ -19,6 +19,8 @@ from treadle.memory.base import Memories
 SESSIONS_PER_PAGE = 200
 RESPONSES_AGENT = "treadle.responses"
 """The agent of sessions that only store responses of bare models. They are listed only when it is asked for."""
+RESPONSE_FACTS = "responses."
+"""How the names of the facts in these sessions begin."""
 Status = Literal["idle", "running", "waiting", "answered", "stopped", "failed", "cancelled"]
 
 

@@ -206,7 +206,7 @@ async def stream_all_sessions(service: CurrentService, token: Viewer, cursor: st
 @router.get("/sessions/{session_id}")
 async def get_agent_session(service: CurrentService, token: Viewer, session_id: str) -> AgentSessionDetail:
     """Show one session with its recent events."""
-    info = await service.runtime.log.get_info(session_id)
+    info = await service.get_info(session_id)
     facts = await service.runtime.log.read(session_id)
     did = [event for fact in facts for event in build_agent_events(session_id, fact)][-MAX_RECENT_EVENTS:]
     recent = [msgspec.json.decode(encode_frame(event)) for event in did]

@@ -148,7 +148,14 @@ class ResponseRuns:
         if live is not None or turn.output is not None:
             return live
         claim = await self.store.claim(stored.id)
-        return await self._restart(stored, turn, ClaimedTurn(claim, turn.seq)) if claim is not None else None
+        if claim is None:
+            return None
+        fresh = await self.store.load_session(stored.id)
+        turn.output = fresh.turns[turn.seq].output
+        if turn.output is not None:  # it ended after the caller read it
+            await self._runtime.log.release(claim, None)
+            return None
+        return await self._restart(fresh, turn, ClaimedTurn(claim, turn.seq))
 
     async def _restart(self, stored: ResponseSession, turn: StoredTurn, claimed: ClaimedTurn) -> LiveResponse:
         live = LiveResponse(stored.open_dialect(turn))

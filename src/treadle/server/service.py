@@ -21,7 +21,7 @@ from treadle import Agent, Grant, Run, Runtime, Session, later
 from treadle.app.absent_model import AbsentModel
 from treadle.errors import NotFound, TreadleError
 from treadle.events import MessageReceived, SessionConfigured, SessionCreated
-from treadle.log.base import SessionQuery
+from treadle.log.base import RESPONSES_AGENT, SessionInfo, SessionQuery
 from treadle.messages import Part
 from treadle.models.base import Model
 from treadle.server.config import ServerConfig
@@ -165,6 +165,13 @@ class Service:
     async def limit_position(self, session_id: str, after: int) -> int:
         """Limit a position to the end of the log. A client beyond the end would miss the next facts."""
         return min(after, (await self.runtime.log.get_info(session_id)).seq) if after else 0
+
+    async def get_info(self, session_id: str) -> SessionInfo:
+        """What the log knows about a session of an agent. Sessions of stored responses have routes of their own."""
+        info = await self.runtime.log.get_info(session_id)
+        if info.agent == RESPONSES_AGENT:
+            raise NotFound(f"session {session_id} stores responses; GET /v1/responses/{{id}} shows them")
+        return info
 
     async def open_for_use(self, session_id: str, token: Token) -> Session:
         """Open a session to change it. A token with a grant may only use sessions that have this grant."""

@@ -283,5 +283,6 @@ async def export_session(
     service: CurrentService, token: Viewer, session_id: str, format: Annotated[Form, Query()] = "jsonl"
 ) -> Response:
     """Export a session: every fact and artifact as a line of JSON, or a page to read."""
+    await service.get_info(session_id)
     data = await render_transcript(service.runtime.log, session_id, format)
     return Response(data, media_type=MEDIA_TYPES[format], headers=DOWNLOAD_HEADERS)

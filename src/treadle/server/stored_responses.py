@@ -313,10 +313,11 @@ class ResponseStore:
     async def begin(self, record: InputRecord, token: Token, stored: ResponseSession | None, after: int) -> ClaimedTurn:
         """Store a request after a position of a session, or in a new one. Only the caller may answer it.
 
-        A conversation is continued at its end. Another session that went on after the position is copied up to it.
+        A request that names a conversation goes to its end. Any other request leaves conversations alone: it gets a
+        copy, as it does for a session that went on after the position.
         """
-        log = self._runtime.log
-        if stored is not None and (stored.metadata is not None or after == max(stored.turns)):
+        log, in_conversation = self._runtime.log, bool(record.body.conversation_id)
+        if stored is not None and (in_conversation or (stored.metadata is None and after == max(stored.turns))):
             claim = await self.claim(stored.id)
             if claim is not None:
                 named = replace(record, items=name_items(record.items, stored.id, stored.head + 1))
@@ -325,13 +326,15 @@ class ResponseStore:
                     return ClaimedTurn(claim, stored.head + 1)
                 except PositionMoved:
                     await log.release(claim, None)
-            if stored.metadata is not None:
+            if in_conversation:
                 message = "another response of this conversation is in progress; wait for it"
                 raise Refusal(409, "conversation_locked", message, field="conversation")
         session_id, grants = generate_session_id(), list_grants(token)
         copied, parent = list[AnyFact](), None
         if stored is not None:
-            copied = stored.facts[1 : stored.turns[after].end]
+            for fact in stored.facts[1 : stored.turns[after].end]:  # the copy is no conversation; positions stay
+                is_conversation = isinstance(fact, Custom) and fact.name == CONVERSATION
+                copied.append(build_fact(ITEMS, []) if is_conversation else fact)
             parent, grants = Parent(stored.id, len(copied) + 1), stored.grants
         seq = len(copied) + 2
         named = replace(record, items=name_items(record.items, session_id, seq))
@@ -361,8 +364,11 @@ class ResponseStore:
 
     async def delete_response(self, stored: ResponseSession, turn: StoredTurn) -> None:
         """Delete a response. Its session goes with the last response, unless it is a conversation."""
-        others = [one for one in stored.turns.values() if not one.is_deleted and one.seq != turn.seq]
-        if others or stored.metadata is not None:
+        created = stored.facts[0]
+        assert isinstance(created, SessionCreated)
+        copied = created.parent.seq if created.parent is not None else 0  # the ids of copies were never given out
+        others = [one for one in stored.turns.values() if one.seq > copied and not one.is_deleted]
+        if others != [turn] or stored.metadata is not None:
             await self.add_facts(stored, build_fact(DELETED, turn.seq))
         else:
             await self._runtime.log.delete(stored.id)

@@ -1,13 +1,17 @@
 """Stored responses that several clients use at once, and where their sessions show."""
 
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from tests.kit.server import Client, serve_agents, serve_script
 from tests.server.test_responses import SteppingModel
-from treadle import Agent
+from treadle import Agent, TextDelta
 from treadle.log.base import RESPONSES_AGENT, SessionQuery
+from treadle.messages import Request as ModelRequest
+from treadle.models.base import ModelEvent
 from treadle.server.stored_responses import OUTPUT, OutputRecord, build_fact
 from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel
@@ -117,3 +121,51 @@ async def test_stored_responses_are_in_no_list_or_stream_of_sessions() -> None:
                 assert event.data is None or event.data["session_id"] == session
                 if event.data is not None and event.data["fact"]["type"] == "run_finished":
                     break
+
+
+class HeldModel(ScriptedModel):
+    """A model that begins a reply and never ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        self.requests.append(request)
+        yield TextDelta(text="one")
+        self.begun.set()
+        await asyncio.Event().wait()
+
+
+SHORT_CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", SHORT_CHAT),
+        ("/v1/chat/completions", {**SHORT_CHAT, "n": 2}),
+        ("/v1/messages", SHORT_CHAT),
+        ("/v1/responses", {"model": "scripted", "input": "hi"}),
+        ("/v1/responses", {"model": "scripted", "input": "hi", "store": False}),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_reply_that_the_grace_period_cuts_off_ends_with_an_error(
+    path: str, body: dict[str, Any], *, stream: bool
+) -> None:
+    model = HeldModel()
+    async with serve_agents(Agent(model)) as client:
+
+        async def cut_off() -> None:
+            """Cancel the request as uvicorn does after its grace period, once the model has begun."""
+            await model.begun.wait()
+            for task in asyncio.all_tasks():
+                if "run_asgi" in str(task.get_coro()):
+                    task.cancel()
+
+        cutting = None if stream else asyncio.create_task(cut_off())
+        async with client.request("POST", path, json={**body, "stream": stream}) as answer:
+            assert answer.status == (200 if stream else 503)
+            await (cutting or cut_off())
+            assert "shuts down" in (await answer.text()).rpartition('"error":')[2]

@@ -236,6 +236,10 @@ class Guard:
                 await self._app(scope, receive, send_with_headers)
         except Refusal as refusal:
             await send_refusal(scope, send_with_headers, refusal)
+        except asyncio.CancelledError:  # the server stops, and its grace period is over
+            if scope["type"] != "http" or status[0]:
+                raise
+            await send_refusal(scope, send_with_headers, build_shutdown_refusal())
         finally:
             if bucket is not None:
                 bucket.active -= 1
@@ -408,6 +412,13 @@ async def _answer_head(app: AsgiApp, scope: AsgiScope, receive: Receive, send: S
         waiting.cancel()
         await asyncio.gather(answering, waiting, return_exceptions=True)
     await send({"type": "http.response.body", "body": b""})
+
+
+def build_shutdown_refusal() -> Refusal:
+    """The error for a request that the server cannot finish, because it stops."""
+    return Refusal(
+        503, "shutting_down", "the server shuts down before the answer is complete; try again", retry_after=2
+    )
 
 
 async def send_refusal(scope: AsgiScope, send: Send, refusal: Refusal) -> None:

@@ -18,7 +18,7 @@ from treadle.dialects.responses_requests import ENCRYPTED_REASONING, Item, Respo
 from treadle.errors import BadInput, NotFound
 from treadle.messages import Json
 from treadle.server.guard import Refusal
-from treadle.server.replies import answer_request, describe_route, report_ignored_tools
+from treadle.server.replies import answer_request, describe_route, encode_error, report_ignored_tools
 from treadle.server.response_runs import LiveResponse, build_request
 from treadle.server.service import AGENT_PREFIX, CurrentService, Sender, Service, Token, Viewer
 from treadle.server.stored_responses import InputRecord, ResponseSession, StoredTurn, draft_session, replay_output
@@ -85,7 +85,11 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
     headers = report_ignored_tools(live.dialect.tools.ignored)
     if body.stream:
         pieces = _send_live(live, waits=not body.background, is_stored=body.is_stored)
-        return StreamedResponse(service.streams, pieces, lambda _: _encode_events(live.events), headers)
+
+        def describe(error: Exception) -> bytes:
+            return encode_error(error) if isinstance(error, Refusal) else _encode_events(live.events)
+
+        return StreamedResponse(service.streams, pieces, describe, headers)
     if not body.background:
         await live.wait()
         if live.failure is not None:

@@ -17,7 +17,7 @@ from treadle.dialects.base import Dialect, encode_frame
 from treadle.errors import BadInput
 from treadle.events import Custom, Delta, Event, SessionCreated, serialize_event
 from treadle.log.base import RESPONSE_FACTS, RESPONSES_AGENT, StoredFact, StoreWatch, Watch
-from treadle.server.guard import AsgiScope, Receive, Send
+from treadle.server.guard import AsgiScope, Receive, Send, build_shutdown_refusal
 
 Item = TypeVar("Item")
 EventWriter: TypeAlias = Callable[[Item], bytes]
@@ -201,6 +201,13 @@ class StreamedResponse(Response):
             await asyncio.wait((relaying, gone), return_when=asyncio.FIRST_COMPLETED)
             if relaying.done():
                 relaying.result()
+        except asyncio.CancelledError:  # the server stops, and its grace period is over
+            relaying.cancel()
+            await asyncio.gather(relaying, return_exceptions=True)
+            if not self._has_begun:
+                raise
+            await self._send_piece(self._problem(build_shutdown_refusal()) if self._problem else SHUTDOWN_COMMENT)
+            await self._send_piece(b"", more=False)
         finally:
             self._is_over = True
             self._streams.remove(self)

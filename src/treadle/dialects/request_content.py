@@ -6,7 +6,7 @@ A value that cannot be honoured raises `BadInput`, which names its field.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -47,22 +47,6 @@ class ReplyBody(Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     session_id: str | None = None
     treadle: SessionReference | None = None
-
-
-class FunctionLike(Protocol):
-    """A tool that is a function, as any of OpenAI's formats describes it."""
-
-    @property
-    def name(self) -> str | None: ...
-
-    @property
-    def description(self) -> str | None: ...
-
-    @property
-    def parameters(self) -> dict[str, Json] | None: ...
-
-    @property
-    def strict(self) -> bool | None: ...
 
 
 class FunctionSpec(Struct, frozen=True):
@@ -213,12 +197,12 @@ def get_text(value: dict[str, Json], name: str) -> str:
 
 
 def read_tools(
-    specs: Sequence[FunctionLike], choice: str | dict[str, Json] | None
+    specs: Sequence[FunctionSpec], choice: str | dict[str, Json] | None
 ) -> tuple[tuple[ToolSpec, ...], ToolChoice]:
     """The tools, and whether the model may or must call them. A choice of one tool leaves only that tool."""
     tools = tuple(
         ToolSpec(
-            spec.name or "",
+            spec.name,
             spec.description or "",
             spec.parameters or {"type": "object", "properties": {}},
             strict=spec.strict,

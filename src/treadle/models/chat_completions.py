@@ -17,7 +17,7 @@ from treadle.models.base import ModelEvent
 from treadle.models.failures import ReportedFailure
 from treadle.models.model_info import UNKNOWN_MODEL, ModelInfo
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
-from treadle.models.strict_schema import is_strict
+from treadle.models.strict_schema import describe_output
 from treadle.models.wire_format import CallPiece, FunctionPiece, ListFormat, ReportedUsage, encode
 
 
@@ -80,11 +80,7 @@ class ChatCompletions(ListFormat):
             fields["stop"] = sampling.stop
         if (schema := request.output_schema) is not None:
             if quirks.schema_mode == "json_schema":
-                form = {
-                    "name": "answer",
-                    "schema": schema,
-                    "strict": is_strict(schema) if (strict := request.output_strict) is None else strict,
-                }
+                form = describe_output(schema, request.output_strict)
                 fields["response_format"] = {"type": "json_schema", "json_schema": form}
             elif quirks.schema_mode == "json_object":
                 fields["response_format"] = {"type": "json_object"}

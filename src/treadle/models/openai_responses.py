@@ -16,7 +16,7 @@ from treadle.models import reply_reader, wire_format
 from treadle.models.failures import ReportedFailure
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
 from treadle.models.request_options import OptionTable, build_option_error, merge_fields, write_to
-from treadle.models.strict_schema import is_strict
+from treadle.models.strict_schema import describe_output
 from treadle.models.wire_format import ListFormat, ReportedUsage, encode, read_raw
 
 
@@ -56,12 +56,7 @@ class OpenAIResponses(ListFormat):
             raise build_option_error("stop", self.owner, "leave it out, or ask the same model as openai-chat:NAME")
         fields = merge_fields(fields, self.build_extra(request))
         if (schema := request.output_schema) is not None:
-            form = {
-                "type": "json_schema",
-                "name": "answer",
-                "schema": schema,
-                "strict": is_strict(schema) if (strict := request.output_strict) is None else strict,
-            }
+            form = {"type": "json_schema", **describe_output(schema, request.output_strict)}
             fields["text"] = {**fields.get("text", {}), "format": form}
         wire_format.add_tools(fields, request, lambda function: {"type": "function", **function})
         for tool in fields.get("tools", ()):

@@ -27,6 +27,11 @@ def is_strict(schema: Mapping[str, Any]) -> bool:
     return all(is_strict(cast("Mapping[str, Any]", each)) for each in inner if isinstance(each, Mapping))
 
 
+def describe_output(schema: Mapping[str, Any], strict: bool | None) -> dict[str, Json]:
+    """Describe the wanted output in OpenAI's form. Without `strict` it depends on the schema."""
+    return {"name": "answer", "schema": schema, "strict": is_strict(schema) if strict is None else strict}
+
+
 def narrow_schema(schema: Mapping[str, Any]) -> dict[str, Json]:
     """The schema without keywords that a constrained decoder cannot guarantee. The description names those."""
     out: dict[str, Json] = {name: schema[name] for name in _KEPT_KEYWORDS if name in schema}

@@ -207,6 +207,21 @@ async def test_the_facts_of_a_store_of_an_older_version_can_all_be_watched(path:
     await log.close()
 
 
+async def test_a_watcher_of_all_sessions_gets_the_facts_before_one_that_cannot_be_read(path: Path) -> None:
+    await fill_store(path)
+    log = SqliteLog(path)
+    await log.create("other", [SessionCreated(session_id="other"), Custom(name="a")])
+    unread = len(run_sql(path, "SELECT position FROM stored_order"))
+    run_sql(path, "UPDATE facts SET body = ? WHERE place = (SELECT max(place) FROM facts)", b"{")
+    watch = log.watch_all(0)
+    seen = [await anext(watch), *watch.ready()]
+    assert len(seen) == unread - 1 and seen[-1].session_id == "other"
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="fact 2"):
+            await anext(watch)
+    await log.close()
+
+
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [

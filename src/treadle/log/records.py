@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle import events
-from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved, StoreDamaged, StoreTooNew
+from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved, StoreDamaged, StoreError, StoreTooNew
 from treadle.events import AnyFact, decode_fact, serialize_event, stamp_fact
 from treadle.log.base import Claim, SessionInfo, Status, StoredFact
 from treadle.log.owner import is_gone
@@ -274,15 +274,21 @@ def _read_body(body: bytes, seq: int) -> AnyFact:
 def read_store(db: sqlite3.Connection, after: int, count: int) -> tuple[list[StoredFact], int]:
     """Read the facts of all sessions at up to `count` positions after a cursor, and return the last position too.
 
-    A deleted session leaves positions without a fact.
+    A deleted session leaves positions without a fact. The facts before one that cannot be read are returned first: the
+    read that begins with it raises the error.
     """
-    rows = db.execute(_STORE, (after, count)).fetchall()
-    facts = [
-        StoredFact(session_id, position, _read_body(body, place & SEQ_MASK))
-        for position, place, session_id, body in rows
-        if body is not None
-    ]
-    return facts, rows[-1][0] if rows else after
+    facts, reached = list[StoredFact](), after
+    for position, place, session_id, body in db.execute(_STORE, (after, count)).fetchall():
+        if body is not None:
+            try:
+                fact = _read_body(body, place & SEQ_MASK)
+            except StoreError:
+                if reached == after:
+                    raise
+                break
+            facts.append(StoredFact(session_id, position, fact))
+        reached = position
+    return facts, reached
 
 
 def fetch_last_cursor(db: sqlite3.Connection) -> int:

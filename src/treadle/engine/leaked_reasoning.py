@@ -284,6 +284,8 @@ class ReasoningSplitter:
 
 def split_reasoning(text: str) -> tuple[str, str]:
     """Split a whole text into the answer and the reasoning."""
+    if not text:  # most replies with calls
+        return "", ""
     splitter = ReasoningSplitter()
     answer, reasoning = map("".join, zip(splitter.feed(text), splitter.finish(), strict=True))
     return splitter.correct(answer, reasoning)

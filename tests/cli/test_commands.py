@@ -138,7 +138,8 @@ async def test_a_session_is_renamed_forked_and_deleted(place: Place) -> None:
 async def test_deleting_asks_at_a_terminal(place: Place) -> None:
     (session,) = await create_sessions(place, "alpha")
     delete = ("sessions", "delete", "alpha")
-    steps = [("", "[y/N]"), ("n\r", 1), ("", "nothing was deleted"), (Start(delete), "[y/N]"), ("y\r", 0)]
+    steps = [("", "[y/N]"), ("n\r", 1), ("", "nothing was deleted"), (Start(delete), "[y/N]"), ("\x03", 130)]
+    steps += [(Start(delete), "[y/N]"), ("y\r", 0)]
     await play(place, Case("", [], steps, delete))
     assert (await place.quick("sessions", "show", session)).code == 2
 

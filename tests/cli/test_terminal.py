@@ -69,6 +69,33 @@ async def wait_for_two_requests(played: Played) -> None:
     await wait_until(lambda: [one.path for one in played.fake.seen].count(asks) == 2, "the model is asked again")
 
 
+UNKNOWN_SESSION = [
+    Case(
+        "a run creates the session that it does not find after a yes",
+        [Reply(text="Hello.")],
+        [("", "there is no session 'ada'; create it? [y/N]"), ("y\r", 0)],
+        ("run", "hi", "--session", "ada"),
+        shows=("Hello.",),
+        facts={SessionRenamed: 1, RunFinished: 1},
+    ),
+    Case(
+        "a run creates no session after any other answer and says how to create one",
+        [],
+        [("", "create it? [y/N]"), ("\r", 2)],
+        ("run", "hi", "--session", "ada"),
+        shows=("--name ada creates one of that name",),
+        facts={MessageReceived: 0},
+    ),
+    Case(
+        "Ctrl-C ends the question for a new session at once",
+        [],
+        [("", "create it? [y/N]"), ("\x03", 130)],
+        ("run", "hi", "--session", "ada"),
+        facts={MessageReceived: 0},
+    ),
+]
+
+
 QUESTIONS = [
     Case(
         "an approval shows everything and a yes lets the call run",
@@ -288,7 +315,7 @@ CHATS = [
 ]
 
 
-@pytest.mark.parametrize("case", [*QUESTIONS, *RUNS, *CHATS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*UNKNOWN_SESSION, *QUESTIONS, *RUNS, *CHATS], ids=lambda case: case.name)
 async def test_keys_lead_to_the_screen(place: Place, case: Case) -> None:
     await play(place, case)
 

@@ -313,6 +313,20 @@ def print_table(rows: list[list[str]], heads: list[str], styles: Mapping[str, st
         sys.stdout.write(f"{style_text(first, (styles or {}).get(first, ''), colour)}{space}{rest}\n")
 
 
+async def confirm(question: str) -> bool:
+    """Ask the person at the terminal. Only `y` and `yes` mean yes."""
+    sys.stderr.write(escape_controls(f"{question} [y/N] "))
+    sys.stderr.flush()
+    # Not in a thread: nothing could end its read, and the program would not end after Ctrl-C.
+    loop, has_line = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin, has_line.set)
+    try:
+        await has_line.wait()
+    finally:
+        loop.remove_reader(sys.stdin)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 @contextmanager
 def handle_signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Generator[None]:
     """Install signal handlers for the duration of the block. Signals that the process ignores stay ignored."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import difflib
 import shlex
 import sys
@@ -93,9 +92,7 @@ async def _find_or_create(log: Log, args: argparse.Namespace) -> SessionInfo | N
         if getattr(args, "objective", None) is None:
             raise
         if console.is_terminal(sys.stdin) and console.is_terminal(sys.stderr):
-            sys.stderr.write(console.escape_controls(f"there is no session {args.session!r}; create it? [y/N] "))
-            sys.stderr.flush()
-            if (await asyncio.to_thread(sys.stdin.readline)).strip().lower() in ("y", "yes"):
+            if await console.confirm(f"there is no session {args.session!r}; create it?"):
                 args.name = args.session
                 return None
         raise NotFound(f"{error}; --name {shlex.quote(args.session)} creates one of that name") from None

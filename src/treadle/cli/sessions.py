@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -243,11 +242,7 @@ async def _delete_session(args: argparse.Namespace, log: Log) -> int:
     if not args.yes:
         if not console.is_terminal(sys.stdin):
             raise BadInput("there is no terminal to ask on; --yes deletes without asking. Nothing was deleted")
-        sys.stderr.write(
-            console.escape_controls(f"delete {info.id[:12]} {info.name!r} with its {info.seq} facts? [y/N] ")
-        )
-        sys.stderr.flush()
-        if (await asyncio.to_thread(sys.stdin.readline)).strip().lower() not in ("y", "yes"):
+        if not await console.confirm(f"delete {info.id[:12]} {info.name!r} with its {info.seq} facts?"):
             console.print_note("nothing was deleted")
             return 1
     await log.delete(info.id)

@@ -116,7 +116,7 @@ class ReplyFormat(Protocol):
         return None
 
     def complete_run(self, ending: events.RunFinished | Reply, activity: Sequence[events.AnyFact]) -> Struct:
-        """The whole document for an agent's run, with what its tools did."""
+        """The whole document for an agent's run, with what its tools did. The events before its end were fed."""
         ...
 
 

@@ -160,7 +160,8 @@ class MessagesDialect(ReplyFormat):
 
     def complete_reply(self, reply: Reply) -> MessageDocument:
         self._finish_reply(reply)
-        if "".join(block.text for block in self._blocks if isinstance(block, TextBlock)) != reply.text:
+        shown = "".join(block.text for block in self._blocks if isinstance(block, TextBlock))
+        if shown != reply.text and not self.session_id:
             # Calls or reasoning were found in the text, which only the reply shows.
             self._blocks, self._calls = [], {}
             self._finish_reply(reply)
@@ -180,7 +181,7 @@ class MessagesDialect(ReplyFormat):
         if isinstance(ending, Reply):
             document, facts = self.complete_reply(ending), tuple(activity)
         else:
-            self._blocks = [TextBlock(ending.answer)] if ending.answer else []
+            self.feed(ending)
             document, facts = self._complete_run(ending), (*activity, ending)
         return msgspec.structs.replace(document, treadle=RunExtension(self.session_id, events=facts))
 

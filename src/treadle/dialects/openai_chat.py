@@ -163,7 +163,9 @@ class ChatChunkDialect(ReplyFormat):
         self._id, self._model, self._created, self._has_usage = completion_id, model, created, usage
         self._index, self._has_old_calls = index, old_calls
         self._has_begun = False
-        self._has_text = False
+        self.texts: list[str] = []
+        """The pieces of the text so far."""
+        self._reasoning: list[str] = []
         self._tracker = EventTracker()
 
     def begin(self) -> Sequence[ChatChunk]:
@@ -171,11 +173,12 @@ class ChatChunkDialect(ReplyFormat):
 
     def feed(self, event: events.Event | Reply) -> Sequence[ChatChunk | CompletionFailure]:
         if text := self._tracker.track(event):
-            self._has_text = True
+            self.texts.append(text)
             logprobs = event.logprobs if isinstance(event, events.TextDelta) else ()
             return (self._build_chunk(ChunkDelta(content=text), logprobs=logprobs),)
         match event:
             case events.ReasoningDelta():
+                self._reasoning.append(event.text)
                 return (self._build_chunk(ChunkDelta(reasoning_content=event.text)),)
             case Reply():
                 calls = _build_calls(reply=event, indexed=True)
@@ -187,12 +190,14 @@ class ChatChunkDialect(ReplyFormat):
                     self._build_chunk(ChunkDelta(), finish=self._map_finish(event)),
                     *self._build_usage_chunk(event.usage),
                 )
-            case events.TurnStarted() if self._has_text and event.turn > 1:  # separates the turns in the client's text
+            case events.TurnStarted() if self.texts and event.turn > 1:  # separates the turns in the client's text
+                self.texts.append("\n\n")
                 return (self._build_chunk(ChunkDelta(content="\n\n")),)
             case events.RunFinished() if failure := describe_failed_run(event):
                 return (self._build_chunk(ChunkDelta(), event=event), CompletionFailure(failure))
             case events.RunFinished():
-                answer = event.answer if not self._has_text else ""
+                answer = event.answer if not self.texts else ""
+                self.texts += [answer]
                 return (
                     *([self._build_chunk(ChunkDelta(content=answer))] if answer else ()),
                     self._build_chunk(ChunkDelta(), finish=map_finish_reason(event), event=event),
@@ -216,13 +221,21 @@ class ChatChunkDialect(ReplyFormat):
         return ChatCompletion(self._id, self._created, self._model, (choice,), usage)
 
     def complete_run(self, ending: events.RunFinished | Reply, activity: Sequence[events.AnyFact]) -> ChatCompletion:
+        self.feed(ending)
+        text, reasoning = "".join(self.texts), "".join(self._reasoning)
         if isinstance(ending, Reply):
             extension = RunExtension(self.session_id, events=tuple(activity))
-            return msgspec.structs.replace(self.complete_reply(ending), treadle=extension)
-        choice = MessageChoice(MessageOut(ending.answer), map_finish_reason(ending))
+            reply = msgspec.structs.replace(ending, text=text, reasoning=reasoning)
+            return msgspec.structs.replace(self.complete_reply(reply), treadle=extension)
+        message = MessageOut(text, reasoning_content=reasoning or UNSET)
         extension = RunExtension(self.session_id, events=(*activity, ending))
         return ChatCompletion(
-            self._id, self._created, self._model, (choice,), build_usage(ending.usage), treadle=extension
+            self._id,
+            self._created,
+            self._model,
+            (MessageChoice(message, map_finish_reason(ending)),),
+            build_usage(ending.usage),
+            treadle=extension,
         )
 
     def _map_finish(self, reply: Reply) -> str:
@@ -284,9 +297,11 @@ class TextChunkDialect(ReplyFormat):
         return msgspec.structs.replace(document, choices=(choice,))
 
     def complete_run(self, ending: events.RunFinished | Reply, activity: Sequence[events.AnyFact]) -> TextCompletion:
+        self.feed(ending)
+        text = "".join(self._chat.texts)
         if isinstance(ending, Reply):  # this format has no calls
-            return self.complete_reply(ending)
-        document = self._complete(ending.answer, map_finish_reason(ending), ending.usage)
+            return self.complete_reply(msgspec.structs.replace(ending, text=text))
+        document = self._complete(text, map_finish_reason(ending), ending.usage)
         return msgspec.structs.replace(document, treadle=RunExtension(self.session_id, events=(*activity, ending)))
 
     def _complete(self, text: str, finish: str, usage: Usage) -> TextCompletion:

@@ -79,6 +79,7 @@ class ResponsesDialect(ReplyFormat):
         self._output: list[OutputItem | None] = []
         self._reasoning: OpenItem | None = None
         self._message: OpenItem | None = None
+        self._activity: list[AnyFact] = []
         self._tracker = EventTracker()
 
     def begin(self) -> Sequence[ResponseEvent]:
@@ -93,6 +94,8 @@ class ResponsesDialect(ReplyFormat):
         return [*events, *(self._build_event(f"response.{kind}", response=self.response) for kind in kinds)]
 
     def feed(self, event: Event | Reply) -> Sequence[ResponseEvent]:
+        if isinstance(event, Activity | RunFinished):
+            self._activity.append(event)
         if text := self._tracker.track(event):
             return self._add_text(text)
         match event:
@@ -105,6 +108,7 @@ class ResponsesDialect(ReplyFormat):
             case ModelFailed():
                 return self._close_items("incomplete")
             case RunFinished():
+                self.ended_at = int(event.at)
                 return self._end_run(event)
             case _ if isinstance(event, Activity):
                 return (self._build_event("treadle.activity", treadle=RunExtension(self.session_id, event)),)
@@ -122,8 +126,13 @@ class ResponsesDialect(ReplyFormat):
 
     def complete_run(self, ending: RunFinished | Reply, activity: Sequence[AnyFact]) -> ResponseObject:
         self.feed(ending)
-        facts = (*activity, ending) if isinstance(ending, RunFinished) else tuple(activity)
-        return replace(self.response, treadle=RunExtension(self.session_id, events=facts))
+        return self.response
+
+    def show_progress(self) -> ResponseObject:
+        """The response as far as it is written: its finished items, and what an agent's tools did."""
+        output = tuple(item for item in self._output if item is not None)
+        extension = RunExtension(self.session_id, events=tuple(self._activity)) if self.session_id else UNSET
+        return replace(self.response, output=output, treadle=extension)
 
     def read_shown(self) -> tuple[str, str]:
         """The reasoning and the text of the current reply, as the events have shown them."""
@@ -160,9 +169,8 @@ class ResponsesDialect(ReplyFormat):
         return [*events, *self._close_items(), self._end(**ended)]
 
     def _end(self, **fields: Json) -> ResponseEvent:
-        output = tuple(item for item in self._output if item is not None)
         completed_at = self.ended_at if fields["status"] == "completed" else None
-        self.response = replace(self.response, output=output, completed_at=completed_at, **fields)
+        self.response = replace(self.show_progress(), completed_at=completed_at, **fields)
         status = self.response.status
         name = "failed" if status == "cancelled" else status  # there is no event for cancelled
         return self._build_event(f"response.{name}", response=self.response)

@@ -24,7 +24,7 @@ from treadle.dialects.openai_chat import describe_failed_run
 from treadle.dialects.request_content import AgentMessage, ReplyBody, build_agent_message
 from treadle.engine.state import State
 from treadle.errors import ModelError, NotFound
-from treadle.events import CLIENT_SANDBOX, AnyFact, Event, MessageReceived, SessionConfigured, validate_fact
+from treadle.events import CLIENT_SANDBOX, AnyFact, Delta, Event, MessageReceived, SessionConfigured, validate_fact
 from treadle.messages import NO_USAGE, Call, Reply, Sampling, SignedReasoning, TextPart, Usage
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import Model
@@ -91,7 +91,7 @@ async def answer_request(
     added |= report_ignored_tools(dialect.ignored_tools)
     write = ReplyWriter(dialect)
     if not body.stream:
-        completing = _complete_run(events, dialect) if dialect.session_id else _complete_reply(events, write)
+        completing = _complete_run(events, write) if dialect.session_id else _complete_reply(events, write)
         return send_json(await completing, added)
     return StreamedResponse(
         service.streams, write.relay(events), lambda error: write.encode_error(build_refusal(error)), added
@@ -284,15 +284,24 @@ def _build_client_reply(session: Session, state: State, text: str, usage: Usage)
     return Reply(text, calls=calls, finish="calls", usage=usage)
 
 
-async def _complete_run(events: AsyncGenerator[ReplyEvent], dialect: ReplyFormat) -> Struct:
-    """Wait for the end of a run. Returns the whole document, with what the run's tools did."""
+async def _complete_run(events: AsyncGenerator[ReplyEvent], write: ReplyWriter) -> Struct:
+    """Wait for the end of a run. Returns what its stream adds up to, without the text of failed attempts."""
     activity: list[AnyFact] = []
+    deltas: list[Event] = []
     ending: RunFinished | Reply | None = None
+    dialect = write.dialect
     async for event in events:
         if isinstance(event, Activity):
             activity.append(event)
+        if isinstance(event, Delta):
+            deltas.append(event)
         elif isinstance(event, RunFinished | Reply):
             ending = event
+        else:
+            for delta in deltas if isinstance(event, ModelReplied) else ():
+                write.feed(delta)
+            deltas.clear()
+            write.feed(event)
     assert ending is not None
     failure = describe_failed_run(ending) if isinstance(ending, RunFinished) else None
     if failure is not None and not dialect.can_report_failure:

@@ -13,6 +13,7 @@ from tests.kit.server import Client, create_token, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE
 from tests.server.worker import fake_model, start_forker
 from treadle import Agent, Grant
+from treadle.errors import ModelError
 from treadle.messages import Call, ModelMessage, ResultMessage, Sampling, TextPart, UserMessage
 from treadle.testing import ScriptedModel, call
 
@@ -221,6 +222,33 @@ async def test_options_of_a_request_count_for_the_agents_run() -> None:
         await client.chat.completions.create(model="agent:agent", messages=say("and now?"), extra_body=body)
         request = plain.model.requests[1]
         assert request.output_schema is None and "locate" not in {tool.name for tool in request.tools}
+
+
+@pytest.mark.parametrize("ending", [[call("locate", id="c1", place="x")], "It is here."])
+async def test_the_whole_reply_of_an_agent_is_what_its_stream_adds_up_to(ending: Any) -> None:
+    lost = ModelError("gone", kind="network", retryable=True)
+    script = [TRIP[0], lost, ["And then.", call("note", id="n2", text="b")], ending]
+    chat: Any = {"model": "agent:agent", "messages": say("go"), "tools": LOCATE}
+    tools: Any = [{"name": "locate", "input_schema": PARAMETERS}]
+    anthropic_chat: Any = {"model": "agent:agent", "messages": say("go"), "tools": tools, "max_tokens": 1000}
+    async with serve_script(*script * 6) as plain, connect_openai(plain) as client:
+        whole: Any = await client.chat.completions.create(**chat)
+        message = whole.choices[0].message
+        async with client.chat.completions.stream(**chat) as stream:
+            streamed = (await stream.get_final_completion()).choices[0].message
+        assert (message.content or "") == (streamed.content or "") and "And then." in (message.content or "")
+        assert len(message.tool_calls or ()) == len(streamed.tool_calls or ())
+        if isinstance(ending, str):  # the old format has no calls
+            asked: Any = {"model": "agent:agent", "prompt": "go"}
+            text = (await client.completions.create(**asked)).choices[0].text
+            chunks = [chunk async for chunk in await client.completions.create(**asked, stream=True)]
+            assert text == "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) and "And then." in text
+        other = anthropic.AsyncAnthropic(base_url=plain.base, api_key=plain.token, max_retries=0, timeout=PATIENCE)
+        async with other, other.messages.stream(**anthropic_chat) as pieces:
+            added = await pieces.get_final_message()
+            document = await other.messages.create(**anthropic_chat)
+        blocks = [[(block.type, getattr(block, "text", "")) for block in one.content] for one in (added, document)]
+        assert blocks[0] == blocks[1] and ("text", "And then.") in blocks[0]
 
 
 async def test_the_openai_client_continues_an_agents_calls_over_responses() -> None:

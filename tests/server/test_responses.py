@@ -354,16 +354,6 @@ async def test_a_failure_is_an_error_and_a_failed_response() -> None:
         assert ended.status == "failed" and ended.error.code == "rate_limit_exceeded"
 
 
-async def test_an_agents_response_says_that_it_is_kept_in_its_session_only() -> None:
-    async with open_sdk("hello") as (client, plain):
-        made = await ask(client, model="agent:agent")
-        assert made.output_text == "hello" and made.store is False
-        problem = await plain.problem(
-            "POST", "/v1/responses", {"model": "agent:agent", "input": "hi", "background": True}
-        )
-        assert problem["param"] == "background"
-
-
 async def test_a_background_response_survives_a_kill_and_ends_once_after_the_restart(tmp_path: Path) -> None:
     spec = {"model": "steps-0-tok-40-delay-25ms", "side": str(tmp_path / "side"), "store": str(tmp_path / "log.db")}
     with fake_model() as port, start_forker() as forker:

@@ -21,7 +21,7 @@ from treadle.dialects.responses_objects import (
 )
 from treadle.dialects.responses_requests import encode_state
 from treadle.dialects.responses_tools import ToolTable, read_custom_input
-from treadle.events import LIMIT_REASONS, AnyFact, Event, ModelFailed, ReasoningDelta, RunFinished, TurnStarted
+from treadle.events import LIMIT_REASONS, AnyFact, Event, Fact, ModelFailed, ReasoningDelta, RunFinished, TurnStarted
 from treadle.messages import Call, Json, Reply
 
 _CUT_REASONS = {"length": "max_output_tokens", "filter": "content_filter"}
@@ -74,6 +74,7 @@ class ResponsesDialect(ReplyFormat):
         self.response = response
         self.ended_at: int | None = None
         self.tools, self._wants_state = tools or ToolTable(), wants_state
+        self.ignored_tools = self.tools.ignored
         self._suffix = response.id.partition("_")[2]
         self._number = 0
         self._output: list[OutputItem | None] = []
@@ -94,6 +95,8 @@ class ResponsesDialect(ReplyFormat):
         return [*events, *(self._build_event(f"response.{kind}", response=self.response) for kind in kinds)]
 
     def feed(self, event: Event | Reply) -> Sequence[ResponseEvent]:
+        if isinstance(event, Fact):
+            self.ended_at = int(event.at)
         if isinstance(event, Activity | RunFinished):
             self._activity.append(event)
         if text := self._tracker.track(event):
@@ -108,7 +111,6 @@ class ResponsesDialect(ReplyFormat):
             case ModelFailed():
                 return self._close_items("incomplete")
             case RunFinished():
-                self.ended_at = int(event.at)
                 return self._end_run(event)
             case _ if isinstance(event, Activity):
                 return (self._build_event("treadle.activity", treadle=RunExtension(self.session_id, event)),)
@@ -133,6 +135,10 @@ class ResponsesDialect(ReplyFormat):
         output = tuple(item for item in self._output if item is not None)
         extension = RunExtension(self.session_id, events=tuple(self._activity)) if self.session_id else UNSET
         return replace(self.response, output=output, treadle=extension)
+
+    def skip_numbers(self, count: int) -> None:
+        """Leave out some sequence numbers."""
+        self._number += count
 
     def read_shown(self) -> tuple[str, str]:
         """The reasoning and the text of the current reply, as the events have shown them."""

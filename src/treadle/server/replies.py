@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from fastapi import Response
@@ -19,21 +19,20 @@ from msgspec import Struct
 
 from treadle import Agent, CallFinished, CallStarted, ModelReplied, RunFinished, Session
 from treadle.dialects.base import Activity, ReplyFormat, build_client_call_id, encode_frame, parse_client_call_id
-from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.openai_chat import describe_failed_run
 from treadle.dialects.request_content import AgentMessage, ReplyBody, build_agent_message
 from treadle.engine.state import State
 from treadle.errors import ModelError, NotFound
-from treadle.events import CLIENT_SANDBOX, AnyFact, Delta, Event, MessageReceived, SessionConfigured, validate_fact
-from treadle.messages import NO_USAGE, Call, Reply, Sampling, SignedReasoning, TextPart, Usage
+from treadle.events import AnyFact, Delta, Event, SessionConfigured, validate_fact
+from treadle.messages import Reply, Sampling, SignedReasoning, TextPart
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import Model
+from treadle.server.agent_runs import PostedFact, ReplyEvent, follow_run
 from treadle.server.guard import Refusal, build_error_body
 from treadle.server.problems import build_field_error, build_refusal
 from treadle.server.service import AGENT_PREFIX, Service, Token
 from treadle.server.streams import StreamedResponse, describe_content, encode_frames
 
-ReplyEvent: TypeAlias = Event | SignedReasoning | Reply
 _logger = logging.getLogger("treadle.server")
 MOST_NAMED_TOOLS = 40
 """How many ignored tools a header names. Clients refuse headers that are too long."""
@@ -81,16 +80,29 @@ async def answer_request(
     """Have a model or an agent answer, and send the reply streamed or whole. `headers` are those of the request."""
     model = service.resolve_alias(body.model)
     if model.startswith(AGENT_PREFIX):
-        session_id = body.session_id or (body.treadle and body.treadle.session_id) or headers.get(SESSION_HEADER, "")
-        wanted = AgentRequest(model.removeprefix(AGENT_PREFIX), asked, session_id)
-        session, posted = await _ask_agent(service, token, wanted)
-        dialect.session_id = session.id
-        events, added = _follow_run(service, session, posted), {SESSION_HEADER: session.id}
-    else:
-        events, added = _ask_again_if_refused(service.get_model(model), asked, dialect), {}
+        wanted = AgentRequest(model.removeprefix(AGENT_PREFIX), asked, read_session_id(body, headers))
+        session, posted = await ask_agent(service, token, wanted)
+        return await send_run(service, session, posted, dialect, is_streamed=bool(body.stream))
+    events = _ask_again_if_refused(service.get_model(model), asked, dialect)
+    return await _send_reply(service, events, dialect, is_streamed=bool(body.stream))
+
+
+async def send_run(
+    service: Service, session: Session, posted: PostedFact, dialect: ReplyFormat, *, is_streamed: bool
+) -> Response:
+    """Send what an agent says to a message or a result, streamed or whole."""
+    dialect.session_id = session.id
+    events = follow_run(session, session.follow(posted), posted, service.detach_at_shutdown)
+    return await _send_reply(service, events, dialect, is_streamed=is_streamed)
+
+
+async def _send_reply(
+    service: Service, events: AsyncGenerator[ReplyEvent], dialect: ReplyFormat, *, is_streamed: bool
+) -> Response:
+    added = {SESSION_HEADER: dialect.session_id} if dialect.session_id else {}
     added |= report_ignored_tools(dialect.ignored_tools)
     write = ReplyWriter(dialect)
-    if not body.stream:
+    if not is_streamed:
         completing = _complete_run(events, write) if dialect.session_id else _complete_reply(events, write)
         return send_json(await completing, added)
     return StreamedResponse(
@@ -106,6 +118,11 @@ def report_ignored_tools(names: Sequence[str]) -> dict[str, str]:
     listed = ", ".join([*cleaned][:MOST_NAMED_TOOLS])
     _logger.info("a request offers tools that cannot be served: %s", listed)
     return {"x-treadle-ignored-tools": listed}
+
+
+def read_session_id(body: ReplyBody, headers: Mapping[str, str]) -> str:
+    """The session that a request to an agent names, in its body or its headers."""
+    return body.session_id or (body.treadle and body.treadle.session_id) or headers.get(SESSION_HEADER, "")
 
 
 # ── a model ──────────────────────────────────────────────────────────────────────────────────────────
@@ -153,10 +170,6 @@ async def _complete_reply(events: AsyncGenerator[ReplyEvent], write: ReplyWriter
 # ── an agent ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-PostedFact: TypeAlias = MessageReceived | CallFinished
-"""What a request adds to a session: a message, or the result of a call."""
-
-
 class AgentRequest(Struct, frozen=True):
     """A request to an agent, and the session that it names."""
 
@@ -165,7 +178,7 @@ class AgentRequest(Struct, frozen=True):
     session_id: str
 
 
-async def _ask_agent(service: Service, token: Token, asked: AgentRequest) -> tuple[Session, PostedFact]:
+async def ask_agent(service: Service, token: Token, asked: AgentRequest) -> tuple[Session, PostedFact]:
     """Give an agent the new message or the results of its calls. Returns its session and what was stored last."""
     agent = service.runtime.agents.get(asked.agent)
     if agent is None:
@@ -244,44 +257,6 @@ def build_configuration(agent: Agent, request: ModelRequest, state: State | None
         by=by,
     )
     return configured if configured != SessionConfigured(by=by) else None
-
-
-async def _follow_run(
-    service: Service, session: Session, posted: MessageReceived | CallFinished
-) -> AsyncGenerator[ReplyEvent]:
-    """The events of a run up to its end, or up to a `Reply` with the calls that the client must run.
-
-    Raises when the run cannot be followed that far here.
-    """
-    run, replied = session.follow(posted), ModelReplied()
-    usage = NO_USAGE
-    state = await session.state()
-    if state.client_calls and all(call.seq <= posted.seq for call in state.client_calls):
-        yield _build_client_reply(session, state, replied.text, usage)  # the client did not send all results
-        return
-    with service.detach_at_shutdown(run):
-        async for event in run:
-            yield event
-            if isinstance(event, ModelReplied):
-                replied, usage = event, usage + event.usage
-            elif isinstance(event, CallStarted) and event.sandbox == CLIENT_SANDBOX:
-                state = await session.state()  # has all calls that started with this one
-                if state.client_calls and event.call_id == state.client_calls[-1].call_id:
-                    yield _build_client_reply(session, state, replied.text, usage)
-                    return
-    if run.outcome is None and not run.is_held:
-        raise Refusal(503, "shutting_down", f"session {session.id}: {RUN_CONTINUES_LATER}", retry_after=2)
-    if run.outcome is None:
-        raise Refusal(409, "cancelled", "the run was cancelled before it answered")
-
-
-def _build_client_reply(session: Session, state: State, text: str, usage: Usage) -> Reply:
-    """Build the reply of an agent that waits for the client's tools."""
-    calls = tuple(
-        Call(build_client_call_id(session.id, started), started.tool, state.calls[started.call_id].call.arguments)
-        for started in state.client_calls
-    )
-    return Reply(text, calls=calls, finish="calls", usage=usage)
 
 
 async def _complete_run(events: AsyncGenerator[ReplyEvent], write: ReplyWriter) -> Struct:

@@ -9,18 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle import Runtime
 from treadle.dialects.responses_events import ResponseEvent, ResponsesDialect
-from treadle.dialects.responses_requests import ConversationReader, build_responses_request, read_tool_table
+from treadle.dialects.responses_objects import ResponseObject
+from treadle.dialects.responses_requests import (
+    ENCRYPTED_REASONING,
+    ConversationReader,
+    Item,
+    build_responses_request,
+    read_tool_table,
+)
 from treadle.errors import ClaimLost, ModelError, NotFound, StoreError, TreadleError
 from treadle.events import Custom, ReasoningDelta, TextDelta
 from treadle.messages import Reply, Request
 from treadle.models.base import Model
+from treadle.server.agent_responses import AgentResponse, AgentResponses
+from treadle.server.event_feed import EventFeed
 from treadle.server.stored_responses import (
     LEASE_SECONDS,
     OUTPUT,
@@ -35,6 +45,7 @@ from treadle.server.stored_responses import (
     format_id,
     replay_output,
 )
+from treadle.server.tokens import Token
 
 _logger = logging.getLogger("treadle.server")
 _ERROR_CODES = {
@@ -46,28 +57,23 @@ _ERROR_CODES = {
 }
 
 
-class LiveResponse:
-    """A response that is being written, with all its events so far."""
+class LiveResponse(EventFeed):
+    """A bare model's response that is being written, with all its events so far."""
 
     def __init__(self, dialect: ResponsesDialect) -> None:
-        self.dialect = dialect
-        self.events: list[ResponseEvent] = list(dialect.begin())
+        super().__init__(dialect)
         self.opening = len(self.events)
         """How many events come before the model says anything."""
         self.pieces: list[Piece] = []
-        self.is_over = self.is_frozen = False
-        self.failure: TreadleError | None = None
-        """Why there is no reply, with the status that a request which waits for it gets."""
+        self.is_frozen = False
         self.task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
 
     def add_delta(self, event: ReasoningDelta | TextDelta) -> None:
         """Show a piece of the reply, unless its end is being stored."""
         if self.is_frozen:
             return
         self.pieces.append(("text" if isinstance(event, TextDelta) else "reasoning", len(event.text)))
-        self.events += self.dialect.feed(event)
-        self._notify()
+        self.add(self.dialect.feed(event))
 
     def build_partial(self) -> Reply:
         """What was shown of the reply so far."""
@@ -77,45 +83,69 @@ class LiveResponse:
     def end(self, output: OutputRecord | None) -> None:
         """Show the end. Without an output the response goes on elsewhere, and only this stream ends."""
         if not self.is_over:
-            self.events += end_output(self.dialect, output) if output is not None else ()
             self.is_over = True
-            self._notify()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def wait(self) -> None:
-        """Wait for the end."""
-        while not self.is_over:
-            await self._changed.wait()
+            self.add(end_output(self.dialect, output) if output is not None else ())
 
     async def wait_for_reply(self) -> None:
         """Wait until the model says something, or until the end."""
         while not self.is_over and len(self.events) == self.opening:
-            await self._changed.wait()
+            await self.wait_for_change()
 
-    async def follow(self, after: int = -1) -> AsyncGenerator[list[ResponseEvent]]:
-        """Yield the events with a higher number than `after`, up to the end."""
-        place = after + 1
-        while True:
-            if fresh := self.events[place:]:
-                place += len(fresh)
-                yield fresh
-            elif self.is_over:
-                return
-            else:
-                await self._changed.wait()
+
+class BareResponse(Struct):
+    """A stored response of a bare model."""
+
+    runs: ResponseRuns
+    stored: ResponseSession
+    turn: StoredTurn
+
+    @property
+    def items(self) -> list[Item]:
+        return self.turn.items
+
+    @property
+    def is_background(self) -> bool:
+        return self.turn.record is not None and bool(self.turn.record.body.background)
+
+    async def read(self, include: Sequence[str] = ()) -> ResponseObject:
+        live = await self.runs.find_live(self.stored, self.turn)
+        if live is not None:
+            return live.response
+        dialect = self.stored.open_dialect(self.turn, wants_state=ENCRYPTED_REASONING in include)
+        if self.turn.output is not None:
+            replay_output(dialect, self.turn.output)
+        return dialect.response
+
+    def follow(self, after: int) -> AsyncGenerator[list[ResponseEvent]]:
+        return self.runs.follow(self.stored, self.turn, after)
+
+    async def cancel(self, by: str) -> None:
+        if self.turn.output is None:
+            await self.runs.cancel(self.stored, self.turn)
+
+    async def delete(self, by: str) -> None:
+        await self.cancel(by)
+        await self.runs.store.delete_response(self.stored, self.turn)
 
 
 class ResponseRuns:
     """The responses that this process writes."""
 
-    def __init__(self, runtime: Runtime, find_model: Callable[[str], Model]) -> None:
-        self.store = ResponseStore(runtime)
+    def __init__(self, runtime: Runtime, find_model: Callable[[str], Model], agents: AgentResponses) -> None:
+        self.store, self.agents = ResponseStore(runtime), agents
         self._runtime, self._find_model = runtime, find_model
         self._live: dict[str, LiveResponse] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def find(self, response_id: str, token: Token) -> BareResponse | AgentResponse:
+        """Find a stored response by its id. Raises `NotFound`."""
+        try:
+            return BareResponse(self, *await self.store.find_turn(response_id, token))
+        except NotFound:
+            found = await self.agents.find(response_id, token) if response_id.startswith("resp_") else None
+            if found is None:
+                raise
+            return found
 
     def start(self, live: LiveResponse, model: Model, request: Request, claimed: ClaimedTurn | None) -> None:
         """Ask a model for a response. With a claim, its end is stored before anyone sees it."""
@@ -214,6 +244,7 @@ class ResponseRuns:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.agents.close()
 
     # ── writing one response ─────────────────────────────────────────────────────────────────────────
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,16 +12,37 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from treadle.dialects.base import encode_frame
-from treadle.dialects.responses_events import ResponseEvent
-from treadle.dialects.responses_objects import ResponseObject
-from treadle.dialects.responses_requests import ENCRYPTED_REASONING, Item, ResponsesBody, check_body, list_items
+from treadle.dialects.request_content import build_agent_message
+from treadle.dialects.responses_events import ResponseEvent, ResponsesDialect
+from treadle.dialects.responses_objects import ResponseObject, build_response
+from treadle.dialects.responses_requests import (
+    ConversationReader,
+    Item,
+    ResponsesBody,
+    build_responses_request,
+    check_body,
+    list_items,
+    read_tool_table,
+)
 from treadle.errors import BadInput, NotFound
 from treadle.messages import Json
+from treadle.messages import Request as ModelRequest
+from treadle.server.agent_responses import AgentResponse
 from treadle.server.guard import Refusal
-from treadle.server.replies import answer_request, describe_route, encode_error, report_ignored_tools
+from treadle.server.replies import (
+    SESSION_HEADER,
+    AgentRequest,
+    ask_agent,
+    describe_route,
+    encode_error,
+    make_id,
+    read_session_id,
+    report_ignored_tools,
+    send_run,
+)
 from treadle.server.response_runs import LiveResponse, build_request
 from treadle.server.service import AGENT_PREFIX, CurrentService, Sender, Service, Token, Viewer
-from treadle.server.stored_responses import InputRecord, ResponseSession, StoredTurn, draft_session, replay_output
+from treadle.server.stored_responses import InputRecord, ResponseSession, StoredTurn, draft_session
 from treadle.server.streams import StreamedResponse, describe_content, encode_frames
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -66,14 +87,10 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
     """
     data = await request.body()
     body, given = msgspec.json.decode(data, type=ResponsesBody), msgspec.json.decode(data)
-    prepared = await _prepare(service, token, body, given)
+    check_body(body)
     if service.resolve_alias(body.model).startswith(AGENT_PREFIX):
-        if body.background:
-            message = "background: an agent's run goes on without its client anyway; follow its session"
-            raise BadInput(message, param="background")
-        asked, prepared.record.given["store"] = build_request(prepared.draft, prepared.turn), False
-        dialect = prepared.draft.open_dialect(prepared.turn)
-        return await answer_request(service, token, body, asked, dialect, request.headers)
+        return await _ask_agent(service, token, body, given, read_session_id(body, request.headers))
+    prepared = await _prepare(service, token, body, given)
     asked, model = build_request(prepared.draft, prepared.turn), service.get_model(body.model)
     service.check_open()
     claimed = None
@@ -82,7 +99,7 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
         prepared.draft.id, prepared.turn.seq = claimed.claim.session_id, claimed.seq
     live = LiveResponse(prepared.draft.open_dialect(prepared.turn))
     service.responses.start(live, model, asked, claimed)
-    headers = report_ignored_tools(live.dialect.tools.ignored)
+    headers = report_ignored_tools(live.dialect.ignored_tools)
     if body.stream:
         pieces = _send_live(live, waits=not body.background, is_stored=body.is_stored)
 
@@ -94,22 +111,93 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
         await live.wait()
         if live.failure is not None:
             raise live.failure
-        if live.dialect.response.status == "in_progress":
-            raise Refusal(
-                503, "shutting_down", "the server is shutting down; the response goes on later", retry_after=2
-            )
-        return _send_response(live.dialect.response, headers)
+        return _send_ended(live.response, headers)
     first = live.events[0].response
     assert isinstance(first, ResponseObject)
     return _send_response(first, headers)
 
 
+async def _ask_agent(
+    service: Service, token: Token, body: ResponsesBody, given: dict[str, Json], session_id: str
+) -> Response:
+    """Have an agent answer. Its session keeps what it says, and the response if that is stored."""
+    if body.conversation_id:
+        message = "conversation: an agent keeps its conversation in its session; use previous_response_id"
+        raise BadInput(message, param="conversation")
+    agents = service.responses.agents
+    async with agents.continuing if body.previous_response_id else nullcontext():
+        asked, record = await _prepare_for_agent(service, token, body, given, session_id)
+        session, posted = await ask_agent(service, token, asked)
+        if not body.is_stored:
+            response = build_response(make_id("resp_"), record.created_at, body, record.given)
+            dialect = ResponsesDialect(response, read_tool_table(body, record.items))
+            return await send_run(service, session, posted, dialect, is_streamed=bool(body.stream))
+        run = session.follow(posted)  # before anything is said
+        found = await agents.begin(session, posted, run, record)
+    dialect = found.open_dialect()
+    headers = {SESSION_HEADER: session.id, **report_ignored_tools(dialect.ignored_tools)}
+    if body.stream:
+        return StreamedResponse(service.streams, _send_events(found.follow(-1)), headers=headers)
+    if not body.background:
+        return _send_ended(await found.wait(), headers)
+    first = dialect.begin()[0].response
+    assert isinstance(first, ResponseObject)
+    return _send_response(first, headers)
+
+
+async def _prepare_for_agent(
+    service: Service, token: Token, body: ResponsesBody, given: dict[str, Json], session_id: str
+) -> tuple[AgentRequest, InputRecord]:
+    """Find the session that a request continues, or a copy of it if it went on since. Read what the agent gets."""
+    agent = service.resolve_alias(body.model).removeprefix(AGENT_PREFIX)
+    previous = None
+    if body.previous_response_id:
+        previous = await service.responses.find(body.previous_response_id, token)
+    if not isinstance(previous, AgentResponse):
+        prepared = await _prepare(service, token, body, given)
+        return AgentRequest(agent, build_request(prepared.draft, prepared.turn), session_id), prepared.record
+    own = (await previous.session.state()).agent
+    if own != agent:
+        raise BadInput(f"model: the agent {own!r} wrote that response; ask agent:{own}", param="model")
+    if session_id not in ("", previous.session.id):
+        message = f"session_id: that response belongs to session {previous.session.id}; leave this out"
+        raise BadInput(message, param="session_id")
+    record = _build_record(given, await _read_input(service, token, body, {}))
+    written = await previous.list_output()
+    went_on, target = await previous.find_next_fact(), previous.session.id
+    request = _read_new_items(body, written, record.items)
+    has_results = bool(build_agent_message(request.messages).results)
+    if went_on is not None and not (has_results and previous.was_continued_with(record.items)):
+        service.check_open()
+        target = (await previous.session.fork(went_on.seq - 1)).id
+        moved = [
+            {**item, "call_id": str(item["call_id"]).replace(previous.session.id, target)}
+            if "call_id" in item
+            else item
+            for item in (*written, *record.items)
+        ]
+        request = _read_new_items(body, moved[: len(written)], moved[len(written) :])
+    return AgentRequest(agent, request, target), record
+
+
+def _read_new_items(body: ResponsesBody, written: Sequence[Item], items: Sequence[Item]) -> ModelRequest:
+    """What an agent gets after a response of its own: the new items, which may answer calls of that response."""
+    tools = read_tool_table(body, items)
+    conversation = ConversationReader(tools)
+    conversation.add_items([item for item in written if "call_id" in item])
+    conversation.add_items(items)
+    return build_responses_request(body, conversation, tools)
+
+
 async def _prepare(service: Service, token: Token, body: ResponsesBody, given: dict[str, Json]) -> Prepared:
     """Find what a request continues and the items that it refers to."""
-    check_body(body)
     store, stored, after = service.responses.store, None, 0
     if body.previous_response_id:
-        stored, turn = await store.find_turn(body.previous_response_id, token)
+        found = await service.responses.find(body.previous_response_id, token)
+        if isinstance(found, AgentResponse):
+            message = "previous_response_id: an agent wrote that response; ask the same agent"
+            raise BadInput(message, param="previous_response_id")
+        stored, turn = found.stored, found.turn
         after = turn.seq
         if turn.output is None or turn.output.status:
             status = "is in progress" if turn.output is None else f"has {turn.output.status}"
@@ -119,20 +207,30 @@ async def _prepare(service: Service, token: Token, body: ResponsesBody, given: d
         stored = await store.find_conversation(body.conversation_id, token)
         after = stored.head
     known = {str(item.get("id")): item for item in stored.list_items(after)} if stored is not None else {}
-    items: list[Item] = []
+    record = _build_record(given, await _read_input(service, token, body, known))
+    draft, turn = draft_session(stored, after, record)
+    return Prepared(body, record, stored, after, draft, turn)
+
+
+async def _read_input(service: Service, token: Token, body: ResponsesBody, known: dict[str, Item]) -> list[Item]:
+    """The input items, with stored items in place of references to them."""
+    responses, items = service.responses, list[Item]()
     for item in list_items(body.input):
         if item.get("type") == "item_reference" or item.keys() == {"id"}:
             item_id = str(item.get("id"))
-            found = known.get(item_id) or await store.find_item(item_id, token)
+            found = known.get(item_id) or await responses.store.find_item(item_id, token)
+            found = found or await responses.agents.find_item(item_id, token)
             if found is None:
                 raise NotFound(f"input: there is no stored item {item_id[:100]!r}; send the item itself")
             items.append(found)
         else:
             items.append(item)
+    return items
+
+
+def _build_record(given: dict[str, Json], items: list[Item]) -> InputRecord:
     fields = {name: value for name, value in given.items() if name in ResponsesBody.__struct_fields__}
-    record = InputRecord(int(time.time()), {**fields, "input": None}, items)
-    draft, turn = draft_session(stored, after, record)
-    return Prepared(body, record, stored, after, draft, turn)
+    return InputRecord(int(time.time()), {**fields, "input": None}, items)
 
 
 async def _send_live(live: LiveResponse, *, waits: bool, is_stored: bool) -> AsyncGenerator[bytes]:
@@ -157,6 +255,20 @@ def _send_response(response: ResponseObject, headers: dict[str, str] | None = No
     return Response(encode_frame(response), media_type="application/json", headers=headers)
 
 
+def _send_ended(response: ResponseObject, headers: dict[str, str]) -> Response:
+    if response.status == "in_progress":
+        message = "the server is shutting down; the response goes on later"
+        raise Refusal(503, "shutting_down", message, retry_after=2)
+    return _send_response(response, headers)
+
+
+async def _send_events(following: AsyncGenerator[list[ResponseEvent]]) -> AsyncGenerator[bytes]:
+    yield b""  # sends the head, however late the first event comes
+    async with aclosing(following) as events:
+        async for fresh in events:
+            yield _encode_events(fresh)
+
+
 @router.get("/responses/{response_id}", response_class=Response, responses=_RESPONSE)
 async def get_response(
     service: CurrentService,
@@ -167,40 +279,16 @@ async def get_response(
     include: Included = None,
 ) -> Response:
     """Show a stored response. With `stream` its events follow, from after number `starting_after` on."""
-    stored, turn = await service.responses.store.find_turn(response_id, token)
+    found = await service.responses.find(response_id, token)
     if stream:
-        following = service.responses.follow(stored, turn, starting_after)
-
-        async def send() -> AsyncGenerator[bytes]:
-            yield b""  # sends the head, however late the first event comes
-            async with aclosing(following) as events:
-                async for fresh in events:
-                    yield _encode_events(fresh)
-
-        return StreamedResponse(service.streams, send())
-    return _send_response(await _read_response(service, stored, turn, include or ()))
-
-
-async def _read_response(
-    service: Service, stored: ResponseSession, turn: StoredTurn, include: Sequence[str] = ()
-) -> ResponseObject:
-    live = await service.responses.find_live(stored, turn)
-    if live is not None:
-        return live.dialect.response
-    dialect = stored.open_dialect(turn, wants_state=ENCRYPTED_REASONING in include)
-    if turn.output is not None:
-        replay_output(dialect, turn.output)
-    return dialect.response
+        return StreamedResponse(service.streams, _send_events(found.follow(starting_after)))
+    return _send_response(await found.read(include or ()))
 
 
 @router.delete("/responses/{response_id}")
 async def delete_response(service: CurrentService, token: Sender, response_id: str) -> DeletedView:
-    """Delete a stored response. One that is in progress is cancelled first."""
-    store = service.responses.store
-    stored, turn = await store.find_turn(response_id, token)
-    if turn.output is None:
-        await service.responses.cancel(stored, turn)
-    await store.delete_response(stored, turn)
+    """Delete a stored response. One that is in progress is cancelled first. The session of an agent stays."""
+    await (await service.responses.find(response_id, token)).delete(token.name)
     return DeletedView(id=response_id, object="response.deleted")
 
 
@@ -214,8 +302,7 @@ async def list_input_items(
     after: str = "",
 ) -> ItemList:
     """List the items that a response was asked with."""
-    _, turn = await service.responses.store.find_turn(response_id, token)
-    return build_page(turn.items, order, limit, after)
+    return build_page((await service.responses.find(response_id, token)).items, order, limit, after)
 
 
 def build_page(items: Sequence[Item], order: Order, limit: int, after: str) -> ItemList:
@@ -234,11 +321,8 @@ def build_page(items: Sequence[Item], order: Order, limit: int, after: str) -> I
 @router.post("/responses/{response_id}/cancel", response_class=Response, responses=_DOCUMENT)
 async def cancel_response(service: CurrentService, token: Sender, response_id: str) -> Response:
     """Stop a response that runs in the background. One that has ended stays as it is."""
-    stored, turn = await service.responses.store.find_turn(response_id, token)
-    assert turn.record is not None
-    if not turn.record.body.background:
+    found = await service.responses.find(response_id, token)
+    if not found.is_background:
         raise BadInput("only a response with background: true can be cancelled", param="response_id")
-    if turn.output is None:
-        await service.responses.cancel(stored, turn)
-        stored, turn = await service.responses.store.find_turn(response_id, token)
-    return _send_response(await _read_response(service, stored, turn))
+    await found.cancel(token.name)
+    return _send_response(await (await service.responses.find(response_id, token)).read())

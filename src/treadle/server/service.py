@@ -24,6 +24,7 @@ from treadle.events import MessageReceived, SessionConfigured, SessionCreated
 from treadle.log.base import RESPONSES_AGENT, SessionInfo, SessionQuery
 from treadle.messages import Part
 from treadle.models.base import Model
+from treadle.server.agent_responses import AgentResponses
 from treadle.server.config import ServerConfig
 from treadle.server.guard import Refusal, Tokens
 from treadle.server.model_loader import ModelLoader
@@ -103,7 +104,8 @@ class Service:
         self.observer = LogObserver()
         self.streams = OpenStreams(config.keep_alive)
         self.registry = Registry()
-        self.responses = ResponseRuns(runtime, self.get_model)
+        agents = AgentResponses(runtime, self.open_for_use, self.detach_at_shutdown)
+        self.responses = ResponseRuns(runtime, self.get_model, agents)
         self.counting = asyncio.Semaphore(COUNTS_AT_ONCE)
         self.is_draining = False
         self.loader = ModelLoader(runtime, config.model_roots)

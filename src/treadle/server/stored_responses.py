@@ -59,11 +59,15 @@ class Position(NamedTuple):
 
 
 class InputRecord(Struct, frozen=True, omit_defaults=True):
-    """A request, stored before the model is asked: its fields as they were sent, and its input items."""
+    """A request, stored before its response is shown: its fields as they were sent, and its input items.
+
+    `seq` is the position of the message or the result that an agent got.
+    """
 
     created_at: int
     given: dict[str, Json]
     items: list[Item]
+    seq: int = 0
 
     @property
     def body(self) -> ResponsesBody:

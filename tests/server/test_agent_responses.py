@@ -231,6 +231,20 @@ async def test_a_background_response_is_cancelled_with_its_run() -> None:
         assert (await ask(client, previous_response_id=made.id)).output_text == "more"
 
 
+async def test_a_server_that_stops_says_so_and_the_response_goes_on_at_the_next_start() -> None:
+    model, log = PiecesModel(Reply("a long answer")), InMemoryLog()
+    model.go = asyncio.Semaphore(1)
+    async with serve_model(model, store=log) as (plain, _):
+        async with plain.stream("/v1/responses", {"model": AGENT, "input": "hi", "stream": True}) as events:
+            seen = await read_until(events, type="response.output_text.delta")
+            plain.app.state.service.drain()
+            last = [event.data async for event in events if event.data is not None][-1]
+        assert last["error"]["type"] == "shutting_down"
+    async with serve_model(PiecesModel(Reply("another answer")), store=log) as (plain, client):
+        ended = await wait_for_status(client, seen[0]["response"]["id"])
+        assert ended.status == "completed" and ended.output_text == "another answer"
+
+
 async def test_a_response_that_was_not_stored_leaves_only_the_agents_session() -> None:
     log = InMemoryLog()
     async with serve_turns("one", store=log) as (plain, client):

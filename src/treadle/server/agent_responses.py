@@ -232,9 +232,11 @@ class AgentResponse:
         return msgspec.json.decode(encode_frame((await self.read()).output))
 
     async def wait(self) -> ResponseObject:
-        """Wait for the end of the response, or until the server stops."""
+        """Wait for the end of the response. Raises when it cannot be followed that far here."""
         live = await self._owner.open(self)
         await live.wait()
+        if live.failure is not None:
+            raise live.failure
         return live.response
 
     def was_continued_with(self, items: Sequence[Item]) -> bool:
@@ -244,7 +246,7 @@ class AgentResponse:
         return any([_drop_id(item) for item in one.items] == wanted for one in earlier)
 
     async def follow(self, after: int) -> AsyncGenerator[list[ResponseEvent]]:
-        """Yield the events after a number, up to the end."""
+        """Yield the events after a number, up to the end. Raises when it cannot be followed that far here."""
         live = await self._owner.open(self)
         while True:
             if after < (dropped := live.last_dropped):
@@ -256,6 +258,8 @@ class AgentResponse:
                 async for fresh in following:
                     after = fresh[-1].sequence_number
                     yield fresh
+            if live.is_over and live.failure is not None:
+                raise live.failure
             if after >= live.last_dropped:
                 return
 
@@ -388,7 +392,8 @@ class AgentResponses:
                     if record is not None:
                         live.drop_events()
         except Refusal as refusal:
-            is_cancelled = refusal.kind == CANCELLED  # otherwise the server stops
+            is_cancelled = refusal.kind == CANCELLED
+            live.failure = None if is_cancelled else refusal
         except TreadleError as error:  # the store failed, or the session was deleted
             live.failure = error
         except Exception:

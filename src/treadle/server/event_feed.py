@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 
 from treadle.dialects.responses_events import ResponseEvent, ResponsesDialect
 from treadle.dialects.responses_objects import ResponseObject
-from treadle.errors import TreadleError
 
 MAX_KEPT = 10_000
 """How many events are kept when older ones can be built again from the log."""
@@ -21,7 +20,7 @@ class EventFeed:
         self.dialect = dialect
         self.events: list[ResponseEvent] = list(dialect.begin())
         self.is_over = False
-        self.failure: TreadleError | None = None
+        self.failure: Exception | None = None
         """Why there is no reply, with the status that a request which waits for it gets."""
         self.last_dropped = -1
         """The number of the last event that is not kept."""

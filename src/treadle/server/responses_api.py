@@ -28,7 +28,8 @@ from treadle.errors import BadInput, NotFound
 from treadle.messages import Json
 from treadle.messages import Request as ModelRequest
 from treadle.server.agent_responses import AgentResponse
-from treadle.server.guard import Refusal
+from treadle.server.guard import Refusal, build_shutdown_refusal
+from treadle.server.problems import build_refusal
 from treadle.server.replies import (
     SESSION_HEADER,
     AgentRequest,
@@ -111,7 +112,9 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
         await live.wait()
         if live.failure is not None:
             raise live.failure
-        return _send_ended(live.response, headers)
+        if live.response.status == "in_progress":
+            raise build_shutdown_refusal()
+        return _send_response(live.response, headers)
     first = live.events[0].response
     assert isinstance(first, ResponseObject)
     return _send_response(first, headers)
@@ -137,9 +140,9 @@ async def _ask_agent(
     dialect = found.open_dialect()
     headers = {SESSION_HEADER: session.id, **report_ignored_tools(dialect.ignored_tools)}
     if body.stream:
-        return StreamedResponse(service.streams, _send_events(found.follow(-1)), headers=headers)
+        return StreamedResponse(service.streams, _send_events(found.follow(-1)), _describe_error, headers)
     if not body.background:
-        return _send_ended(await found.wait(), headers)
+        return _send_response(await found.wait(), headers)
     first = dialect.begin()[0].response
     assert isinstance(first, ResponseObject)
     return _send_response(first, headers)
@@ -255,11 +258,8 @@ def _send_response(response: ResponseObject, headers: dict[str, str] | None = No
     return Response(encode_frame(response), media_type="application/json", headers=headers)
 
 
-def _send_ended(response: ResponseObject, headers: dict[str, str]) -> Response:
-    if response.status == "in_progress":
-        message = "the server is shutting down; the response goes on later"
-        raise Refusal(503, "shutting_down", message, retry_after=2)
-    return _send_response(response, headers)
+def _describe_error(error: Exception) -> bytes:
+    return encode_error(build_refusal(error))
 
 
 async def _send_events(following: AsyncGenerator[list[ResponseEvent]]) -> AsyncGenerator[bytes]:
@@ -281,7 +281,7 @@ async def get_response(
     """Show a stored response. With `stream` its events follow, from after number `starting_after` on."""
     found = await service.responses.find(response_id, token)
     if stream:
-        return StreamedResponse(service.streams, _send_events(found.follow(starting_after)))
+        return StreamedResponse(service.streams, _send_events(found.follow(starting_after)), _describe_error)
     return _send_response(await found.read(include or ()))
 
 

@@ -125,6 +125,8 @@ class ReasoningSplitter:
         return answer[self.misread :], "\n".join(thought for thought in thoughts if thought)
 
     def _read(self) -> tuple[str, str]:
+        if not self._text:
+            return "", ""
         steps = {"start": self._read_start, "heading": self._read_heading, "words": self._read_words}
         while self._at < len(self._text) and steps.get(self._mode, self._read_marks)():
             pass
@@ -284,8 +286,6 @@ class ReasoningSplitter:
 
 def split_reasoning(text: str) -> tuple[str, str]:
     """Split a whole text into the answer and the reasoning."""
-    if not text:  # most replies with calls
-        return "", ""
     splitter = ReasoningSplitter()
     answer, reasoning = map("".join, zip(splitter.feed(text), splitter.finish(), strict=True))
     return splitter.correct(answer, reasoning)

@@ -201,6 +201,8 @@ class SplitReply(Struct, frozen=True):
 
 def split_marks(text: str) -> SplitReply:
     """Remove the marks and the leaked reasoning from a whole text."""
+    if not text:  # most replies with calls
+        return SplitReply("", "", (), None)
     said, reasoning = split_reasoning(text)
     splitter = MarkSplitter()
     answer = splitter.remove_marks(said) + splitter.finish()[0]

@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
@@ -350,7 +350,8 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
         if state.last is None:
             raise BadInput("this session has no unfinished work; give a task to start a run")
         output.write_note(f"nothing to resume: the last run of this session ended ({state.last.reason})")
-        for fact in facts[_find_last_run(facts) :]:
+        start = max((place for place, fact in enumerate(facts) if isinstance(fact, events.RunStarted)), default=0)
+        for fact in facts[start:]:
             report_builder.handle_event(fact)
         return msgspec.structs.replace(report_builder.build_report(session.id, state.last), nothing_to_resume=True)
     if opened.settings.auto_name and not state.name:  # a one-shot command does not wait for a model to name it
@@ -363,7 +364,3 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
         else:
             report_builder.asked.setdefault(question.call_id, question)
     return report_builder.build_report(session.id, run.outcome)
-
-
-def _find_last_run(facts: Sequence[events.AnyFact]) -> int:
-    return max((place for place, fact in enumerate(facts) if isinstance(fact, events.RunStarted)), default=0)

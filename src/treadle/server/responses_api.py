@@ -11,7 +11,6 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
-from treadle.dialects.base import encode_frame
 from treadle.dialects.request_content import build_agent_message
 from treadle.dialects.responses_events import ResponseEvent, ResponsesDialect
 from treadle.dialects.responses_objects import ResponseObject, build_response
@@ -39,6 +38,7 @@ from treadle.server.replies import (
     make_id,
     read_session_id,
     report_ignored_tools,
+    send_json,
     send_run,
 )
 from treadle.server.response_runs import LiveResponse, build_request
@@ -114,10 +114,10 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
             raise live.failure
         if live.response.status == "in_progress":
             raise build_shutdown_refusal()
-        return _send_response(live.response, headers)
+        return send_json(live.response, headers)
     first = live.events[0].response
     assert isinstance(first, ResponseObject)
-    return _send_response(first, headers)
+    return send_json(first, headers)
 
 
 async def _ask_agent(
@@ -142,10 +142,10 @@ async def _ask_agent(
     if body.stream:
         return StreamedResponse(service.streams, _send_events(found.follow(-1)), _describe_error, headers)
     if not body.background:
-        return _send_response(await found.wait(), headers)
+        return send_json(await found.wait(), headers)
     first = dialect.begin()[0].response
     assert isinstance(first, ResponseObject)
-    return _send_response(first, headers)
+    return send_json(first, headers)
 
 
 async def _prepare_for_agent(
@@ -254,10 +254,6 @@ def _encode_events(events: Sequence[ResponseEvent]) -> bytes:
     return encode_frames(events, name_field="type")
 
 
-def _send_response(response: ResponseObject, headers: dict[str, str] | None = None) -> Response:
-    return Response(encode_frame(response), media_type="application/json", headers=headers)
-
-
 def _describe_error(error: Exception) -> bytes:
     return encode_error(build_refusal(error))
 
@@ -282,7 +278,7 @@ async def get_response(
     found = await service.responses.find(response_id, token)
     if stream:
         return StreamedResponse(service.streams, _send_events(found.follow(starting_after)), _describe_error)
-    return _send_response(await found.read(include or ()))
+    return send_json(await found.read(include or ()))
 
 
 @router.delete("/responses/{response_id}")
@@ -325,4 +321,4 @@ async def cancel_response(service: CurrentService, token: Sender, response_id: s
     if not found.is_background:
         raise BadInput("only a response with background: true can be cancelled", param="response_id")
     await found.cancel(token.name)
-    return _send_response(await (await service.responses.find(response_id, token)).read())
+    return send_json(await (await service.responses.find(response_id, token)).read())

@@ -19,13 +19,13 @@ from treadle.dialects.base import encode_frame, parse_approval_id
 from treadle.dialects.message_frames import ChatState, ChatStatusDialect, MessageFramesDialect
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.errors import TreadleError
-from treadle.events import Delta, Event, SessionCreated
-from treadle.log.base import RESPONSES_AGENT, SessionQuery, Watch
+from treadle.events import Delta, Event
+from treadle.log.base import SessionQuery, Watch
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_refusal, describe_validation_error
 from treadle.server.service import CurrentService, Service, StrictBody, Token, Viewer, require_right
 from treadle.server.sessions import NewMessage
-from treadle.server.streams import OpenStreams
+from treadle.server.streams import OpenStreams, is_response_fact
 
 router = APIRouter(tags=["sockets"])
 FrameNumber = Annotated[float, Query(ge=0, le=2**53)]
@@ -221,8 +221,7 @@ async def _send_statuses(service: Service, connection: SocketConnection) -> None
             await connection.send_frame(dialect.build_frame(info.updated_at))
         async for stored in watch:
             session_id, fact = stored.session_id, stored.fact
-            is_hidden = isinstance(fact, SessionCreated) and fact.agent.name == RESPONSES_AGENT
-            if is_hidden or fact.seq <= heads.get(session_id, 0):  # the list has it already
+            if is_response_fact(fact) or fact.seq <= heads.get(session_id, 0):  # the list has it already
                 continue
             if session_id not in dialects:
                 dialects[session_id] = ChatStatusDialect(session_id)

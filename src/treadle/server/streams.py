@@ -15,7 +15,7 @@ from starlette.responses import Response
 from treadle import Run
 from treadle.dialects.base import Dialect, encode_frame
 from treadle.errors import BadInput
-from treadle.events import Custom, Delta, Event, SessionCreated, serialize_event
+from treadle.events import AnyFact, Custom, Delta, Event, SessionCreated, serialize_event
 from treadle.log.base import RESPONSE_FACTS, RESPONSES_AGENT, StoredFact, StoreWatch, Watch
 from treadle.server.guard import AsgiScope, Receive, Send, build_shutdown_refusal
 
@@ -104,12 +104,16 @@ def encode_frames(frames: Sequence[Struct], seq: int = 0, name_field: str = "") 
 
 def encode_stored_fact(stored: StoredFact) -> bytes:
     """Encode a fact of any session. Its id is the cursor in the store. Stored responses are no part of the stream."""
-    fact = stored.fact
-    if isinstance(fact, Custom) and fact.name.startswith(RESPONSE_FACTS):
-        return b""
-    if isinstance(fact, SessionCreated) and fact.agent.name == RESPONSES_AGENT:
+    if is_response_fact(stored.fact):
         return b""
     return b"id: %d\ndata: %b\n\n" % (stored.cursor, encode_frame(stored))
+
+
+def is_response_fact(fact: AnyFact) -> bool:
+    """Whether a fact only stores a response of a bare model. Streams of sessions do not show it."""
+    if isinstance(fact, SessionCreated):
+        return fact.agent.name == RESPONSES_AGENT
+    return isinstance(fact, Custom) and fact.name.startswith(RESPONSE_FACTS)
 
 
 class OpenConnection(Protocol):

@@ -12,7 +12,7 @@ from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.engine.state import State
 from treadle.events import CLIENT_SANDBOX, Event, MessageReceived
 from treadle.messages import NO_USAGE, Call, Reply, SignedReasoning, Usage
-from treadle.server.guard import Refusal
+from treadle.server.guard import Refusal, build_shutdown_refusal
 
 ReplyEvent: TypeAlias = Event | SignedReasoning | Reply
 """What a model or an agent says, up to its reply or the end of its run."""
@@ -47,7 +47,7 @@ async def follow_run(
                     yield _build_client_reply(session, state, replied.text, usage)
                     return
     if run.outcome is None and not run.is_held:
-        raise Refusal(503, "shutting_down", f"session {session.id}: {RUN_CONTINUES_LATER}", retry_after=2)
+        raise build_shutdown_refusal(f"session {session.id}: {RUN_CONTINUES_LATER}")
     if run.outcome is None:
         raise Refusal(409, CANCELLED, "the run was cancelled before it answered")
 

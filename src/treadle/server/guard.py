@@ -414,11 +414,9 @@ async def _answer_head(app: AsgiApp, scope: AsgiScope, receive: Receive, send: S
     await send({"type": "http.response.body", "body": b""})
 
 
-def build_shutdown_refusal() -> Refusal:
-    """The error for a request that the server cannot finish, because it stops."""
-    return Refusal(
-        503, "shutting_down", "the server shuts down before the answer is complete; try again", retry_after=2
-    )
+def build_shutdown_refusal(message: str = "the server shuts down before the answer is complete; try again") -> Refusal:
+    """The refusal of a request that the server cannot answer before it stops. The client may send it again soon."""
+    return Refusal(503, "shutting_down", message, retry_after=2)
 
 
 async def send_refusal(scope: AsgiScope, send: Send, refusal: Refusal) -> None:

@@ -26,7 +26,7 @@ from treadle.messages import Part
 from treadle.models.base import Model
 from treadle.server.agent_responses import AgentResponses
 from treadle.server.config import ServerConfig
-from treadle.server.guard import Refusal, Tokens
+from treadle.server.guard import Refusal, Tokens, build_shutdown_refusal
 from treadle.server.model_loader import ModelLoader
 from treadle.server.observer import LogObserver
 from treadle.server.problems import NO_MODEL, build_field_error, build_no_model_error
@@ -148,7 +148,7 @@ class Service:
     def check_open(self) -> None:
         """Raise when the server shuts down and no run may start."""
         if self.is_draining:
-            raise Refusal(503, "shutting_down", "the server is shutting down; nothing was started", retry_after=2)
+            raise build_shutdown_refusal("the server is shutting down; nothing was started")
 
     @contextmanager
     def detach_at_shutdown(self, run: Run) -> Generator[None]:

@@ -5,7 +5,7 @@ from tests.kit.sessions import HeldTool, Tables, build_agent, run_message, selec
 from tests.kit.terminal import Place, call_tool, model_options
 from treadle import ApprovalRequested, AskUser, Runtime, later
 from treadle.events import ApprovalAnswered, CallFinished, CallStarted, SessionConfigured
-from treadle.messages import Reply
+from treadle.messages import Reply, ToolSpec
 from treadle.testing import call
 
 
@@ -67,3 +67,20 @@ async def test_a_question_asked_while_another_call_runs_is_listed_once(place: Pl
         listed = await place.quick("approvals", "list", "--store", store)
         assert listed.out.count("drop wants to run") == 1 and not held.free.is_set()
         held.free.set()
+
+
+async def test_the_terminal_says_that_a_run_waits_for_the_result_of_a_clients_tool(place: Place) -> None:
+    store, line = str(place.home / "shared.db"), "waits for the client's result of locate (k)"
+    agent, _ = build_agent(call("locate", id="k", place="x"), name="stranger")
+    async with Runtime(store, [agent], recover=False) as runtime, runtime.session(workspace=place.work) as session:
+        await session.configure(client_tools=[ToolSpec("locate", "", {"type": "object"})])
+        assert await run_message(session) is None
+    listed = await place.quick("approvals", "list", "--store", store)
+    assert line in listed.out
+    async with StrictChat([]) as fake:
+        shown = await place.quick("sessions", "resume", session.id, *model_options(fake), "--store", store)
+        assert line in shown.err and "waits for an answer" not in shown.err, shown.err
+        whole = await place.quick("sessions", "resume", session.id, *model_options(fake), "--store", store, "--json")
+    assert (shown.code, whole.code, whole.document["status"]) == (4, 4, "waiting")
+    [waiting] = whole.document["pending"]
+    assert waiting == {"tool": "locate", "call_id": "k", "arguments": {"place": "x"}, "why": line}

@@ -9,6 +9,9 @@ from tests.kit import recorded_runs as recordings
 from tests.kit.recorded_runs import Scenario, every_scenario, list_finished_ids, select_facts, translate
 from treadle.dialects.message_frames import ChatStatusDialect, MessageFramesDialect
 from treadle.events import (
+    CLIENT_SANDBOX,
+    CallFinished,
+    CallStarted,
     Event,
     Limits,
     MessageReceived,
@@ -261,6 +264,18 @@ async def test_the_channel_of_all_chats_says_who_needs_you() -> None:
     frames = translate(dialect, events)
     assert [frame["status"] for frame in frames] == ["idle", "streaming", "needs_you", "streaming", "idle"]
     assert all(frame["chat_id"] == "s1" and datetime.fromisoformat(frame["at"]) for frame in frames)
+
+
+def test_a_chat_that_waits_for_the_clients_result_needs_you_until_the_last_one_comes() -> None:
+    begin = [CallStarted(seq=n, call_id=f"c{n}", tool="locate", sandbox=CLIENT_SANDBOX) for n in (3, 4)]
+    ends = [CallFinished(seq=n, call_id=f"c{n - 2}", tool="locate", status="ok") for n in (5, 6)]
+    here = CallStarted(seq=2, call_id="c2", tool="look")
+    events = [RunStarted(seq=1, run_id="run_1", limits=Limits()), here, *begin, *ends]
+    assert [frame["status"] for frame in translate(ChatStatusDialect("s1"), events)] == [
+        "streaming",
+        "needs_you",
+        "streaming",
+    ]
 
 
 async def test_a_message_without_a_reply_is_completed_when_the_run_ends() -> None:

@@ -9,12 +9,12 @@ import anthropic
 import openai
 import pytest
 
-from tests.kit.server import Client, create_token, serve_agents, serve_script
+from tests.kit.server import Client, create_token, read_events, read_until, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE
 from tests.server.worker import fake_model, start_forker
 from treadle import Agent, Grant
 from treadle.errors import ModelError
-from treadle.messages import Call, ModelMessage, ResultMessage, Sampling, TextPart, UserMessage
+from treadle.messages import Call, ModelMessage, ResultMessage, Sampling, TextPart, ToolSpec, UserMessage
 from treadle.testing import ScriptedModel, call
 
 SESSION = "x-treadle-session"
@@ -167,6 +167,49 @@ async def test_another_result_for_a_call_is_a_conflict_and_a_message_without_res
         with pytest.raises(openai.NotFoundError, match="made no call"):
             await ask(client, unknown)
         assert len(plain.model.requests) == 3
+
+
+async def test_a_run_that_waits_for_the_client_is_continued_over_rest() -> None:
+    owner, viewer = create_token("owner"), create_token("viewer", "view")
+    async with serve_trip(tokens=(owner, viewer)) as (plain, client):
+        session_id = (await ask(client, say("where?"))).model_extra["treadle"]["session_id"]
+        path = f"/v1/sessions/{session_id}"
+        waiting = (await plain.json("GET", path))["pending"]
+        assert [(one["kind"], one["tool"], one["arguments"]) for one in waiting] == [
+            ("client_call", "locate", {"place": "x"}),
+            ("client_call", "locate", {"place": "y"}),
+        ]
+        assert await plain.json("GET", "/v1/approvals") == [], "nobody can approve them"
+        said = await plain.json("POST", f"{path}/messages", {"content": "be quick"})
+        assert (said["outcome"]["status"], said["outcome"]["reason"]) == ("waiting", "waiting")
+        assert said["outcome"]["pending"] == waiting
+        first, second = (f"{path}/calls/{one['call_id']}/result" for one in waiting)
+        async with Client(plain.base, viewer.value) as other:
+            await other.problem("POST", first, {"output": "north"}, 403)
+        await plain.problem("POST", f"{path}/calls/n1/result", {"output": "x"}, 404)
+        await plain.problem("POST", first, {"output": 3}, 422)
+        for _ in range(2):
+            assert await plain.json("POST", first, {"output": "north"}) == {"resolved": True}
+        assert (await plain.problem("POST", first, {"output": "east"}, 409))["type"] == "already_answered"
+        [left] = (await plain.json("GET", path))["pending"]
+        assert left == waiting[1]
+        await plain.json("POST", second, {"output": "nobody there", "ok": False})
+        stream = await plain.request("GET", f"{path}/events")
+        await read_until(read_events(stream.content), type="run_finished")
+        stream.close()
+        results = [one for one in plain.model.requests[-1].messages if isinstance(one, ResultMessage)][-2:]
+        assert [(one.text, one.ok) for one in results] == [("north", True), ("nobody there", False)]
+        assert (await plain.json("GET", path))["messages"][-1]["content"] == "It is here."
+        await plain.problem("POST", second, {"output": "found"}, 409)
+
+
+async def test_a_message_whose_run_calls_a_client_tool_is_answered_with_the_calls() -> None:
+    async with serve_trip() as (plain, _):
+        session_id = await plain.session()
+        session = await plain.app.state.service.runtime.open(session_id)
+        await session.configure(client_tools=[ToolSpec("locate", "", PARAMETERS)])
+        said = await plain.json("POST", f"/v1/sessions/{session_id}/messages", {"content": "where?"})
+        assert [one["call_id"] for one in said["outcome"]["pending"]] == ["call.0", "call.1"]
 
 
 async def test_a_cancelled_run_takes_no_result_of_the_client() -> None:

@@ -120,8 +120,10 @@ class ReportBuilder(Struct):
             case _:
                 pass
 
-    def build_report(self, session_id: str, outcome: events.RunFinished | None) -> Report:
-        """Build the report. Without an outcome the run waits for an answer."""
+    def build_report(
+        self, session_id: str, outcome: events.RunFinished | None, client_calls: Iterable[events.CallStarted] = ()
+    ) -> Report:
+        """Build the report. Without an outcome the run waits for an answer, or for the client's results of calls."""
         denied = [*self.denied.values()]
         denied += [entry for entry in map(_describe_question, self.refused) if entry not in denied]  # of helpers
         status: Status = "waiting"
@@ -137,7 +139,7 @@ class ReportBuilder(Struct):
             calls=tuple(self.calls),
             tools_called=tuple(call.tool for call in self.calls if call.status == "ok"),
             denied=tuple(denied),
-            pending=tuple(map(_describe_question, self.asked.values())) if outcome is None else (),
+            pending=tuple(map(_describe_question, (*self.asked.values(), *client_calls))) if outcome is None else (),
             usage=usage,
             cost=usage.cost,
             error="" if outcome is None else outcome.error,
@@ -150,7 +152,10 @@ def build_failure_report(reason: Literal["usage", "failed", "cancelled"], error:
     return Report(session_id, status, reason, "", 0, (), (), (), (), Usage(), 0.0, error)
 
 
-def _describe_question(question: AgentQuestion) -> dict[str, Json]:
+def _describe_question(question: AgentQuestion | events.CallStarted) -> dict[str, Json]:
+    if isinstance(question, events.CallStarted):
+        entry = {"tool": question.tool, "call_id": question.call_id, "arguments": question.arguments}
+        return {**entry, "why": describe_client_call(question)}
     if isinstance(question, events.ApprovalRequested):
         entry = {"tool": question.tool, "call_id": question.call_id, "arguments": question.arguments}
         return {**entry, "why": question.why, "rule": question.rule}
@@ -290,7 +295,7 @@ class RunOutput:
             tools = _list_tools(report.denied)
             how = "--approve and --yes allow it, --full-access leaves the sandbox"
             self.write_note(f"denied, because nobody could be asked: {tools}; {how}")
-        if report.status == "waiting":
+        if report.status == "waiting" and self.report_builder.asked:
             self.write_note(f"waits for an answer ({_list_tools(report.pending)}): treadle approvals list")
         if report.status == "stopped":
             self.write_note(f"continue with new limits: treadle sessions continue {session}")
@@ -358,9 +363,11 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
         message = next(fact for fact in await session.facts() if isinstance(fact, events.MessageReceived))
         name = " ".join(render_parts(message.parts[:1]).split())  # attached files are separate parts
         await session.rename(name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…", by="auto")
+    client_calls: list[events.CallStarted] = []
     for question in run.pending if run.outcome is None else ():
         if isinstance(question, events.CallStarted):
             output.write_note(describe_client_call(question))
+            client_calls.append(question)
         else:
             report_builder.asked.setdefault(question.call_id, question)
-    return report_builder.build_report(session.id, run.outcome)
+    return report_builder.build_report(session.id, run.outcome, client_calls)

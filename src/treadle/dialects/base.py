@@ -131,6 +131,8 @@ class TrackedCall(Struct):
 class EventTracker:
     """Remembers what dialects need of a run: the reply's text, the turn's calls and the open questions.
 
+    A call whose result the client must send counts as an open question.
+
     `tools_called` are the tools of the run's successful calls. `session_turns` are the turns of all finished runs.
     """
 
@@ -185,6 +187,8 @@ class EventTracker:
             case events.CallStarted():
                 self.calls.setdefault(event.call_id, TrackedCall()).starts += 1
                 self.calls_started += event.attempt == 1
+                if event.sandbox == events.CLIENT_SANDBOX:
+                    self.open_questions.add(event.call_id)
             case events.RunFinished():
                 self.session_turns += event.turns
             case _:

@@ -483,6 +483,8 @@ class ChatStatusDialect:
                 self._status = "streaming"
             case events.ApprovalRequested() | events.InputRequested():
                 self._status = "needs_you"
+            case events.CallStarted(sandbox=events.CLIENT_SANDBOX):
+                self._status = "needs_you"
             case events.ApprovalAnswered() | events.InputAnswered() | events.CallFinished():
                 self._status = "needs_you" if self._tracker.open_questions else "streaming"
             case events.RunFinished():
@@ -495,5 +497,4 @@ class ChatStatusDialect:
 
     def build_frame(self, at: float) -> ChatStatusFrame:
         """Build the frame of the present status. `at` is the time of its last change."""
-        ids = self._session_id, self._session_id
-        return ChatStatusFrame(*ids, self._status, format_time(at), self._name or UNSET)
+        return ChatStatusFrame(self._session_id, self._session_id, self._status, format_time(at), self._name or UNSET)

@@ -57,6 +57,11 @@ class AnswersBody(StrictBody):
     answers: list[str] = Field(min_length=1, max_length=100)
 
 
+class CallResult(StrictBody):
+    output: str
+    ok: bool = True
+
+
 class ForkBody(StrictBody):
     after: int | None = Field(None, ge=1, le=2**53)
 
@@ -167,6 +172,16 @@ async def answer_question(
     """Answer the questions that the model asked the user."""
     session = await service.open_for_use(session_id, token)
     await session.answer(call_id, *body.answers, by=token.name)
+    return ResolvedView()
+
+
+@router.post("/sessions/{session_id}/calls/{call_id:path}/result")
+async def send_call_result(
+    service: CurrentService, token: Sender, session_id: str, call_id: str, body: CallResult
+) -> ResolvedView:
+    """Send the result of a call of a client tool, and continue the run. The same result again changes nothing."""
+    session = await service.open_for_run(session_id, token)
+    await session.finish_call(call_id, body.output, ok=body.ok)
     return ResolvedView()
 
 

@@ -15,9 +15,9 @@ from treadle.dialects.base import build_approval_id, describe_question
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.engine.earlier_messages import EarlierMessages
-from treadle.engine.state import Turn
+from treadle.engine.state import State, Turn
 from treadle.errors import NotFound, TreadleError
-from treadle.events import MessageReceived, ModelFailed, ModelReplied, SessionConfigured
+from treadle.events import CLIENT_SANDBOX, CallStarted, MessageReceived, ModelFailed, ModelReplied, SessionConfigured
 from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import Part, ResultMessage, TextPart, UserMessage, render_message, render_parts
 from treadle.server.attachments import Attachment
@@ -103,12 +103,15 @@ class NewMessage(StrictBody):
 
 
 class PendingQuestion(BaseModel):
-    """A question that waits for a person. `options` are the suggested answers to each of `questions`."""
+    """What a run waits for: a person, or with the kind `client_call` the client's result of a call.
+
+    `options` are the suggested answers to each of `questions`.
+    """
 
     id: str
     session_id: str
     call_id: str
-    kind: Literal["approval", "input"]
+    kind: Literal["approval", "input", "client_call"]
     tool: str = ""
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
     safety: str = ""
@@ -121,18 +124,29 @@ class PendingQuestion(BaseModel):
     expires_at: float | None = None
 
     @classmethod
-    def from_fact(cls, session_id: str, fact: ApprovalRequested | InputRequested) -> PendingQuestion:
-        question = describe_question(fact)
-        is_input = isinstance(fact, InputRequested)
-        if is_input:
-            question |= {"tool": "", "why": ""}
+    def from_fact(cls, session_id: str, fact: ApprovalRequested | InputRequested | CallStarted) -> PendingQuestion:
+        kind: Literal["approval", "input", "client_call"] = "approval"
+        question: dict[str, Any]
+        if isinstance(fact, CallStarted):
+            kind = "client_call"
+            question = {name: getattr(fact, name) for name in ("call_id", "tool", "arguments", "expires_at")}
+        else:
+            question = describe_question(fact)
+            if isinstance(fact, InputRequested):
+                kind = "input"
+                question |= {"tool": "", "why": ""}
         return cls(
             id=build_approval_id(session_id, fact.call_id),
             session_id=session_id,
-            kind="input" if is_input else "approval",
+            kind=kind,
             asked_at=fact.at,
             **question,
         )
+
+    @classmethod
+    def list_open(cls, session_id: str, state: State) -> list[PendingQuestion]:
+        """List what the session's run waits for."""
+        return [cls.from_fact(session_id, fact) for fact in (*state.pending, *state.client_calls)]
 
 
 class SessionView(BaseModel):
@@ -311,7 +325,7 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
         **SessionView.from_info(info, state.agent).model_dump(),
         model=state.model or (state.created.model if state.created is not None else ""),
         messages=messages,
-        pending=[PendingQuestion.from_fact(session_id, question) for question in state.pending],
+        pending=PendingQuestion.list_open(session_id, state),
         last_run=RunOutcome.from_fact(state.last) if state.last is not None else None,
         context=context,
         web=web,
@@ -358,6 +372,7 @@ async def post_message(
 ) -> MessageAnswer:
     """Send a message and wait for the answer, also through approvals. `wait` limits the seconds.
 
+    It does not wait for results of client tools, because the sender may be this client: `pending` names the calls.
     The same `Idempotency-Key` returns the same message and answer. Another message with this key is a conflict.
     Closing the connection does not stop the run.
     """
@@ -365,13 +380,17 @@ async def post_message(
     run = session.follow(message)
     with suppress(TimeoutError), service.detach_at_shutdown(run):
         async with asyncio.timeout(wait):
-            await run.wait()
+            if not any(call.seq <= message.seq for call in (await session.state()).client_calls):
+                async for event in run:
+                    is_at_client = isinstance(event, CallStarted) and event.sandbox == CLIENT_SANDBOX
+                    if is_at_client and (await session.state()).client_calls:
+                        break
     if run.outcome is not None:
         outcome = RunOutcome.from_fact(run.outcome)
     elif run.is_held:
         outcome = RunOutcome(status="cancelled", reason="cancelled", error=HELD_MESSAGE, can_continue=True)
     else:
-        pending = [PendingQuestion.from_fact(session_id, question) for question in (await session.state()).pending]
+        pending = PendingQuestion.list_open(session_id, await session.state())
         reason = "shutting_down" if service.is_draining else "waiting" if pending else "running"
         outcome = RunOutcome(status="waiting", reason=reason, pending=pending)
     return MessageAnswer(

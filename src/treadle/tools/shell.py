@@ -71,15 +71,13 @@ def _read_command(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
             return {"command": value}
 
 
-def _read_timeout(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Read a timeout whose unit is unknown. More than the most seconds are milliseconds, as some agents count."""
-    return {"timeout_s": value / 1000 if isinstance(value, int | float) and value > MAX_TIMEOUT else value}
-
-
 _OTHER_NAMES: dict[str, ArgumentAlias] = {
     **dict.fromkeys(("command", "cmd", "script", "code", "bash"), _read_command),
     **dict.fromkeys(("timeout_seconds", "timeout_sec"), "timeout_s"),
-    "timeout": _read_timeout,
+    # Some agents count in seconds, others in milliseconds. More than the most seconds are milliseconds.
+    "timeout": lambda value, _: {
+        "timeout_s": value / 1000 if isinstance(value, int | float) and value > MAX_TIMEOUT else value
+    },
     "timeout_ms": lambda value, _: {"timeout_s": value / 1000 if isinstance(value, int | float) else value},
     **dict.fromkeys(("description", "explanation", "justification"), ""),
 }

@@ -10,20 +10,13 @@ from treadle.tools.base import ArgumentAlias
 _PATH = dict.fromkeys(("file_path", "filePath", "filepath", "filename", "file", "target_file"), "path")
 
 
-def _read_end_line(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Read the last line to show. -1 is the last line of the file."""
-    first = given.get("offset", 1)
-    if value == -1:
-        return {}
-    is_range = type(value) is int and type(first) is int and value >= first
-    return {"limit": value - first + 1} if is_range else {"end_line": value}
-
-
-def _read_view_range(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Read the first and the last line to show."""
+def _read_lines(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Read a list of the first and the last line to show. -1 is the last line of the file."""
     match value:
-        case [int(first), int(last)] if last == -1 or last >= first:
-            return {"offset": first, **_read_end_line(last, {"offset": first})}
+        case [int(first), -1]:
+            return {"offset": first}
+        case [int(first), int(last)] if last >= first:
+            return {"offset": first, "limit": last - first + 1}
         case _:
             return {"view_range": value}
 
@@ -33,8 +26,11 @@ READ_ARGUMENTS: dict[str, ArgumentAlias] = {
     **_PATH,
     **dict.fromkeys(("start_line", "startLine", "start", "line", "from_line"), "offset"),
     **dict.fromkeys(("num_lines", "max_lines", "line_count", "lines"), "limit"),
-    **dict.fromkeys(("end_line", "endLine", "end", "to_line"), _read_end_line),
-    **dict.fromkeys(("view_range", "line_range"), _read_view_range),
+    **dict.fromkeys(
+        ("end_line", "endLine", "end", "to_line"),
+        lambda value, given: _read_lines([given.get("offset", 1), value], given),
+    ),
+    **dict.fromkeys(("view_range", "line_range"), _read_lines),
 }
 
 WRITE_NAMES = ("write", "Write", "create_file")

@@ -96,3 +96,27 @@ async def test_the_status_of_all_chats_reaches_every_device(caller: Caller) -> N
             seen += await read_frames(socket, "chat_status")
         check_shape(seen, [{"type": "chat_status", "chat_id": str, "status": str, "at": is_iso_time}])
         assert "streaming" in [frame["status"] for frame in seen]
+
+
+async def test_a_session_is_named_after_its_first_answer_and_says_whether_it_is_active(caller: Caller) -> None:
+    session = await caller.call("POST", "/v1/sessions", {}, 201)
+    path = f"/v1/sessions/{session['id']}"
+    async with caller.open_socket(f"/v1/ws?session={session['id']}") as socket:
+        await caller.call("POST", f"{path}/messages", {"content": "say: tea is ready"})
+        renamed = (await read_frames(socket, "session_renamed"))[-1]
+    shown = await caller.call("GET", path)
+    assert shown["name"] == renamed["name"] != "" and shown["status"] == "answered"
+    order = 'use shell {"command": "git push --force"}'
+    await caller.call("POST", f"{path}/messages?wait=0.5", {"content": order})
+    assert (await caller.call("GET", path))["status"] in ("running", "waiting")
+    stopped = await caller.call("POST", f"{path}/cancel")
+    assert stopped["cancelled"] and (await caller.call("GET", path))["status"] not in ("running", "waiting")
+
+
+async def test_a_run_ends_with_a_wrap_up_when_its_fifty_calls_are_used(caller: Caller) -> None:
+    session = await caller.call("POST", "/v1/sessions", {}, 201)
+    orders = "\n".join(f'use calculate {{"expression": "{number}+1"}}' for number in range(60))
+    said = await caller.call("POST", f"/v1/sessions/{session['id']}/messages", {"content": orders})
+    outcome = said["outcome"]
+    assert (outcome["status"], outcome["reason"], outcome["calls"]) == ("stopped", "call_limit", 50)
+    assert outcome["can_continue"] and said["reply"]

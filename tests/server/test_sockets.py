@@ -194,6 +194,24 @@ async def test_a_slow_device_gets_every_status_in_its_order() -> None:
         assert told[2:] == [(second, "streaming"), (second, "idle"), (third, "idle")], "each change once"
 
 
+async def test_what_happens_while_the_sessions_are_listed_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve_script("Hello.") as client:
+        busy = await client.session()
+        runtime = client.app.state.service.runtime
+        list_sessions = runtime.sessions
+
+        async def run_and_list(query: Any) -> Any:
+            await client.send(busy, "hello")  # the watch has these facts too
+            return await list_sessions(query)
+
+        monkeypatch.setattr(runtime, "sessions", run_and_list)
+        async with client.open_socket("/v1/ws") as socket:
+            told = await socket.receive_until(session_id=busy)
+            later = await client.session()
+            told += await socket.receive_until(session_id=later)
+        assert [(one["session_id"], one["status"]) for one in told] == [(busy, "idle"), (later, "idle")]
+
+
 async def test_a_new_session_is_told_and_a_stored_response_is_not() -> None:
     async with serve_script("Hello.") as client, client.open_socket("/v1/ws") as socket:
         await client.json("POST", "/v1/responses", {"model": "default", "input": "Say hello"})

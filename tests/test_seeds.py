@@ -163,7 +163,7 @@ async def test_seed_04_events_have_one_order_the_logs(store: Store) -> None:
         facts = await session.facts()
         for watcher in watchers:
             assert await watcher == facts
-    assert [fact.call_id for fact in select_events(facts, CallFinished)] == list("6543210"), "recorded as they ended"
+    assert [fact.call_id for fact in select_events(facts, CallFinished)] == list("0123456"), "in the order of the calls"
 
 
 async def test_seed_05_an_approval_is_answerable_from_the_moment_it_is_announced(store: Store) -> None:

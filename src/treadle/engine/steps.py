@@ -176,10 +176,10 @@ def _describe_full_window(state: State, window: int | None, said: str = "") -> s
 
 def _settle_calls(turn: Turn, now: float) -> Step:
     """Run the calls that need no answer from a person or from the client. Close the calls that a crash interrupted."""
-    questions = [call.pending or call.at_client for call in turn.calls.values()]
-    times = [question.expires_at for question in questions if question is not None and question.expires_at is not None]
+    questions = [question for call in turn.calls.values() if (question := call.pending or call.at_client) is not None]
+    times = [question.expires_at for question in questions if question.expires_at is not None]
     for question in questions:
-        if question is not None and question.expires_at is not None and question.expires_at <= now:
+        if question.expires_at is not None and question.expires_at <= now:
             call_id, fact = question.call_id, events.InputAnswered(call_id=question.call_id, answers=(), by="expiry")
             if isinstance(question, events.CallStarted):
                 output = "The client sent no result in time. The call may have run."

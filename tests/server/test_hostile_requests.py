@@ -164,3 +164,11 @@ async def test_a_model_file_that_cannot_be_read_is_an_invalid_field(tmp_path: Pa
         for name in ("~nobody-has-this-name/x.gguf", f"{'a' * 300}.gguf", "circle.gguf"):
             async with client.request("POST", "/v1/models/load", json={"model": f"local:{name}"}) as answer:
                 assert answer.status in (404, 422), await answer.text()
+
+
+async def test_tools_that_are_left_out_are_named_once_in_the_servers_log(caplog: pytest.LogCaptureFixture) -> None:
+    body = {"model": "scripted", "input": "hi", "tools": [{"type": "crystal_ball"}]}
+    async with serve_script("one", "two") as client:
+        for _ in range(2):
+            await client.json("POST", "/v1/responses", body)
+    assert caplog.text.count("cannot be served, and these are left out: crystal_ball") == 1

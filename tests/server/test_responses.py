@@ -375,9 +375,6 @@ async def test_a_background_response_survives_a_kill_and_ends_once_after_the_res
     assert names == ["responses.input", "responses.output"]
 
 
-# ── tools, reasoning and images ────────────────────────────────────────────────────────────────────────
-
-
 async def test_namespaces_are_flattened_for_the_provider_and_restored_for_the_client() -> None:
     tools: Any = [
         FUNCTION,

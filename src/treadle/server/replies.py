@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -116,8 +117,13 @@ def report_ignored_tools(names: Sequence[str]) -> dict[str, str]:
     if not cleaned:
         return {}
     listed = ", ".join([*cleaned][:MOST_NAMED_TOOLS])
-    _logger.info("a request offers tools that cannot be served: %s", listed)
+    _log_ignored_tools(listed)
     return {"x-treadle-ignored-tools": listed}
+
+
+@lru_cache(maxsize=100)  # a program sends the same tools with every request, and one line is enough
+def _log_ignored_tools(listed: str) -> None:
+    _logger.warning("requests offer tools that cannot be served, and these are left out: %s", listed)
 
 
 def read_session_id(body: ReplyBody, headers: Mapping[str, str]) -> str:

@@ -109,6 +109,10 @@ class ReasoningSplitter:
         """Return the answer and the reasoning that are certain by now."""
         is_plain = not self._text and not self._code and self._mode in ("text", "reasoning")
         if is_plain and _STOP[self._mode].search(text) is None:  # nearly every piece
+            if self._mode == "text" and text and not self._skips_space:
+                self._written += len(text)
+                self._last_character = text[-1]
+                return text, ""
             self._add(text)
             return self._take()
         self._text += text

@@ -116,7 +116,7 @@ def _build_example(name: str, kind: str, code: str) -> Program:
 
 PROGRAMS = (
     _python("openai_sdk", "chat, responses, embeddings, stored and background responses, agents"),
-    _python("anthropic_sdk", "messages, tools, thinking, count_tokens, agents"),
+    _python("anthropic_sdk", "messages, tools, count_tokens, agents"),
     _python("langchain", "chat and responses and messages, with a tool"),
     _python("pydantic_ai", "chat, responses and messages: two turns with a tool"),
     _python("litellm", "chat and messages, streamed"),

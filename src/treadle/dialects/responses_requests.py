@@ -166,7 +166,7 @@ class ConversationReader:
             try:
                 self._add_item(item)
             except BadInput as error:
-                raise BadInput(f"input.{place}: {error}", param=error.param or f"input.{place}") from None
+                raise BadInput(f"input.{place}: {error}", param=f"input.{place}.{error.param}".rstrip(".")) from None
 
     def _add_item(self, item: Item) -> None:
         match item.get("type"):

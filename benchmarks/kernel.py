@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from treadle import Agent, Limits, Runtime, tool
-from treadle.engine.state import fold
+from treadle.engine.fold import fold
 from treadle.events import (
     CallFinished,
     CallStarted,

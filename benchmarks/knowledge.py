@@ -15,9 +15,10 @@ from time import process_time as cpu
 from treadle import Limits
 from treadle.engine.compaction import compute_room, plan_compaction
 from treadle.engine.context import Projection
+from treadle.engine.fold import apply
 from treadle.engine.model_call import build_request
 from treadle.engine.setup import Setup
-from treadle.engine.state import State, apply
+from treadle.engine.state import State
 from treadle.events import (
     AgentConfig,
     AnyFact,

@@ -15,9 +15,10 @@ from treadle import events
 from treadle.engine.checkpoints import Checkpoint, build_checkpoints
 from treadle.engine.compaction import Breakdown
 from treadle.engine.coordinator import Coordinator
+from treadle.engine.fold import fold
 from treadle.engine.model_call import build_breakdown, compact_context
 from treadle.engine.setup import Answer, check_returned_type
-from treadle.engine.state import State, fold
+from treadle.engine.state import State
 from treadle.engine.tool_call import load_output
 from treadle.errors import BadInput, Conflict, NotAnswered, NotFound, TreadleError
 from treadle.log.base import Artifact, Log, Watch

@@ -9,12 +9,14 @@ from tests.architecture.tree import Function, Tree, count_lines, find_functions,
 FILE_LINES = 500
 PROTOCOL_LINES = 650
 LOOP_LINES = 250
+EVENTS_LINES = 560
+"""The closed union of all events stands on one page (decision 0012)."""
 FUNCTION_LINES = 60
 PARAMETERS = 6
 TOP_MODULES = 8
 USED_ONCE_PERCENT = 40
 """It may only fall."""
-SOURCE_LINES = 44_400
+SOURCE_LINES = 50_000
 """All of src/treadle. It rises only with a decision record."""
 
 # A provider's protocol: its reader and its writer in one file.
@@ -22,6 +24,7 @@ PROTOCOLS = {
     f"models/{name}.py" for name in ("anthropic_messages", "chat_completions", "ollama_chat", "openai_responses")
 }
 LOOP = "engine/loop.py"
+EVENTS = "events.py"
 
 # The package's own face, the entry points and the public test doubles are there to pass names on.
 FORWARDING_ALLOWED = {"__init__.py", "__main__.py", "server/__main__.py", "testing/__init__.py"}
@@ -29,7 +32,7 @@ FORWARDING_ALLOWED = {"__init__.py", "__main__.py", "server/__main__.py", "testi
 
 def find_long_files(tree: Tree) -> dict[str, int]:
     """Find files that are longer than their budget."""
-    budgets = {LOOP: LOOP_LINES, **dict.fromkeys(PROTOCOLS, PROTOCOL_LINES)}
+    budgets = {LOOP: LOOP_LINES, EVENTS: EVENTS_LINES, **dict.fromkeys(PROTOCOLS, PROTOCOL_LINES)}
     lengths = {path: count_lines(source) for path, source in tree.items()}
     return {f"lines of {path}": lines for path, lines in lengths.items() if lines > budgets.get(path, FILE_LINES)}
 

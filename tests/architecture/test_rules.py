@@ -28,10 +28,16 @@ RULES = [
             "permissions/policy.py": "x\n" * 501,
             "log/loop.py": "x\n" * 251,
             "engine/loop.py": "x\n" * 251,
+            "events.py": "x\n" * 561,
             PROTOCOL: "x\n" * 651,
             "models/ollama_chat.py": "x\n" * 650,
         },
-        {"lines of permissions/policy.py": 501, "lines of engine/loop.py": 251, f"lines of {PROTOCOL}": 651},
+        {
+            "lines of permissions/policy.py": 501,
+            "lines of engine/loop.py": 251,
+            "lines of events.py": 561,
+            f"lines of {PROTOCOL}": 651,
+        },
     ),
     Rule(
         "no function is longer than its budget",

@@ -10,7 +10,8 @@ from tests.crash.worker import REPORT, STEER, UNSAFE
 from tests.kit.sessions import check_settled, select_events
 from tests.kit.strict import check_request
 from treadle.engine.context import Projection
-from treadle.engine.state import OUTCOME_UNKNOWN, fold
+from treadle.engine.fold import fold
+from treadle.engine.state import OUTCOME_UNKNOWN
 from treadle.events import AnyFact, CallFinished, CallStarted, MessageReceived, ModelReplied, RunFinished, TurnStarted
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog

@@ -8,7 +8,7 @@ import pytest
 from tests.kit import sessions as kit
 from tests.kit.strict import StrictModel
 from treadle import Agent, Limits, Runtime, tool
-from treadle.engine.state import fold
+from treadle.engine.fold import fold
 from treadle.errors import AlreadyAnswered, Expired, NotFound
 from treadle.events import (
     CallFinished,

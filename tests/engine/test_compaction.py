@@ -27,7 +27,8 @@ from treadle.engine.compaction import (
     plan_summary,
 )
 from treadle.engine.context import Projection, count_entries_through
-from treadle.engine.state import State, Turn, apply, fold
+from treadle.engine.fold import apply, fold
+from treadle.engine.state import State, Turn
 from treadle.engine.steps import AskModel, Compact, Record, next_step
 from treadle.messages import (
     Call,

@@ -10,7 +10,8 @@ from tests.kit.simulation import Simulation
 from tests.kit.strategies import LIMITS, build_history, facts, fold_story, histories
 from tests.kit.strict import check_request
 from treadle.engine.context import Projection
-from treadle.engine.state import OUTCOME_UNKNOWN, apply, fold
+from treadle.engine.fold import apply, fold
+from treadle.engine.state import OUTCOME_UNKNOWN
 from treadle.events import (
     AnyFact,
     CallStatus,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.kit.facts import BEGIN, RUN, approval, build_cases, message, new_run, result, start
 from tests.kit.strategies import build_values, fold_story, histories
-from treadle.engine.state import MAX_TRAIL_LENGTH, State, apply, build_signature, fold
+from treadle.engine.fold import MAX_TRAIL_LENGTH, apply, fold
+from treadle.engine.state import State, build_signature
 from treadle.events import (
     AgentConfig,
     AnyFact,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.kit.facts import BEGIN, MESSAGE, RUN, TURN, approval, begin, build_cases, message, new_run, result, start
 from tests.kit.simulation import Simulation, check_results, check_runs, check_session
 from tests.kit.strategies import LIMITS, build_history, histories
-from treadle.engine.state import OUTCOME_UNKNOWN, fold
+from treadle.engine.fold import fold
+from treadle.engine.state import OUTCOME_UNKNOWN
 from treadle.engine.steps import AskModel, Record, Rest, Step, Work, build_answer_key, next_step
 from treadle.events import (
     TURN_CEILING,

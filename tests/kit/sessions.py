@@ -15,7 +15,8 @@ import pytest
 
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, AskUser, Run, RunFinished, Session, later, tool
-from treadle.engine.state import State, fold
+from treadle.engine.fold import fold
+from treadle.engine.state import State
 from treadle.events import (
     AnyFact,
     ApprovalRequested,

@@ -19,10 +19,11 @@ from tests.kit.strict import check_growth, check_request
 from treadle import events
 from treadle.engine.authorize import authorize_calls
 from treadle.engine.context import Projection
+from treadle.engine.fold import apply, fold
 from treadle.engine.model_call import build_request, compact_or_note_failure
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Setup, later
-from treadle.engine.state import State, Turn, apply, fold
+from treadle.engine.state import State, Turn
 from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, next_step
 from treadle.messages import Json, Message, Reply, Request, ToolSpec
 from treadle.testing import ScriptedModel, SteppingClock

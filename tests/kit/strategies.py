@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from treadle import events
-from treadle.engine.state import State, fold
+from treadle.engine.fold import fold
+from treadle.engine.state import State
 from treadle.errors import ModelError
 from treadle.messages import Call, ImagePart, ModelMessage, Reply, ResultMessage, TextPart, Usage, UserMessage
 

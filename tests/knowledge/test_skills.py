@@ -13,7 +13,7 @@ from tests.kit.strict import StrictModel
 from tests.knowledge.workspaces import run_agent, write_file
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.engine.context import Projection
-from treadle.engine.state import fold
+from treadle.engine.fold import fold
 from treadle.errors import NotFound
 from treadle.events import (
     AnyFact,

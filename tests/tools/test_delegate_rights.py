@@ -30,7 +30,7 @@ from tests.tools.test_delegate import (
     run_until_helper,
 )
 from treadle import Agent, Answer, Grant, Limits, Runtime, later
-from treadle.engine.state import fold
+from treadle.engine.fold import fold
 from treadle.events import ApprovalRequested, RunStarted
 from treadle.log.base import Log, SessionQuery
 from treadle.log.in_memory import InMemoryLog

@@ -17,7 +17,7 @@ from treadle.cli.options import Parser, add_session_argument, add_store_options,
 from treadle.cli.questions import AgentQuestion, QuestionQueue, describe_client_call
 from treadle.cli.screen import Screen
 from treadle.cli.session_link import HttpSession, ServerUnreachable, SessionLink, open_http_session
-from treadle.engine.state import fold
+from treadle.engine.fold import fold
 from treadle.errors import TreadleError
 
 EXAMPLES = """\

@@ -9,9 +9,10 @@ from msgspec import Struct
 
 from treadle import events
 from treadle.engine.context import Projection
+from treadle.engine.fold import apply
 from treadle.engine.model_call import build_request
 from treadle.engine.setup import Setup
-from treadle.engine.state import State, apply
+from treadle.engine.state import State
 from treadle.messages import Call, Message, Part, ToolSpec
 
 CheckpointKind: TypeAlias = Literal["after_user_input", "before_llm", "before_tool_calls", "after_tool_calls"]

@@ -14,6 +14,7 @@ from functools import partial
 from msgspec import Struct, field
 
 from treadle.engine.context import Projection
+from treadle.engine.fold import apply, fold
 from treadle.engine.loop import Loop
 from treadle.engine.setup import (
     Answer,
@@ -26,7 +27,7 @@ from treadle.engine.setup import (
     build_answered_error,
     build_expired_error,
 )
-from treadle.engine.state import State, apply, fold
+from treadle.engine.state import State
 from treadle.engine.steps import Rest, build_answer_key
 from treadle.engine.tool_call import build_client_result
 from treadle.errors import AlreadyAnswered, ClaimLost, Conflict, NotFound, StoreBusy, StoreError, TreadleError

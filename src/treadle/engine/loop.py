@@ -18,9 +18,10 @@ from treadle.engine import model_call
 from treadle.engine.authorize import Authorization, ReadyCall, authorize_calls
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
+from treadle.engine.fold import apply, fold
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Lease, Setup, SetupBuilder
-from treadle.engine.state import CallState, State, apply, fold
+from treadle.engine.state import CallState, State
 from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, build_unfinished_result, next_step, stops_run
 from treadle.engine.tool_call import STOPPED_OUTCOME, build_finish_fact, build_start_fact, build_tool_context, run_tool
 from treadle.errors import ModelError, PositionMoved, describe_error

@@ -1,32 +1,22 @@
-"""Compute the state of a session from its facts. Pure: no clock, no I/O, no tools.
+"""What the log says about a session: its calls, turns, runs and conversation. Values only.
 
-`fold(facts)` returns a State, and `apply(state, fact)` adds one fact to it. Any sequence of facts folds,
-even one that the engine would never write. `steps.py` decides what to do next.
+`fold.py` computes a State from facts. `steps.py` decides what to do next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from treadle import events
-from treadle.engine.earlier_messages import EarlierMessages, list_earlier_ids
+from treadle.engine.earlier_messages import EarlierMessages
 from treadle.messages import MESSAGE_TOKENS, Call, Json, Usage, estimate_parts, estimate_text
-from treadle.permissions.patterns import covers_call, unpin_version
 from treadle.permissions.policy import RememberedAnswer
 
-MAX_TRAIL_LENGTH = 12
-FREED_SHARE = 0.9
-"""A compaction has freed room when the next reply counts fewer tokens than this share of the tokens before it."""
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
-
-
-_KEPT_SETTINGS = ("instructions", "limits", "approval_ttl", "web", "sampling", "output_schema", "client_tools")
-"""The fields of `SessionConfigured` that stay until another one sets them."""
 
 
 class CallState(Struct):
@@ -180,268 +170,6 @@ class State(Struct):
         return [call.at_client for call in calls if call.at_client is not None]
 
 
-def fold(facts: Iterable[events.AnyFact]) -> State:
-    """Compute the state from facts."""
-    state = State()
-    for fact in facts:
-        apply(state, fact)
-    return state
-
-
-def apply(state: State, fact: events.AnyFact) -> None:
-    """Add one fact to `state`, in place."""
-    state.seq = fact.seq
-    _APPLY_FACT[type(fact)](state, fact)
-
-
-def _apply_session_fact(
-    state: State, fact: events.SessionCreated | events.SessionRenamed | events.FilesKept | events.Custom
-) -> None:
-    match fact:
-        case events.SessionCreated():
-            state.created, state.agent = fact, fact.agent.name
-        case events.SessionRenamed():
-            if fact.by == "user" or not state.named_by_user:
-                state.name, state.named_by_user = fact.name, fact.by == "user"
-        case events.FilesKept():  # a summary lists the changed files
-            state.changed_files.update((file.path, None) for file in fact.files)
-        case events.Custom():  # the tools read the last note of each name, but the engine does not
-            state.notes[fact.name] = fact.data
-
-
-def _apply_request(state: State, fact: events.MessageReceived | events.RunRequested | events.CancelRequested) -> None:
-    match fact:
-        case events.MessageReceived():
-            state.queue.append(fact)
-            state.is_held = False
-            if fact.mode == "interrupt" and state.run is not None:
-                state.run.is_interrupted = True
-        case events.RunRequested():
-            state.requested, state.is_held = fact, False
-        case events.CancelRequested():
-            if state.run is not None:
-                state.run.cancel = state.run.cancel or fact
-            state.requested, state.is_held = None, bool(state.queue)
-
-
-def _apply_configured(state: State, fact: events.SessionConfigured) -> None:
-    if state.run is not None:  # a run keeps its configuration to its end, even if another process resumes it
-        state.to_configure.append(fact)
-        if fact.client_tools is not None:  # a client may have other tools when it sends a result
-            before = state.configured or events.SessionConfigured()
-            state.configured = msgspec.structs.replace(before, client_tools=fact.client_tools)
-        return
-    state.agent = fact.agent or state.agent
-    state.model = fact.model or state.model
-    state.remembered.extend(
-        RememberedAnswer(pattern, "allow", fact.by, was_given_beforehand=True) for pattern in fact.approve
-    )
-    before = state.configured or fact
-    kept = {name: getattr(before, name) for name in _KEPT_SETTINGS if getattr(fact, name) in (None, "")}
-    state.configured = msgspec.structs.replace(fact, **kept)
-
-
-def _apply_run_fact(state: State, fact: events.RunStarted | events.TurnStarted | events.RunFinished) -> None:
-    match fact:
-        case events.RunStarted():
-            state.turn = state.requested = None
-            state.runs += 1
-            if fact.trigger == "regenerate":
-                last = next(
-                    (entry for entry in reversed(state.entries) if isinstance(entry, events.MessageReceived)), None
-                )
-                kept = state.entries[: state.entries.index(last) + 1] if last is not None else []
-                # A summary that reaches further contains the answer that the user rejected.
-                compacted = [one for one in state.compacted if last is not None and one.through <= last.seq]
-                state.rewound.append(PastConversation(fact.seq, state.entries, state.compacted))
-                _replace_entries(state, kept, compacted)
-            elif fact.trigger != "message" and state.entries:
-                state.entries.append(fact)
-            state.run = RunState(fact.run_id, fact.limits, fact.at, len(state.entries))
-            if state.last is not None and state.last.reason == "failed":  # a new run may try compaction again
-                state.futile_compactions = 0
-        case events.TurnStarted():
-            state.turn = Turn(fact.turn, fact.tools, fact.wrap_up) if state.run is not None else None
-            if fact.messages:
-                chosen = set(fact.messages)
-                promoted: list[Entry] = [message for message in state.queue if message.id in chosen]
-                first = promoted[0] if promoted and not state.entries else None
-                if isinstance(first, events.MessageReceived) and first.history:
-                    promoted.insert(0, EarlierMessages.from_message(first))
-                state.entries.extend(promoted)
-                state.tokens += sum(map(estimate_entry_tokens, promoted))
-                state.queue = [message for message in state.queue if message.id not in chosen]
-            if fact.wrap_up is not None:
-                state.entries.append(fact)
-            elif state.run is not None and fact.turn:
-                state.run.turns += 1
-        case events.RunFinished():
-            state.last = fact
-            state.run = state.turn = None
-            waiting, state.to_configure = state.to_configure, []
-            for configured in waiting:
-                _apply_configured(state, configured)
-
-
-def _apply_model_fact(state: State, fact: events.ModelReplied | events.ModelFailed) -> None:
-    turn, run = state.turn, state.run
-    if isinstance(fact, events.ModelFailed):
-        if turn is not None and turn.reply is None:
-            turn.failed = fact
-            if fact.kind == "too_long":  # try again a compaction that failed while there was still room
-                turn.signals = tuple(kind for kind in turn.signals if kind != "compaction_failed")
-            if fact.kind == "cancelled" and fact.partial.strip():
-                state.entries.append(fact)
-                state.tokens += estimate_entry_tokens(fact)
-        return
-    if turn is None or turn.reply is not None:
-        turn = Turn(0 if turn is None else turn.number)
-        state.turn = turn if run is not None else None
-    turn.reply = fact
-    state.entries.append(turn)
-    _add_usage(state, fact.usage)
-    taken = {"", *list_earlier_ids(state.entries)}
-    for call in fact.calls:
-        if call.id not in state.calls and call.id not in taken:  # reply.py makes ids unique before they are stored
-            turn.calls[call.id] = state.calls[call.id] = CallState(call)
-    turn.unfinished_calls = len(turn.calls)
-    used = fact.usage
-    state.tokens = (
-        used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + estimate_entry_tokens(turn)
-    )
-    state.is_counted = bool(used.input_tokens) and not used.estimated
-    if state.futile_compactions and (
-        not state.compacted or state.tokens < FREED_SHARE * state.compacted[-1].tokens_before
-    ):
-        state.futile_compactions = 0
-    if run is not None:
-        run.trail.extend(build_signature(call) for call in fact.calls)
-        del run.trail[:-MAX_TRAIL_LENGTH]
-        run.empty_replies = 0 if fact.text.strip() or fact.calls else run.empty_replies + 1
-
-
-def _apply_call_fact(
-    state: State,
-    fact: events.ApprovalRequested
-    | events.ApprovalAnswered
-    | events.InputRequested
-    | events.InputAnswered
-    | events.CallStarted
-    | events.CallFinished,
-) -> None:
-    """Apply a fact to a call of the current turn that has no result yet. Facts about other calls change nothing."""
-    turn, run = state.turn, state.run
-    call = turn.calls.get(fact.call_id) if turn is not None else None
-    if turn is None or call is None or call.finished is not None:
-        return
-    match fact:
-        case events.CallStarted():
-            if call.started is None and run is not None:
-                run.calls += 1
-            call.started = fact
-            state.used.add(fact.tool)
-        case events.CallFinished():
-            if call.at_client is not None:
-                _add_waiting_time(state, call.at_client.at, fact.at)
-            call.finished = fact
-            turn.unfinished_calls -= 1
-            state.tokens += _estimate_result_tokens(fact)
-            _add_usage(state, fact.usage)
-        case events.ApprovalRequested():
-            call.asked = call.asked or fact
-        case events.ApprovalAnswered():
-            if call.asked is not None and call.answer is None:
-                call.answer = fact
-                _add_waiting_time(state, call.asked.at, fact.at)
-                _remember_answer(state, call.asked, fact)
-        case events.InputRequested():
-            call.input_asked = call.input_asked or fact
-        case events.InputAnswered():
-            if call.input_asked is not None and call.input_answer is None:
-                call.input_answer = fact
-                _add_waiting_time(state, call.input_asked.at, fact.at)
-
-
-def _remember_answer(state: State, asked: events.ApprovalRequested, fact: events.ApprovalAnswered) -> None:
-    """Remember an answer for more than one call, and settle the other open questions that it covers."""
-    if fact.scope == "call" or (asked.once and fact.decision == "allow"):
-        return
-    rule = {"tool": asked.rule.partition("(")[0], "pattern": asked.rule, "session": "*"}[fact.scope]
-    rule = unpin_version(rule) if fact.decision == "deny" else rule  # a no is valid for every version of the tool
-    remembered = RememberedAnswer(rule or asked.tool, fact.decision, fact.by)
-    state.remembered.append(remembered)
-    for other in state.turn.calls.values() if state.turn is not None else ():
-        if other.asked is not None and other.answer is None and other.finished is None:
-            may_settle = fact.decision == "deny" or not other.asked.once
-            if may_settle and covers_call(unpin_version(remembered.pattern), other.asked.tool, other.asked.arguments):
-                other.answer = fact
-
-
-def _add_waiting_time(state: State, since: float, until: float) -> None:
-    """Add time that was spent waiting for a person. It does not count against the run's time limit."""
-    if state.run is not None:
-        since = max(since, state.run.waited_until)
-        state.run.waited += max(0.0, until - since)
-        state.run.waited_until = max(until, state.run.waited_until)
-
-
-def _apply_context_fact(state: State, fact: events.SignalDetected | events.ContextCompacted | events.Rewound) -> None:
-    turn, run = state.turn, state.run
-    match fact:
-        case events.SignalDetected():
-            state.entries.append(fact)
-            if turn is not None:
-                turn.signals += (fact.kind,)
-            if run is not None and fact.kind == "invalid_output":
-                run.invalid_outputs += 1
-                if turn is not None and "stray_calls" in turn.signals:
-                    run.stray_text = ""
-            elif run is not None and fact.kind == "stray_calls":
-                run.stray_replies += 1
-                said = turn.reply.text.strip() if turn is not None and turn.reply is not None else ""
-                run.stray_text = said or run.stray_text
-            elif run is not None and fact.kind == "doom_loop":
-                number = turn.number if turn is not None else 0
-                run.is_looping = run.is_looping or run.warned_at == number - 1
-                run.warned_at = number
-        case events.ContextCompacted():
-            if fact.kind != "undo":
-                state.compacted.append(fact)
-                state.futile_compactions += 1
-                state.tokens = fact.tokens_after or fact.tokens_before or state.tokens
-            elif state.compacted:
-                state.tokens += state.compacted.pop().saved_tokens
-                state.futile_compactions = 0
-            state.is_counted = False
-            state.generation += 1
-            if turn is not None and turn.reply is None:
-                turn.compacted_at = fact.seq
-            _add_usage(state, fact.usage)
-        case events.Rewound(what="conversation" | "both"):
-            # The conversation returns to an earlier one, of whole turns. Hidden entries are kept for a rewind back.
-            current = PastConversation(fact.seq, state.entries, state.compacted)
-            target = next((past for past in state.rewound if past.seq > fact.to), current)
-            state.rewound.append(current)
-            kept = [entry for entry in target.entries if entry.seq <= fact.to]
-            _replace_entries(state, kept, [compaction for compaction in target.compacted if compaction.seq <= fact.to])
-        case events.Rewound():
-            pass
-
-
-def _add_usage(state: State, usage: Usage) -> None:
-    state.usage += usage
-    if state.run is not None:
-        state.run.usage += usage
-
-
-def _replace_entries(state: State, entries: list[Entry], compacted: list[events.ContextCompacted]) -> None:
-    removed = sum(map(estimate_entry_tokens, state.entries)) - sum(fact.saved_tokens for fact in state.compacted)
-    added = sum(map(estimate_entry_tokens, entries)) - sum(fact.saved_tokens for fact in compacted)
-    state.tokens, state.is_counted = max(0, state.tokens - removed + added), False
-    state.entries, state.compacted, state.futile_compactions = entries, compacted, 0
-    state.generation += 1
-
-
 def estimate_entry_tokens(entry: Entry) -> int:
     """Estimate the tokens of an entry in a request that has it whole."""
     match entry:
@@ -452,7 +180,7 @@ def estimate_entry_tokens(entry: Entry) -> int:
         case Turn(reply=reply, calls=calls):
             written = estimate_text(reply.text) if reply is not None else 0
             called = (MESSAGE_TOKENS + estimate_text(call.call.tool + call.call.arguments) for call in calls.values())
-            results = (_estimate_result_tokens(call.finished) for call in calls.values() if call.finished is not None)
+            results = (estimate_result_tokens(call.finished) for call in calls.values() if call.finished is not None)
             return MESSAGE_TOKENS + written + sum(called) + sum(results)
         case events.ModelFailed(partial=partial):
             return 2 * MESSAGE_TOKENS + estimate_text(partial)
@@ -460,34 +188,9 @@ def estimate_entry_tokens(entry: Entry) -> int:
             return MESSAGE_TOKENS
 
 
-def _estimate_result_tokens(fact: events.CallFinished) -> int:
+def estimate_result_tokens(fact: events.CallFinished) -> int:
+    """Estimate the tokens of a call's result."""
     return MESSAGE_TOKENS + estimate_text(fact.output) + estimate_parts(fact.parts)
-
-
-_APPLY_FACT: dict[type, Callable[[State, Any], None]] = {
-    events.SessionCreated: _apply_session_fact,
-    events.SessionRenamed: _apply_session_fact,
-    events.MessageReceived: _apply_request,
-    events.RunRequested: _apply_request,
-    events.CancelRequested: _apply_request,
-    events.RunStarted: _apply_run_fact,
-    events.TurnStarted: _apply_run_fact,
-    events.ModelReplied: _apply_model_fact,
-    events.ModelFailed: _apply_model_fact,
-    events.ApprovalRequested: _apply_call_fact,
-    events.ApprovalAnswered: _apply_call_fact,
-    events.InputRequested: _apply_call_fact,
-    events.InputAnswered: _apply_call_fact,
-    events.CallStarted: _apply_call_fact,
-    events.CallFinished: _apply_call_fact,
-    events.SignalDetected: _apply_context_fact,
-    events.ContextCompacted: _apply_context_fact,
-    events.RunFinished: _apply_run_fact,
-    events.SessionConfigured: _apply_configured,
-    events.FilesKept: _apply_session_fact,
-    events.Rewound: _apply_context_fact,
-    events.Custom: _apply_session_fact,
-}
 
 
 @lru_cache(maxsize=16)  # needed twice: when the reply comes, and when it is applied

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from treadle.engine.state import fold
+from treadle.engine.fold import fold
 from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
 from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, RunRequested, SessionCreated, validate_fact
 from treadle.history.content_store import ContentStore

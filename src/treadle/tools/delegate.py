@@ -16,7 +16,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from treadle import events
-from treadle.engine.state import State, fold
+from treadle.engine.fold import fold
+from treadle.engine.state import State
 from treadle.errors import Conflict, NotFound
 from treadle.permissions.data_flow import SEEN_NOTE, list_tools_seen
 from treadle.tools.base import HelperAgent, HelperHost, HelperSession, Tool, ToolContext, ToolError, ToolResult

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,11 @@ STREAMS, TOKENS = 20, 400
 PACED = f"steps-0-tok-{TOKENS}-delay-5ms"
 SHORT = "steps-0-tok-1"
 CROWD = "steps-5-tok-50-delay-5ms"
+WATCHERS, WATCHED_TOKENS = 1000, 50
+KINDS = ("relay", "frames", "events", "relay_ask", "ask", "watchers")
+GOALS = {"frames": ("relay", 2), "events": ("relay", 2), "ask": ("relay_ask", 1.5), "watchers": ("", 30)}
+"""What is compared with which figure of the relay, and the most that it should be; without a relay in µs."""
+WATCHED = f"steps-0-tok-{WATCHED_TOKENS}-delay-100ms"
 
 
 # --- the servers, each in its own process
@@ -74,7 +80,8 @@ def serve_relay(port: str, model: str, store: str) -> None:
 
         return StreamingResponse(pieces(), media_type="text/event-stream")
 
-    listening = socket.socket()
+    # Without the protocol, asyncio leaves Nagle's algorithm on, and every answer waits 40 ms.
+    listening = socket.socket(proto=socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(4096)
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
@@ -151,19 +158,65 @@ async def measure_streaming(base: str, pid: int, kind: str) -> float:
         return (read_cpu(pid) - before) / (STREAMS * TOKENS)
 
 
-async def measure_rate(base: str, at_once: int = 8, each: int = 50) -> float:
-    """Return how many messages the server answers per second."""
+async def measure_messages(base: str, pid: int, kind: str, at_once: int = 8, each: int = 50) -> dict[str, float]:
+    """Return the CPU seconds per message, the messages per second, and the latency of one client in seconds."""
     async with aiohttp.ClientSession(base, headers=AUTH) as http:
-        ids = await create_sessions(http, at_once)
+        ids = await create_sessions(http, at_once) if kind == "ask" else ["x"] * at_once
 
-        async def talk(session_id: str) -> None:
-            for _ in range(each):
+        async def talk(session_id: str, count: int) -> list[float]:
+            taken: list[float] = []
+            for _ in range(count):
+                began = time.perf_counter()
                 async with http.post(f"/v1/sessions/{session_id}/messages", json={"content": "go"}) as answer:
-                    assert (await answer.json())["outcome"]["status"] == "answered"
+                    text = await answer.text()
+                taken.append(time.perf_counter() - began)
+                assert '"answered"' in text or kind != "ask", text
+            return taken
 
-        began = time.perf_counter()
-        await asyncio.gather(*(talk(one) for one in ids))
-        return at_once * each / (time.perf_counter() - began)
+        await talk(ids[0], 10)  # imports, connections, caches
+        began, cpu = time.perf_counter(), read_cpu(pid)
+        await asyncio.gather(*(talk(one, each) for one in ids))
+        count = at_once * each
+        found = {"cpu_s": (read_cpu(pid) - cpu) / count, "rate": count / (time.perf_counter() - began)}
+        found["post_s"] = statistics.median(await talk(ids[0], 50))
+        if kind == "ask":
+            found["get_s"] = statistics.median([await time_get(http, "/v1/agents") for _ in range(50)])
+        return found
+
+
+async def time_get(http: aiohttp.ClientSession, path: str) -> float:
+    began = time.perf_counter()
+    async with http.get(path) as answer:
+        assert answer.status == 200, await answer.text()
+        await answer.read()
+    return time.perf_counter() - began
+
+
+async def measure_watchers(base: str, pid: int) -> dict[str, float]:
+    """Let many clients watch one session. Return the CPU seconds per token and watcher."""
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(base, headers=AUTH, connector=connector, timeout=timeout) as http:
+        (session_id,) = await create_sessions(http, 1)
+        path = f"/v1/sessions/{session_id}/events"
+        watches = await asyncio.gather(*(http.get(path) for _ in range(WATCHERS)))
+        before = read_cpu(pid)
+
+        async def count_tokens(answer: aiohttp.ClientResponse) -> int:
+            count, tail = 0, b""
+            async for piece in answer.content.iter_any():
+                count += piece.count(b'"text_delta"')
+                tail = (tail + piece)[-4000:]
+                if b'"type":"run_finished"' in tail:
+                    break
+            answer.close()
+            return count
+
+        reading = asyncio.gather(*(count_tokens(one) for one in watches))
+        async with http.post(f"/v1/sessions/{session_id}/messages?wait=0", json={"content": "go"}) as begun:
+            assert begun.status == 200, await begun.text()
+        counts = await reading
+        assert sum(counts) > 0.9 * WATCHERS * WATCHED_TOKENS, "the tokens came too fast: several went as one"
+        return {"cpu_s": (read_cpu(pid) - before) / sum(counts)}
 
 
 async def measure_crowd(base: str, pid: int, count: int = 200) -> dict[str, float]:
@@ -197,22 +250,27 @@ async def measure_crowd(base: str, pid: int, count: int = 200) -> dict[str, floa
 
 
 def measure(kind: str, port: str) -> dict[str, float]:
-    model = {"ask": SHORT, "crowd": CROWD}.get(kind, PACED)
-    served = "relay" if kind == "relay" else "treadle"
+    models = {"ask": SHORT, "relay_ask": SHORT, "crowd": CROWD, "watchers": WATCHED}
+    served = "relay" if kind.startswith("relay") else "treadle"
     with tempfile.TemporaryDirectory() as folder:
-        command = (__file__, "--serve", served, port, model, f"{folder}/store.db")
+        command = (__file__, "--serve", served, port, models.get(kind, PACED), f"{folder}/store.db")
         with start_process(*command) as (base, pid):
-            if kind == "ask":
-                return {"rate": asyncio.run(measure_rate(base))}
-            if kind == "crowd":
-                return asyncio.run(measure_crowd(base, pid))
-            return {"cpu_s": asyncio.run(measure_streaming(base, pid, kind))}
+            match kind:
+                case "ask" | "relay_ask":
+                    return asyncio.run(measure_messages(base, pid, kind))
+                case "crowd":
+                    return asyncio.run(measure_crowd(base, pid))
+                case "watchers":
+                    return asyncio.run(measure_watchers(base, pid))
+                case _:
+                    return {"cpu_s": asyncio.run(measure_streaming(base, pid, kind))}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reps", type=int, default=3, help="processes a measurement; the least CPU time counts")
     parser.add_argument("--crowd", action="store_true", help="200 sessions of 5 calls with a watcher each")
+    parser.add_argument("--only", choices=KINDS, nargs="+", default=KINDS, help="what to measure")
     parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -224,19 +282,40 @@ def main() -> None:
             found = measure("crowd", port)
             print(f"200 sessions at once: {found['cpu_us']:.0f} µs CPU a token, {found['kB']:.0f} kB a session")
             return
-        best: dict[str, float] = {}
+        best: dict[str, dict[str, float]] = {}
         for _ in range(options.reps):
-            for kind in ("relay", "frames", "events"):
-                best[kind] = min(best.get(kind, 1.0), measure(kind, port)["cpu_s"])
-            best["ask"] = max(best.get("ask", 0.0), measure("ask", port)["rate"])
-    relay = best["relay"]
+            for kind in options.only:
+                found = measure(kind, port)
+                best[kind] = min(best.get(kind, found), found, key=lambda figures: figures["cpu_s"])
+    print_table(best)
+
+
+def print_table(best: dict[str, dict[str, float]]) -> None:
+    """Print the figures and how they compare with the relay's, as far as they were measured."""
     print("| what | figure | goal | |\n|---|---|---|---|")
-    print(f"| a token through the bare relay | {relay * 1e6:.1f} µs | | |")
-    for kind, what in (("frames", "a token as a frame"), ("events", "a token as our own event")):
-        ratio = best[kind] / relay
-        mark = "met" if ratio <= 2 else "MISSED"
-        print(f"| {what} | {best[kind] * 1e6:.1f} µs = {ratio:.2f} × the relay | ≤ 2 × | {mark} |")
-    print(f"| POST messages, 8 clients | {best['ask']:.0f} a second | | |")
+    names = {
+        "relay": "a token through the bare relay",
+        "frames": "a token as a frame",
+        "events": "a token as our own event",
+        "relay_ask": "a message through the bare relay",
+        "ask": "`POST messages`",
+        "watchers": f"a token to each of {WATCHERS} watchers",
+    }
+    for kind, found in best.items():
+        cpu, floor, most = found["cpu_s"], *GOALS.get(kind, ("", 0.0))
+        figure, goal, mark = f"{cpu * 1e6:.1f} µs CPU", "", ""
+        if floor in best:
+            cpu /= best[floor]["cpu_s"]
+            figure, goal = f"{figure} = {cpu:.2f} × the relay", f"≤ {most} ×"
+        elif most and not floor:
+            cpu, goal = cpu * 1e6, f"≤ {most} µs"
+        if goal:
+            mark = "met" if cpu <= most else "MISSED"
+        print(f"| {names[kind]} | {figure} | {goal} | {mark} |")
+        if "post_s" in found:
+            figure = f"{found['rate']:.0f} a second; POST {found['post_s'] * 1e3:.1f} ms with one client"
+            get = f", GET {found['get_s'] * 1e3:.1f} ms" if "get_s" in found else ""
+            print(f"| … 8 clients | {figure}{get} | | |")
 
 
 if __name__ == "__main__":

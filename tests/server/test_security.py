@@ -380,15 +380,26 @@ async def test_an_address_that_others_can_reach_needs_a_token(tmp_path: Path) ->
     assert not is_loopback("0.0.0.0") and not is_loopback("192.0.2.1") and not is_loopback("example.org")
 
 
-async def test_responses_leave_at_once_because_the_socket_names_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    protocols: list[int] = []
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_responses_leave_at_once_on_every_accepted_connection(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: list[DrainingServer] = []
+    handle = DrainingServer.startup
 
-    async def record_protocols(server: DrainingServer, sockets: list[socket.socket]) -> None:
-        protocols.extend(listening.proto for listening in sockets)
+    async def keep_server(server: DrainingServer, sockets: list[socket.socket] | None = None) -> None:
+        servers.append(server)
+        await handle(server, sockets)
 
-    monkeypatch.setattr(DrainingServer, "serve", record_protocols)
-    await serve_app(create_app(Runtime(":memory:", [build_agent()[0]])), port=0)
-    assert protocols == [socket.IPPROTO_TCP]
+    monkeypatch.setattr(DrainingServer, "startup", keep_server)
+    started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    app = create_app(Runtime(":memory:", [build_agent()[0]]), ServerConfig(tokens=(OWNER,)))
+    serving = asyncio.create_task(serve_app(app, host, 0, started.set_result))
+    async with Client(await started) as client:
+        assert await client.json("GET", "/v1/sessions")
+        (connection,) = servers[0].server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    servers[0].should_exit = True
+    await serving
 
 
 async def test_serving_as_root_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.app.compose import choose_model, open_store
+from treadle.app.root_user import CONTAINER_ADVICE
 from treadle.app.settings import LoadedSettings, Settings, data_folder
 from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
@@ -137,7 +138,12 @@ async def _check_store(settings: Settings) -> Check:
 
 
 def _check_machine() -> Iterator[Check]:
-    """Check disk, search program, terminal and proxy."""
+    """Check user, disk, search program, terminal and proxy."""
+    if os.geteuid() == 0:
+        advice = f"use an ordinary user; in a container, {CONTAINER_ADVICE}"
+        yield Check("user", "warn", "root: a mistake of an agent could change the whole machine", advice)
+    else:
+        yield Check("user", "ok", f"number {os.geteuid()}, not root")
     folder = data_folder()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     state = "ok" if free >= MIN_FREE_BYTES else "warn"

@@ -69,6 +69,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ask: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
     yes: bool = False
+    allow_root: bool = False
     turn_ceiling: int = TURN_CEILING
     max_turns: int | None = None
     max_calls: int | None = None

@@ -14,6 +14,7 @@ from pathlib import Path
 from treadle import Agent, Runtime, Session
 from treadle.agent import Gate, SessionOptions
 from treadle.app.compose import OpenRuntime, has_unknown_price, open_runtime, open_store
+from treadle.app.root_user import check_root
 from treadle.app.settings import LoadedSettings, Settings
 from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
@@ -49,6 +50,7 @@ async def open_session(
     follow_up: bool = False,
 ) -> OpenSession:
     """Open the session that `--session` names, or create one named by `--name`. `stack` closes it."""
+    advice = check_root(is_allowed=loaded.settings.allow_root)  # before root owns files of the store
     log = await stack.enter_async_context(open_store(loaded.settings))
     info = await _find_or_create(log, args) if args.session else None
     if info is not None:
@@ -74,7 +76,7 @@ async def open_session(
         await session.configure(agent=settings.agent)
     if state.model not in ("", settings.model, opened.model.name):
         await session.configure(model=opened.model.name)
-    notes = [*loaded.ignored, *opened.notes]
+    notes = [*loaded.ignored, *filter(None, [advice]), *opened.notes]
     if opened.model_reason:
         notes.append(f"model: {opened.model.name} ({opened.model_reason})")
     model = agent.resolve_model()

@@ -132,6 +132,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     rights.add_argument("--approve", metavar="GLOB", nargs="+", action=SeveralValues, help="allow without asking")
     rights.add_argument("--forbid", metavar="GLOB", nargs="+", action=SeveralValues, help="never run these")
     rights.add_argument("--yes", action="store_const", const=True, help="allow all calls that need approval")
+    about = "run although the user is root"
+    rights.add_argument("--allow-root", action="store_const", const=True, help=about)
     rights.add_argument("--web", action=argparse.BooleanOptionalAction, help="offer fetch_url, or do not")
     rights.add_argument("--allow-host", metavar="H", dest="network", action="append", help="commands may connect to it")
     limits = parser.add_argument_group("limits of a run")

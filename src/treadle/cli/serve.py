@@ -42,7 +42,6 @@ def parser() -> Parser:
     )
     add_token_option(server)
     server.add_argument("--grace", metavar="SECONDS", type=float, default=10.0, help="for active runs at shutdown")
-    server.add_argument("--allow-root", action="store_true", help="serve although the user is root")
     add_run_options(options)
     return options
 
@@ -60,7 +59,6 @@ async def main(args: argparse.Namespace) -> int:
         models=args.offer or (),
         token_file=args.token_file,
         grace=args.grace,
-        allow_root=args.allow_root,
     )
     loaded = load_command_settings(args)
     for note in loaded.ignored:

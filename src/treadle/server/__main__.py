@@ -20,12 +20,11 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8420)
     parser.add_argument("--token-file", default="")
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
-    parser.add_argument("--allow-root", action="store_true")
+    parser.add_argument("--allow-root", action="store_const", const=True)
     args = parser.parse_args()
-    flags = {name: getattr(args, name) for name in ("model", "base_url", "api_key_env", "store", "workspace")}
-    options = ServeOptions(
-        host=args.host, port=args.port, token_file=args.token_file, grace=args.grace, allow_root=args.allow_root
-    )
+    names = ("model", "base_url", "api_key_env", "store", "workspace", "allow_root")
+    flags = {name: getattr(args, name) for name in names}
+    options = ServeOptions(host=args.host, port=args.port, token_file=args.token_file, grace=args.grace)
     try:
         asyncio.run(serve(load_settings(flags).settings, options))
     except TreadleError as error:

@@ -18,6 +18,7 @@ import uvicorn
 
 from treadle.app.absent_model import AbsentModel
 from treadle.app.compose import open_keyring, open_runtime, open_store
+from treadle.app.root_user import check_root
 from treadle.app.settings import Settings, data_folder
 from treadle.errors import BadInput
 from treadle.server.app import ServerApp, create_app
@@ -40,13 +41,11 @@ class ServeOptions:
     models: Sequence[str] = ()
     token_file: str = ""
     grace: float = GRACE_SECONDS
-    allow_root: bool = False
 
 
 async def serve(settings: Settings, options: ServeOptions) -> None:
     """Serve with these settings. Unfinished runs of the store continue, and open questions can be answered."""
-    if os.geteuid() == 0 and not options.allow_root:
-        raise BadInput("serving as root puts the whole machine at risk; use another user, or --allow-root")
+    check_root(is_allowed=settings.allow_root, serves=True)
     file, config = _build_config(settings, options)
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(open_store(settings))

@@ -26,9 +26,11 @@ from treadle.events import (
 )
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, Reply, Request, TextPart, Usage
+from treadle.models.chat_completions import ChatCompletions
 from treadle.testing import ScriptedModel, call
 
 TURNS = 200
+LIMITS = Limits(turns=TURNS, calls=TURNS)
 
 
 def read_cpu() -> float:
@@ -60,9 +62,18 @@ class Adder(ScriptedModel):
             yield call("add", a=number, b=1) if number % turns else "done"
 
 
-async def measure_steps(tool_used: object, store: str, runs: int) -> list[float]:
+class WritingAdder(Adder):
+    """Also writes the body of each request, as a model behind HTTP does."""
+
+    def stream(self, request: Request):
+        self.wire.build_body(request, None)
+        return super().stream(request)
+
+    wire = ChatCompletions("bench", "adder")
+
+
+async def measure_steps(agent: Agent, store: str, runs: int) -> list[float]:
     """Return the CPU seconds per step of each run. One session makes the runs in turn, with TURNS - 1 steps each."""
-    agent = Agent(Adder(TURNS), tools=[tool_used], limits=Limits(turns=TURNS, calls=TURNS))
     took: list[float] = []
     async with agent.session(store) as session:
         for _ in range(runs):
@@ -77,9 +88,19 @@ async def measure_steps(tool_used: object, store: str, runs: int) -> list[float]
 async def measure_step(kind: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         store = ":memory:" if kind == "memory" else os.path.join(folder, "bench.db")
-        took = await measure_steps(add_in_thread if kind == "thread" else add, store, 11)
+        agent = Agent(Adder(TURNS), tools=[add_in_thread if kind == "thread" else add], limits=LIMITS)
+        took = await measure_steps(agent, store, 11)
     # The first run is step 1 to 199, the last one step 1 990 to 2 189.
     return {"cpu_s": min(took), "first": min(took[:2]), "last": min(took[-2:])}
+
+
+async def measure_history(instructions: str) -> dict[str, float]:
+    """Measure steps of a session that grows to 5 000, with the bodies of their requests."""
+    agent = Agent(WritingAdder(TURNS), tools=[add], instructions=instructions, limits=LIMITS)
+    await measure_steps(agent, ":memory:", 1)
+    with tempfile.TemporaryDirectory() as folder:
+        took = await measure_steps(agent, os.path.join(folder, "bench.db"), 25)
+    return {"step_100": took[0], "step_1000": min(took[4:6]), "step_5000": min(took[-2:])}
 
 
 def build_history(length: int) -> list[object]:
@@ -175,6 +196,8 @@ SCENARIOS = {
     "step": lambda: measure_step("async"),
     "step_thread": lambda: measure_step("thread"),
     "step_memory": lambda: measure_step("memory"),
+    "history": lambda: measure_history("You add."),
+    "history_bare": lambda: measure_history(""),
     "opening": measure_opening,
     "memory": measure_memory,
 }

@@ -1,6 +1,7 @@
 """Rules for every protocol: stable prefixes, replies in pieces, histories of other models, missing ends."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -56,6 +57,23 @@ def test_each_turn_begins_with_the_bytes_of_the_turn_before(protocol: str) -> No
         items.append(ResultMessage(f"x{turn}", "echo", "ok", parts=(ImagePart(data="QUJD"),)))
         if turn % 7 == 0:
             items.append(user("and on"))
+
+
+@pytest.mark.parametrize("instructions", ["You help.", ""])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_body_is_the_only_copy_of_a_long_history(protocol: str, instructions: str) -> None:
+    wire, cache, items = find_wire(protocol), {}, [user("x" * 1000) for _ in range(2000)]
+    wire.build_body(Request(instructions, Messages(items), TOOLS, render_cache=cache), None)
+    items += [ModelMessage("done"), user("and on")]
+    request = Request(instructions, Messages(items), TOOLS, render_cache=cache)
+    tracemalloc.start()
+    try:
+        body = wire.build_body(request, None)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(body) > 2_000_000
+    assert peak < 1.5 * len(body), "the messages were copied more than once"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -84,20 +84,18 @@ class AnthropicMessages(WireFormat):
         head = self._get_head(request)
         buffer, state = self._write_messages(request, head)
         is_open = state.turn == "open"
-        data = buffer.take_prefix(len(request.messages))
-        room = window - wire_format.estimate_tokens(len(data)) if window is not None else None
-        pieces: list[bytes | bytearray] = [
-            head.data[:-1],
-            b",",
-            encode(self._build_limits(request, state, room))[1:-1],
-            b',"messages":[',
-        ]
-        at = 0
-        for end in _find_cache_marks(request.messages, buffer.ends) if is_open else ():
-            pieces += (data[at : end - 1], _CACHE_MARK)
-            at = end
-        pieces += (data[at:], b"]}]}" if is_open else b"]}")
-        return b"".join(pieces)
+        end = buffer.find_end(len(request.messages))
+        room = window - wire_format.estimate_tokens(end) if window is not None else None
+        limits = encode(self._build_limits(request, state, room))[1:-1]
+        marks = _find_cache_marks(request.messages, buffer.ends) if is_open else ()
+        with memoryview(buffer.data) as data:  # a slice of the buffer itself would copy the whole history once more
+            pieces: list[bytes | memoryview] = [head.data[:-1], b",", limits, b',"messages":[']
+            at = 0
+            for mark in marks:
+                pieces += (data[at : mark - 1], _CACHE_MARK)
+                at = mark
+            pieces += (data[at:end], b"]}]}" if is_open else b"]}")
+            return b"".join(pieces)
 
     def open_reader(self, request: Request, sent: int) -> AnthropicReader:
         head = self._get_head(request)

@@ -156,13 +156,13 @@ class ListFormat(WireFormat):
     def build_body(self, request: Request, window: int | None) -> bytes:
         buffer = get_buffer(request, self.key)
         buffer.extend(request.messages, self._write_message, CarriedParts())
-        fragments = buffer.take_prefix(len(request.messages))
+        end = buffer.find_end(len(request.messages))
         system = self._write_system(request)
         head = self._get_head(request, buffer, window)
-        limit = self._write_limit(request, window, len(head) + len(system) + len(fragments))
-        return b"".join(
-            (head, limit, b',"%b":[' % self.list_field, system, fragments if system else fragments[1:], b"]}")
-        )
+        limit = self._write_limit(request, window, len(head) + len(system) + end)
+        with memoryview(buffer.data) as data:  # a slice of the buffer itself would copy the whole history once more
+            written = data[0 if system else 1 : end]
+            return b"".join((head, limit, b',"%b":[' % self.list_field, system, written, b"]}"))
 
     def _get_head(self, request: Request, buffer: MessageBuffer, window: int | None) -> bytes:
         """All but the messages and the token limit. It is serialised again only when it changes; sessions share it."""
@@ -261,11 +261,9 @@ class MessageBuffer:
                 self._states.append(state)
         return self._states[len(messages) - 1] if messages else start
 
-    def take_prefix(self, count: int) -> bytearray:
-        """The fragments of the first `count` messages."""
-        if count == len(self.ends):
-            return self.data
-        return self.data[: self.ends[count - 1]] if count else bytearray()
+    def find_end(self, count: int) -> int:
+        """Where the fragments of the first `count` messages end."""
+        return self.ends[count - 1] if count else 0
 
 
 def get_buffer(request: Request, key: str) -> MessageBuffer:

@@ -12,6 +12,7 @@ from treadle.app.root_user import NO_LOGIN, check_root
 from treadle.errors import BadInput
 from treadle.messages import Reply
 
+ROOT = Path(__file__).parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be refused; the suite runs as another user")
 
 
@@ -89,3 +90,12 @@ async def test_a_workspace_cannot_allow_root(place: Place) -> None:
     async with StrictChat([Reply(text="Hello.")]) as fake:
         done = await place.run("run", "Hello?", *model_options(fake), env={"SUDO_USER": "ann"})
     assert done.code == 2 and "does not run as root" in done.err
+
+
+def test_the_image_runs_as_an_ordinary_user_and_copies_files_that_exist() -> None:
+    lines = (ROOT / "packaging" / "Dockerfile").read_text("utf-8").splitlines()
+    words = [line.split() for line in lines]
+    assert [name for instruction, name, *_ in filter(None, words) if instruction == "USER"] == ["treadle"]
+    assert words.index(["USER", "treadle"]) < words.index(["ENTRYPOINT", '["treadle"]'])
+    copied = [name for line in words if line[:1] == ["COPY"] for name in line[1:-1]]
+    assert "src" in copied and all((ROOT / name).exists() for name in copied)

@@ -7,7 +7,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from treadle.engine.coordinator import LEASE_SECONDS, Coordinator
 from treadle.engine.model_call import ask_quietly
 from treadle.engine.setup import Gate, Setup, later
 from treadle.engine.state import State
-from treadle.errors import BadInput, NotFound
+from treadle.errors import BadInput, ClaimLost, NotFound
 from treadle.events import (
     AnyFact,
     Grant,
@@ -31,7 +31,7 @@ from treadle.events import (
     SessionRenamed,
     validate_fact,
 )
-from treadle.log.base import Log, SearchHit, SessionPage, SessionQuery, StoreWatch
+from treadle.log.base import Claim, Log, SearchHit, SessionPage, SessionQuery, StoreWatch
 from treadle.log.open_log import open_log
 from treadle.log.owner import make_owner_name
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
@@ -74,7 +74,7 @@ class SessionHelpers:
         return self._setup.clock.now()
 
     @asynccontextmanager
-    async def open_session(self, agent_name: str, session_id: str) -> AsyncGenerator[Session[Any]]:
+    async def open_session(self, agent_name: str, session_id: str, claim: Claim | None) -> AsyncGenerator[Session[Any]]:
         """Open a helper's session for the time of a call, with the gate of the session that the call belongs to."""
         coordinator = self._runtime.coordinator
         session = Session(coordinator, self.agents[agent_name], session_id)
@@ -83,7 +83,8 @@ class SessionHelpers:
                 yield session
             except asyncio.CancelledError:
                 if not coordinator.is_closed:  # a helper of a runtime that closes is resumed later
-                    await session.cancel(by="delegate", why="its parent was stopped")
+                    with suppress(ClaimLost):  # whoever took over the parent goes on with its helper
+                        await coordinator.cancel(session_id, "delegate", "its parent was stopped", claim)
                 raise
 
 
@@ -321,6 +322,7 @@ class Runtime:
             config=replace(setup.config, instructions=instructions),
             attachments=attachments,
             helpers=SessionHelpers(self, created, setup),
+            approval_key=self.log.approval_key,
         )
 
     def model(self, name: str) -> Model:

@@ -82,9 +82,11 @@ class ReportingLog(SqliteLog):
             self._notes.write("refused", os.getpid(), claim.session_id, claim.epoch, "renew")
             raise
 
-    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
+    async def post(
+        self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True, claim: Claim | None = None
+    ) -> PostResult:
         self._may_die()
-        posted = await super().post(session_id, facts, key, wake=wake)
+        posted = await super().post(session_id, facts, key, wake=wake, claim=claim)
         self._may_die()
         self._write_acknowledged(session_id, posted.facts)
         return posted

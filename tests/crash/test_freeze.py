@@ -1,7 +1,8 @@
-"""A frozen process: others take over, and it does no harm when it continues."""
+"""A frozen process: others take over, and it does no harm when it continues. It writes nothing more."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -9,9 +10,15 @@ import pytest
 
 from tests.crash.children import freeze, run_child, start_fork_server, thaw, wait_until
 from tests.crash.invariants import check_store
-from tests.crash.notes import Notes
+from tests.crash.notes import Notes, ReportingLog, child_process
 from tests.crash.test_kill import finish
 from tests.crash.worker import Job, work
+from treadle import Agent, Runtime, Session, ToolContext, tool
+from treadle.events import CallFinished, RunFinished
+from treadle.history.content_store import ContentStore
+from treadle.history.snapshot import record_changes
+from treadle.testing import ScriptedModel, call
+from treadle.tools.remember import remember
 
 LEASE = 0.6
 
@@ -33,3 +40,70 @@ async def test_a_frozen_worker_is_replaced_and_does_nothing_twice(tmp_path: Path
     counts = await check_store(notes)
     assert counts.sessions == 6
     assert counts.epochs > 6, "no session was taken over during its work"
+
+
+def build_command_agent(notes: Notes, *script: object) -> Agent:
+    """Build an agent whose command changes a file, waits, and then tries everything that a call can write."""
+    kept = ContentStore(notes.folder / "kept")
+
+    @tool
+    async def command(context: ToolContext) -> str:
+        try:
+            async with record_changes(kept, context):
+                (context.workspace / "made.txt").write_text("by the frozen process")
+                notes.write("changed", "made.txt")
+                while not notes.read("go"):  # noqa: ASYNC110 - from another process
+                    await asyncio.sleep(0.005)
+        finally:
+            attempts = {
+                "note": context.services.save_note("late.note", "late"),
+                "files": context.services.record_kept_files([]),
+                "memory": remember.run(remember.parse('{"text": "late"}'), context),
+            }
+            for name, attempt in attempts.items():
+                try:
+                    await attempt
+                    notes.write("late", name, "was written")
+                except Exception as error:
+                    notes.write("late", name, type(error).__name__)
+        return "much\n" * 10_000
+
+    command.kept = kept  # type: ignore[attr-defined] # where a rewind looks for it
+    return Agent(ScriptedModel(*script), tools=[command, remember])
+
+
+@child_process
+async def run_command(notes: Notes) -> None:
+    """Run the command in a session, and leave it when somebody else has taken it over."""
+    agent = build_command_agent(notes, call("command"))
+    async with Runtime(ReportingLog(notes), [agent], lease=LEASE, recover=False) as runtime:
+        session = await runtime.create(workspace=notes.folder / "workspace")
+        await session.send("go")
+        await runtime.coordinator.wait_until_idle(session.id)
+
+
+async def test_a_call_of_a_frozen_process_writes_nothing_after_the_takeover(tmp_path: Path) -> None:
+    notes, made = Notes(tmp_path), tmp_path / "workspace" / "made.txt"
+    made.parent.mkdir()
+    with run_child(run_command, notes) as frozen:
+        wait_until(lambda: notes.read("changed"))
+        freeze(frozen, notes.store)
+        agent, log = build_command_agent(notes, "It was broken off."), ReportingLog(notes)
+        async with Runtime(log, [agent], lease=LEASE) as runtime:
+            (info,) = (await runtime.sessions()).sessions
+            session: Session = Session(runtime.coordinator, agent, info.id)
+            async for event in session.watch():
+                if isinstance(event, RunFinished):
+                    break
+            await runtime.coordinator.wait_until_idle(session.id)
+            before = await session.facts()
+            notes.write("go")
+            thaw(frozen)
+            frozen.join(60)
+            assert frozen.exitcode == 0, notes.read("trouble")
+            assert await session.facts() == before
+            assert [fact.status for fact in before if isinstance(fact, CallFinished)] == ["interrupted"]
+            assert notes.read("late") == [[name, "ClaimLost"] for name in ("note", "files", "memory")]
+            assert await log.memories.list() == []
+            rewound = await session.rewind(len(before), "files")
+            assert rewound.changes == () and made.read_text() == "by the frozen process"

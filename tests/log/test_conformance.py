@@ -1,11 +1,15 @@
 """What every log must do, one test a promise of the port; watching is in test_conformance_watch.py."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.log.conftest import claim
 from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved
 from treadle.events import Custom, Limits, MessageReceived, Parent, RunStarted, SessionCreated, TextDelta
 from treadle.log.base import Claim, Log, PostResult, SessionQuery
+from treadle.log.in_memory import InMemoryLog
+from treadle.log.sqlite import SqliteLog
 
 
 async def read_names(log: Log, session_id: str = "s") -> list[str]:
@@ -170,6 +174,41 @@ async def test_an_old_claim_can_neither_append_nor_renew_nor_release_after_a_tak
     await log.append(yours, 2, make.notes("alive"))
     assert await read_names(log) == ["a", "alive"]
     assert (await log.get_info("s")).owner == "you"
+
+
+async def test_a_write_that_belongs_to_an_old_claim_is_refused_after_a_takeover(log, make, clock, mine) -> None:
+    await log.post("s", make.notes("early"), claim=mine)
+    artifact = await log.put_artifact("s", b"early", claim=mine)
+    await log.create("child", [make.created("child")], claim=mine)
+    await log.post("child", make.notes("from its parent"), claim=mine)
+    clock.now = 1030.0
+    yours = await claim(log, owner="you")
+    for attempt in (
+        log.post("s", make.notes("late"), "k", claim=mine),
+        log.post("child", make.notes("late"), claim=mine),
+        log.put_artifact("s", b"late", claim=mine),
+        log.create("late", [make.created("late")], claim=mine),
+    ):
+        with pytest.raises(ClaimLost, match="epoch 1"):
+            await attempt
+    assert (await log.post("s", make.notes("alive"), "k", claim=yours)).is_new
+    assert await read_names(log) == ["early", "alive"]
+    assert await read_names(log, "child") == ["from its parent"]
+    assert (await log.get_artifact("s", artifact)).data == b"early"
+    with pytest.raises(NotFound):
+        await log.read("late")
+    assert await log.release(yours, None)
+    with pytest.raises(ClaimLost):
+        await log.post("s", make.notes("after the release"), claim=yours)
+
+
+async def test_a_store_has_a_secret_of_its_own_and_keeps_it(log: Log, make, clock, tmp_path: Path) -> None:
+    assert len(log.approval_key) == 32 and log.approval_key == log.approval_key
+    if isinstance(log, SqliteLog):
+        async with SqliteLog(log.path) as same, SqliteLog(tmp_path / "other.db") as other:
+            assert same.approval_key == log.approval_key != other.approval_key
+    else:
+        assert InMemoryLog().approval_key != log.approval_key
 
 
 async def test_an_owner_whose_lease_lapsed_may_go_on_while_nobody_took_over(log, make, clock, mine: Claim) -> None:

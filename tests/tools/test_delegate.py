@@ -246,6 +246,32 @@ async def test_a_parent_is_not_stopped_before_its_helper_is(monkeypatch: pytest.
     assert not early and [ending.reason for ending in endings] == ["cancelled"]
 
 
+async def test_a_parent_that_was_taken_over_does_not_cancel_its_helper() -> None:
+    now = 1000.0
+    log = InMemoryLog(clock=lambda: now)
+    agent = build_parent(DELEGATE, helper=lambda task, turn: call("wait"), tools=[HeldTool().tool])
+    async with run_until_helper(agent, CallStarted, log) as (session, helper, waiting):
+        now += 1000
+        theirs = await log.claim("another process", 30, session.id)
+        running = session._coordinator._entries[session.id].task  # pyright: ignore[reportPrivateUsage]
+        assert theirs is not None and running is not None and running.cancel()  # as the failed renewal does
+        await asyncio.wait([running])
+        assert not select_events(await helper.facts(), CancelRequested)
+        await log.release(theirs, None)
+        waiting.cancel()
+
+
+async def test_a_session_that_has_the_id_of_a_helper_is_not_taken_for_it(store: Store) -> None:
+    agent, log = build_parent(DELEGATE, "Done."), store.open()
+    async with agent.session(log) as session:
+        stranger = derive_helper_id(session.id, "d")
+        await log.create(stranger, [agent.build_created_fact(stranger, Path())])
+        await run_to_end(session)
+        done = await read_finished_calls(session)
+    assert done["d"].status == "error" and "Another session" in done["d"].output
+    assert len(await log.read(stranger)) == 1
+
+
 async def test_a_helper_whose_run_is_killed_goes_on_and_gives_one_result(store: Store) -> None:
     script = call_then_answer(call("wait", id="w"), "did it after all")
     agent = build_parent(DELEGATE, "Done.", helper=script, tools=[HeldTool().tool])

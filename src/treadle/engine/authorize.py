@@ -286,15 +286,16 @@ def _compute_expiry(setup: Setup) -> float | None:
 def _compute_digest(setup: Setup, ready: ReadyCall) -> str:
     """Identify what a person approves: the tool, its arguments, its folder and whether it is sandboxed.
 
-    Grants and rules are no part of it: the policy checks them again when the call starts.
+    Only this store can compute it, so no file from elsewhere can hold an approval. Grants and rules are no part of it:
+    the policy checks them again when the call starts.
     """
-    import hashlib
+    import hmac
 
     sandboxed = find_narrowest_tier(setup.grants) != "full"
     approved = msgspec.json.encode(
         (ready.tool.name, ready.tool.version, ready.parsed.arguments, str(setup.workspace), sandboxed), order="sorted"
     )
-    return hashlib.sha256(approved).hexdigest()[:32]
+    return hmac.digest(setup.approval_key, approved, "sha256").hex()[:32]
 
 
 def _close_call(

@@ -284,13 +284,18 @@ class Coordinator:
             raise AlreadyAnswered(f"call {call_id} has another result already ({stored.status})", stored)
         return stored
 
-    async def cancel(self, session_id: str, by: str = "", why: str = "") -> RunFinished | None:
-        """Stop the run and wait until the log has its end. Return None when there was nothing to stop."""
+    async def cancel(
+        self, session_id: str, by: str = "", why: str = "", claim: Claim | None = None
+    ) -> RunFinished | None:
+        """Stop the run and wait until the log has its end. Return None when there was nothing to stop.
+
+        With the `claim` of the session that started this one, it raises `ClaimLost` if that one was taken over.
+        """
         state = await self.load_state(session_id)
         has_run, position = state.run is not None, state.seq
         if not has_run and not state.queue and state.requested is None:
             return None
-        await self.log.post(session_id, [validate_fact(CancelRequested(by=by, why=why))])
+        await self.log.post(session_id, [validate_fact(CancelRequested(by=by, why=why))], claim=claim)
         await self.wake(session_id)
         if not has_run:
             return None

@@ -66,7 +66,7 @@ class Loop:
                 step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
                 match step:
                     case Record() if step.key:  # if somebody stored this key first, the log's fact counts
-                        await self.log.post(self.session_id, step.facts, step.key, wake=False)
+                        await self.log.post(self.session_id, step.facts, step.key, wake=False, claim=self.lease.claim)
                         await self.catch_up()
                     case Record():
                         self._record(*step.facts)
@@ -219,15 +219,15 @@ class Loop:
         for ready, fact in zip(batch, (None, *ended), strict=True):
             if self.state.calls[ready.call.call.id].finished is None:
                 if not isinstance(fact, CallFinished):
-                    fact = await build_finish_fact(self.log, self.session_id, ready, STOPPED_OUTCOME)
+                    fact = await build_finish_fact(self.log, self.lease.claim, ready, STOPPED_OUTCOME)
                 await self._record_result(fact)
 
     async def _run_call(self, ready: ReadyCall, limit: CancelScope) -> CallFinished:
         """Run a call, and again while the recovery says so. Return its result, which the caller records."""
-        context = build_tool_context(self.setup, self.log, self.session_id, ready, self.state.notes)
+        context = build_tool_context(self.setup, self.log, self.lease.claim, ready, self.state.notes)
         while True:
             outcome = await run_tool(ready, context, self.setup.redactor, limit)
-            fact = await build_finish_fact(self.log, self.session_id, ready, outcome, self.setup.model.window)
+            fact = await build_finish_fact(self.log, self.lease.claim, ready, outcome, self.setup.model.window)
             if outcome.status not in ("error", "timed_out"):
                 return fact
             recovery = self.setup.choose_recovery(ready.tool, outcome.text, context.attempt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -182,6 +183,8 @@ class Setup(Struct, frozen=True):
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     attachments: Attachments | None = None
     helpers: HelperHost | None = None
+    approval_key: bytes = field(default_factory=lambda: os.urandom(32))
+    """The secret of the store. Without one, no approval outlives this setup."""
 
     def choose_recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
         """Decide what follows a failed call. A call is retried twice at most."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -192,13 +193,14 @@ def build_start_fact(setup: Setup, claim: Claim, ready: ReadyCall, attempt: int)
 
 
 async def build_finish_fact(
-    log: Log, session_id: str, ready: ReadyCall, outcome: CallOutcome, window: int | None = None
+    log: Log, claim: Claim, ready: ReadyCall, outcome: CallOutcome, window: int | None = None
 ) -> events.CallFinished:
     """Build the fact that a call ended.
 
     Output over the cap is stored whole as an artifact, and the fact has its head and tail.
     """
-    text, truncation = await _keep_output(log, session_id, outcome.text, ready.tool.cap, window)
+    put = partial(log.put_artifact, claim.session_id, claim=claim)
+    text, truncation = await _keep_output(put, outcome.text, ready.tool.cap, window)
     return events.CallFinished(
         call_id=ready.call.call.id,
         tool=ready.tool.name,
@@ -212,14 +214,14 @@ async def build_finish_fact(
 
 
 async def _keep_output(
-    log: Log, session_id: str, text: str, cap: int, window: int | None
+    put: Callable[[bytes], Awaitable[str]], text: str, cap: int, window: int | None
 ) -> tuple[str, events.Truncation | None]:
     """Return the output that the model reads. An output over the cap is stored whole as an artifact."""
     cap = min(cap, max(window // 2, MIN_OUTPUT_CAP)) if window else cap
     head, tail, dropped = cut_output(text, cap)
     if not dropped:
         return text, None
-    artifact = await log.put_artifact(session_id, text.encode())
+    artifact = await put(text.encode())
     text = f"{head}\n[… {dropped} characters left out; the whole is artifact {artifact} …]\n{tail}"
     return text, events.Truncation(len(head) + len(tail), dropped, artifact)
 
@@ -229,9 +231,8 @@ async def build_client_result(
 ) -> events.CallFinished:
     """Build the fact that the client ran a call. Its output is treated like that of any tool."""
     text, parts, is_ok = render_result(result)
-    text, truncation = await _keep_output(
-        log, session_id, setup.redactor.redact_text(text), DEFAULT_CAP, setup.model.window
-    )
+    put = partial(log.put_artifact, session_id)
+    text, truncation = await _keep_output(put, setup.redactor.redact_text(text), DEFAULT_CAP, setup.model.window)
     return events.CallFinished(
         call_id=call.id,
         tool=call.tool,
@@ -261,12 +262,16 @@ async def load_output(log: Log, session_id: str, artifact_id: str) -> Artifact:
 
 
 class LogToolServices(ToolServices):
-    """The services of one call. Output and progress go to the session's watchers, notes and files to its log."""
+    """The services of one call. Output and progress go to the session's watchers, notes and files to its log.
 
-    def __init__(self, setup: Setup, log: Log, session_id: str, call_id: str) -> None:
+    A call can outlive its process's claim on the session: it was frozen, or it does not stop. Then it writes nothing.
+    """
+
+    def __init__(self, setup: Setup, log: Log, claim: Claim, call_id: str) -> None:
         self.memories, self.helpers, self._redactor = log.memories, setup.helpers, setup.redactor
-        self._log, self._session_id, self._call_id = log, session_id, call_id
-        self._loop, self._after = asyncio.get_running_loop(), log.get_head(session_id)
+        self._log, self._session_id, self._call_id = log, claim.session_id, call_id
+        self.claim = self._claim = claim
+        self._loop, self._after = asyncio.get_running_loop(), log.get_head(claim.session_id)
         self._live: RedactedStream | None = None
 
     def progress(self, message: str, done: float | None = None, total: float | None = None) -> None:
@@ -292,26 +297,29 @@ class LogToolServices(ToolServices):
 
     async def save_note(self, name: str, data: Json) -> None:
         fact = events.validate_fact(events.Custom(name=name, data=self._redactor.redact_value(data)))
-        await self._log.post(self._session_id, [fact], wake=False)
+        await self._log.post(self._session_id, [fact], wake=False, claim=self._claim)
 
     async def record_kept_files(
         self, files: Sequence[events.KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
     ) -> None:
         fact = events.FilesKept(call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out))
-        await self._log.post(self._session_id, [events.validate_fact(fact)], wake=False)
+        await self._log.post(self._session_id, [events.validate_fact(fact)], wake=False, claim=self._claim)
+
+    async def check_claim(self) -> None:
+        await self._log.renew(self._claim)
 
     async def read_artifact(self, artifact_id: str) -> bytes:
         return (await load_output(self._log, self._session_id, artifact_id)).data
 
 
 def build_tool_context(
-    setup: Setup, log: Log, session_id: str, ready: ReadyCall, notes: Mapping[str, Json]
+    setup: Setup, log: Log, claim: Claim, ready: ReadyCall, notes: Mapping[str, Json]
 ) -> ToolContext:
     """Build the context that the tool receives."""
     call_id = ready.call.call.id
-    services = LogToolServices(setup, log, session_id, call_id)
+    services = LogToolServices(setup, log, claim, call_id)
     return ToolContext(
-        session_id,
+        claim.session_id,
         call_id,
         setup.workspace,
         ready.attempt,

@@ -19,7 +19,7 @@ from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
 from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, RunRequested, SessionCreated, validate_fact
 from treadle.history.content_store import ContentStore
 from treadle.history.snapshot import FileTree, hash_workspace
-from treadle.log.base import Log
+from treadle.log.base import Claim, Log
 from treadle.messages import Json
 from treadle.tools.base import FILE_NOTE_PREFIX, FOLDER_NOTE, LEFT_NOTE, FileNote, ToolError, read_file_note
 from treadle.workspace.folder import FileContent, Folder, hash_content, render_diff
@@ -223,7 +223,7 @@ class Rewinder:
                 for step in steps
             )
             if what != "files" or files:
-                seen = await self._record(facts, Rewound(to=to, what=what, files=files, by="user"), request)
+                seen = await self._record(claim, facts, Rewound(to=to, what=what, files=files, by="user"), request)
             skipped += await run_in_thread(_restore_files, _get_workspace(facts), steps)
         finally:
             await self._log.release(claim, None)
@@ -241,7 +241,7 @@ class Rewinder:
             raise BadInput(f"session {self._id} was never rewound, so there is nothing to undo")
         return await self.rewind(last.seq - 1, last.what, dry_run=dry_run, force=force)
 
-    async def _record(self, facts: Sequence[AnyFact], fact: Rewound, request: RunRequested | None) -> int:
+    async def _record(self, claim: Claim, facts: Sequence[AnyFact], fact: Rewound, request: RunRequested | None) -> int:
         """Record the rewind before a file changes, and return the head. A repeated rewind is recorded once."""
         last = next(one for one in reversed(facts) if not isinstance(one, Custom))
         if (
@@ -258,7 +258,8 @@ class Rewinder:
             pairs = ((name, _restore_note(name, now), _restore_note(name, then)) for name in names)
             notes = [Custom(name=name, data=before) for name, after, before in pairs if before != after]
         new = [fact, *notes, *filter(None, [request])]
-        posted = await self._log.post(self._id, [*map(validate_fact, new)], wake=request is not None)
+        wake = request is not None
+        posted = await self._log.post(self._id, [*map(validate_fact, new)], wake=wake, claim=claim)
         return posted.facts[-1].seq
 
     async def _plan_steps(

@@ -155,12 +155,18 @@ class Log(ABC):
     """A store of facts. Methods raise `NotFound` for an unknown session and `StoreError` for a bad store.
 
     `listener` is called in this process when a session that it has claimed got facts from outside. `memories` are
-    the memories in the same store.
+    the memories in the same store. A write with a `claim` belongs to the work of that claim, on this session or on
+    the one that started it: it raises `ClaimLost`, and writes nothing, when another owner has taken over.
     """
 
     listener: Callable[[str], None] | None = None
     memories: Memories
     observer: Observer | None = None
+
+    @property
+    @abstractmethod
+    def approval_key(self) -> bytes:
+        """The secret that binds an approval to the call that was shown. It never leaves the store."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -169,14 +175,16 @@ class Log(ABC):
         await self.close()
 
     @abstractmethod
-    async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
+    async def create(self, session_id: str, facts: Sequence[AnyFact], *, claim: Claim | None = None) -> None:
         """Create a session from its first facts: `SessionCreated`, and more for a fork or an import.
 
         Facts that already carry a time keep it. Raises `Conflict` when the id is taken.
         """
 
     @abstractmethod
-    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
+    async def post(
+        self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True, claim: Claim | None = None
+    ) -> PostResult:
         """Add facts from outside. Anyone may do this. With `wake`, the session becomes due at once.
 
         A key that was used before in this session adds nothing and returns the facts of the first post.
@@ -262,7 +270,9 @@ class Log(ABC):
         """Find messages, replies and outputs that have all words of `text`, the best first."""
 
     @abstractmethod
-    async def put_artifact(self, session_id: str, data: bytes, media_type: str = "text/plain") -> str:
+    async def put_artifact(
+        self, session_id: str, data: bytes, media_type: str = "text/plain", *, claim: Claim | None = None
+    ) -> str:
         """Store an artifact and return its id. The id is a hash, so the same content is stored once."""
 
     @abstractmethod

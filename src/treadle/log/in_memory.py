@@ -5,6 +5,7 @@ It keeps every promise of the port but durability, and no other process can shar
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -89,12 +90,18 @@ class InMemoryLog(HubLog):
         self._sessions: dict[str, _Session] = {}
         self._created = 0
         self._is_closed = False
+        self._approval_key = os.urandom(32)
         self.memories = InMemoryMemories(clock)
         self._order: list[tuple[str, int, int]] = []  # session id, session number and seq of every fact ever stored
         self._hub = Hub(self.read, self._read_store)
 
-    async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
+    @property
+    def approval_key(self) -> bytes:
+        return self._approval_key
+
+    async def create(self, session_id: str, facts: Sequence[AnyFact], *, claim: Claim | None = None) -> None:
         self._check_open()
+        self._check_claim(claim)
         if session_id in self._sessions:
             raise records.build_taken(session_id)
         numbered = records.number_facts(facts, self._clock())
@@ -105,8 +112,11 @@ class InMemoryLog(HubLog):
         records.stamp_created(facts, numbered)
         self._hub.wake_store_waiters()
 
-    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
+    async def post(
+        self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True, claim: Claim | None = None
+    ) -> PostResult:
         session = self._get_session(session_id)
+        self._check_claim(claim)
         if key and key in session.keys:
             return PostResult(session.keys[key], is_new=False)
         now = self._clock()
@@ -227,7 +237,10 @@ class InMemoryLog(HubLog):
                     found.append((-score, f"{session_id}/{fact.seq:010}", hit))
         return [hit for _, _, hit in sorted(found, key=lambda row: row[:2])[:limit]]
 
-    async def put_artifact(self, session_id: str, data: bytes, media_type: str = "text/plain") -> str:
+    async def put_artifact(
+        self, session_id: str, data: bytes, media_type: str = "text/plain", *, claim: Claim | None = None
+    ) -> str:
+        self._check_claim(claim)
         artifact_id = records.hash_artifact(data)
         artifacts = self._get_session(session_id).artifacts
         artifacts.setdefault(artifact_id, Artifact(artifact_id, media_type, data))
@@ -260,6 +273,10 @@ class InMemoryLog(HubLog):
         if session is None:
             raise records.build_not_found(session_id)
         return session
+
+    def _check_claim(self, claim: Claim | None) -> None:
+        if claim is not None:
+            self._get_claimed(claim)
 
     def _get_claimed(self, claim: Claim) -> _Session:
         session = self._get_session(claim.session_id)

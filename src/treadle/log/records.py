@@ -6,6 +6,7 @@ caller holds one where it needs one.
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -294,6 +295,16 @@ def read_store(db: sqlite3.Connection, after: int, count: int) -> tuple[list[Sto
 def fetch_last_cursor(db: sqlite3.Connection) -> int:
     """Fetch the position of the fact that was stored last, or 0."""
     return db.execute("SELECT coalesce(max(position), 0) FROM stored_order").fetchone()[0]
+
+
+def fetch_approval_key(db: sqlite3.Connection) -> bytes:
+    """Fetch the secret of the store. The first process that needs it creates it."""
+    select = "SELECT value FROM secrets WHERE name = 'approvals'"
+    row = db.execute(select).fetchone()
+    if row is None:
+        db.execute("INSERT OR IGNORE INTO secrets VALUES ('approvals', ?)", (os.urandom(32),))
+        row = db.execute(select).fetchone()
+    return row[0]
 
 
 def find_by_key(db: sqlite3.Connection, num: int, key: str) -> list[AnyFact] | None:

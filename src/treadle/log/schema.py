@@ -87,6 +87,10 @@ MIGRATIONS: tuple[Migration, ...] = (
         """CREATE TRIGGER facts_stored AFTER INSERT ON facts
             BEGIN INSERT INTO stored_order (place) VALUES (new.place); END""",
     ),
+    (
+        # The secret key of approvals. Python makes it at its first use: SQLite's random numbers are not for secrets.
+        "CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    ),
 )
 
 

@@ -93,10 +93,19 @@ class SqliteLog(HubLog):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_loop: asyncio.AbstractEventLoop | None = None
         self._data_version = 0
+        self._approval_key: bytes | None = None
 
-    async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
+    @property
+    def approval_key(self) -> bytes:
+        if self._approval_key is None:
+            with self._file.connection as db:
+                self._approval_key = records.fetch_approval_key(db)
+        return self._approval_key
+
+    async def create(self, session_id: str, facts: Sequence[AnyFact], *, claim: Claim | None = None) -> None:
         self._file.check_not_moved()
         with self._file.transaction as db:
+            self._check_claim(db, claim)
             if db.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone() is not None:
                 raise records.build_taken(session_id)
             numbered = records.number_facts(facts, self._clock())
@@ -106,9 +115,12 @@ class SqliteLog(HubLog):
         records.stamp_created(facts, numbered)
         self._hub.wake_store_waiters()
 
-    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
+    async def post(
+        self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True, claim: Claim | None = None
+    ) -> PostResult:
         now, began = self._clock(), time.perf_counter()
         with self._file.transaction as db:
+            self._check_claim(db, claim)
             num, head = records.fetch_session(db, f"num, {records.HEAD_SQL}", session_id)
             if key and (stored := records.find_by_key(db, num, key)) is not None:
                 return PostResult(tuple(stored), is_new=False)
@@ -205,9 +217,7 @@ class SqliteLog(HubLog):
         with self._file.transaction as db:
             num = self._get_number(claim.session_id)
             if key and (stored := records.find_by_key(db, num, key)) is not None:
-                refusal = self._explain_refusal(db, claim, None)
-                if isinstance(refusal, ClaimLost):
-                    raise refusal
+                self._check_claim(db, claim)
                 records.stamp_repeated(facts, stored, key)
                 return
             head = facts[0].seq - 1
@@ -216,6 +226,12 @@ class SqliteLog(HubLog):
             db.execute(_UPDATE, (*records.build_update_values(facts[-1].at, changes), num))
             if key:
                 records.save_key(db, num, key, head, len(facts))
+
+    def _check_claim(self, db: sqlite3.Connection, claim: Claim | None) -> None:
+        """Raise `ClaimLost` when another owner has taken over. Call it in the transaction of the write."""
+        refusal = self._explain_refusal(db, claim, None) if claim is not None else None
+        if isinstance(refusal, ClaimLost | NotFound):
+            raise refusal
 
     def _explain_refusal(
         self, db: sqlite3.Connection, claim: Claim, expected_seq: int | None
@@ -312,9 +328,12 @@ class SqliteLog(HubLog):
                     return True
         return False
 
-    async def put_artifact(self, session_id: str, data: bytes, media_type: str = "text/plain") -> str:
+    async def put_artifact(
+        self, session_id: str, data: bytes, media_type: str = "text/plain", *, claim: Claim | None = None
+    ) -> str:
         artifact_id = records.hash_artifact(data)
-        with self._file.connection as db:
+        with self._file.transaction as db:
+            self._check_claim(db, claim)
             num = self._fetch_number(db, session_id)
             db.execute(
                 "INSERT OR IGNORE INTO artifacts (session, id, media_type, data) VALUES (?, ?, ?, ?)",

@@ -20,7 +20,7 @@ from msgspec import Struct
 from treadle import events
 from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound, TreadleError
-from treadle.log.base import Log, Watch
+from treadle.log.base import Claim, Log, Watch
 from treadle.memory.base import Memories
 from treadle.messages import NO_USAGE, Json, Part, ToolSpec, Usage
 from treadle.permissions.data_flow import Trait
@@ -137,6 +137,7 @@ class HelperRun(Protocol):
     def pending(self) -> Sequence[events.ApprovalRequested | events.InputRequested | events.CallStarted]: ...
 
     def __aiter__(self) -> AsyncIterator[events.Event]: ...
+    def detach(self) -> None: ...
 
 
 class HelperSession(Protocol):
@@ -163,8 +164,13 @@ class HelperHost(Protocol):
 
     def now(self) -> float: ...
 
-    def open_session(self, agent_name: str, session_id: str) -> AbstractAsyncContextManager[HelperSession]:
-        """Open a helper's session for the time of the call. Cancelling the call cancels the helper."""
+    def open_session(
+        self, agent_name: str, session_id: str, claim: Claim | None
+    ) -> AbstractAsyncContextManager[HelperSession]:
+        """Open a helper's session for the time of the call. Cancelling the call cancels the helper.
+
+        It goes on if the `claim` of the call was lost: then it belongs to the process that took over.
+        """
         ...
 
 
@@ -172,11 +178,16 @@ class ToolServices:
     """What a running call may do with its session's log. This base class is for tests and stores nothing.
 
     `memories` is what is remembered across sessions. `helpers` gives parts of the work to other sessions. A call may
-    have neither.
+    have neither. `claim` is the right to run its session: when another process takes the session over, every method
+    that writes raises `ClaimLost`.
     """
 
     memories: Memories | None = None
     helpers: HelperHost | None = None
+    claim: Claim | None = None
+
+    async def check_claim(self) -> None:
+        """Raise `ClaimLost` when another process has taken the session over. Call it before a change elsewhere."""
 
     async def save_note(self, name: str, data: Json) -> None:
         """Save something for later calls of this session, also after a restart. The last note of a name counts."""

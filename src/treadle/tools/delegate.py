@@ -6,6 +6,7 @@ session is derived from the call, so that a call that is run again after a crash
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from collections.abc import Mapping
@@ -91,7 +92,8 @@ class Helper:
         """Do the work, or go on with it where an earlier attempt stopped. Cancelling this cancels the work."""
         async with self._host.slots:
             await self._create(task, read_only=read_only)
-            async with self._host.open_session(self._agent.name, self._id) as session:
+            claim = self._context.services.claim
+            async with self._host.open_session(self._agent.name, self._id, claim) as session:
                 outcome = await self._run_session(session, task)
                 state = await session.state()
             # Its answer may be made of what its tools have read.
@@ -119,8 +121,12 @@ class Helper:
         if seen := list_tools_seen(parent.used, parent.notes):
             facts.append(events.Custom(name=f"{SEEN_NOTE}parent", data=sorted(seen)))
         try:
-            await host.log.create(self._id, [events.validate_fact(fact) for fact in facts])
+            facts = [events.validate_fact(fact) for fact in facts]
+            await host.log.create(self._id, facts, claim=context.services.claim)
         except Conflict:
+            existing = (await host.log.get_info(self._id)).parent
+            if existing is None or (existing.session_id, existing.call_id) != (context.session_id, context.call_id):
+                raise ToolError("Another session has the id of this helper. Do this part yourself.") from None
             return
         note = {"session_id": self._id, "call_id": context.call_id, "agent": self._agent.name, "task": task[:500]}
         await context.services.save_note(f"treadle.helper.{context.call_id}", note)
@@ -156,12 +162,17 @@ class Helper:
     async def _run_session(self, session: HelperSession, task: str) -> events.RunFinished:
         failures = 0
         while failures < MAX_ATTEMPTS:
+            await self._context.services.check_claim()
             async with session.run(task, key="task") as run:
-                async for event in run:
-                    if isinstance(event, events.TurnStarted) and event.wrap_up is None:
-                        self._context.progress(f"{self._agent.name}: turn {event.turn}")
-                    elif isinstance(event, events.CallStarted):
-                        self._context.progress(f"{self._agent.name}: {event.tool}")
+                try:
+                    async for event in run:
+                        if isinstance(event, events.TurnStarted) and event.wrap_up is None:
+                            self._context.progress(f"{self._agent.name}: turn {event.turn}")
+                        elif isinstance(event, events.CallStarted):
+                            self._context.progress(f"{self._agent.name}: {event.tool}")
+                except asyncio.CancelledError:  # the host cancels the helper, if it still may
+                    run.detach()
+                    raise
             if run.outcome is not None:
                 return run.outcome
             if not run.pending:

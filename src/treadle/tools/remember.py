@@ -32,6 +32,7 @@ async def remember(context: ToolContext, text: str, kind: MemoryKind = "fact", e
         everywhere: for all of the user's projects, instead of this one
     """
     scope = "" if everywhere else str(context.workspace)
+    await context.services.check_claim()
     memory = await _get_memories(context).add(Memory(text, kind, scope, context.session_id))
     return f"Remembered as {memory.id}, {_describe_scope(memory)}."
 
@@ -74,6 +75,7 @@ async def forget(context: ToolContext, id: str) -> str:
         raise ToolError(f"{error}.") from None
     if memory.scope not in _list_scopes(context):
         raise ToolError(f"{id} belongs to another project, so it was left as it is.")
+    await context.services.check_claim()
     await memories.delete(id)
     return f"Forgotten: {memory.text}"
 

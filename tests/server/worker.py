@@ -6,6 +6,7 @@ Run as a program it reads one JSON document a line, forks a server for it, and t
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -44,8 +45,13 @@ def build_worker_agent(port: str, model: str, side: str) -> Agent:
 
 
 async def serve(spec: dict[str, Any]) -> None:
+    """Serve. `config` has fields of the server's configuration, `log` is the file for its messages."""
+    if descriptors := spec.get("descriptors"):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors // 2, descriptors))
+    if log := spec.get("log"):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT, 0o600), 2)
     agent = build_worker_agent(spec["port"], spec["model"], spec["side"])
-    app = create_app(Runtime(spec["store"], [agent]), ServerConfig(tokens=(OWNER,)))
+    app = create_app(Runtime(spec["store"], [agent]), ServerConfig(tokens=(OWNER,), **spec.get("config", {})))
 
     def report_address(address: str) -> None:
         os.write(1, json.dumps({"pid": os.getpid(), "address": address}).encode() + b"\n")
@@ -70,7 +76,7 @@ class ServerForker:
         self._process = process
         self.pid = 0
 
-    def start(self, **spec: str) -> str:
+    def start(self, **spec: Any) -> str:
         """Start a server. Returns its address."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(spec) + "\n")

@@ -19,6 +19,9 @@ class ServerConfig:
     origins whose pages may use it. Every session's workspace is in one of the `roots`. Requests may choose the `models`
     besides those of the agents. `model_aliases` are further names for them, which may be patterns such as `claude-*`.
     `agent` is the default agent. Requests may load GGUF files of the `model_roots`.
+
+    The headers of a request must arrive in `header_seconds`, and its body may pause for `body_seconds`. A connection is
+    anonymous until a request on it has a valid token, which must be so in `anonymous_seconds`.
     """
 
     tokens: Sequence[Token] = ()
@@ -37,4 +40,9 @@ class ServerConfig:
     rate: float = 1000.0
     max_open_requests: int = 4096
     max_wrong_tokens: int = 20
+    header_seconds: float = 10.0
+    body_seconds: float = 30.0
+    anonymous_seconds: float = 75.0
+    max_anonymous: int = 2048
+    max_anonymous_per_address: int = 1024
     skill_autogen: bool = False

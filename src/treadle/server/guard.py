@@ -63,6 +63,8 @@ PREFLIGHT_HEADERS = [
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _logger = logging.getLogger("treadle.server")
+CONNECTION_KEY = "treadle.connection"
+"""Where the state of a request has its connection, if `treadle serve` accepted it."""
 COOKIE_NAME = "treadle_login"
 COOKIE_SECONDS = 30 * 24 * 3600.0
 TICKET_SECONDS = 600.0
@@ -226,6 +228,8 @@ class Guard:
             if b"=" in (query := scope["query_string"]):  # `?status=&q=tea` asks for tea, with any status
                 scope["query_string"] = b"&".join(part for part in query.split(b"&") if part.partition(b"=")[2])
             scope["treadle.token"] = token = self._authenticate(scope, headers)
+            if token.rights and (connection := scope.get("state", {}).get(CONNECTION_KEY)) is not None:
+                connection.admit()
             scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"cookie"]  # no route reads them
             bucket = self._take_rate(token)
             if scope["type"] == "http":

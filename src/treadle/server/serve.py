@@ -11,8 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
@@ -23,10 +25,18 @@ from treadle.app.settings import Settings, data_folder
 from treadle.errors import BadInput
 from treadle.server.app import ServerApp, create_app
 from treadle.server.config import ServerConfig
+from treadle.server.connections import (
+    ConnectionTable,
+    GuardedConnection,
+    GuardedWebSocket,
+    raise_descriptor_limit,
+    throttle_logs,
+)
 from treadle.server.tokens import load_tokens
 
 GRACE_SECONDS = 10.0
 MAX_FRAME_BYTES = 1024 * 1024
+BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,24 +161,31 @@ async def serve_app(
         listening.close()
         why = error.strerror if isinstance(error, OSError) else "ports are numbers from 0 to 65535"
         raise BadInput(f"{host}:{port} cannot be listened on: {why}; choose another --host or --port") from None
-    listening.listen(4096)
+    listening.listen(BACKLOG)
+    table = ConnectionTable(app.state.service.config, raise_descriptor_limit())
     config = uvicorn.Config(
         app,
+        http=cast("type[asyncio.Protocol]", partial(GuardedConnection, table=table)),
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # any client could send such headers
         date_header=False,
-        ws="websockets-sansio",
+        ws=GuardedWebSocket,
         ws_max_size=MAX_FRAME_BYTES,
         lifespan="on",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
-        backlog=4096,
+        backlog=BACKLOG,
     )
     # uvicorn warns about an unfinished handshake when a WebSocket is refused with a status.
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: "without completing handshake" not in record.getMessage()
     )
-    with listening:
-        await DrainingServer(config, app, on_started).serve([listening])
+    throttle_logs()
+    closing = asyncio.create_task(table.close_late_connections())
+    try:
+        with listening:
+            await DrainingServer(config, app, on_started).serve([listening])
+    finally:
+        closing.cancel()

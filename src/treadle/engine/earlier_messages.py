@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.events import MessageReceived
 from treadle.messages import Call, Message, ModelMessage, ResultMessage, TextPart, UserMessage, estimate_messages
-
-_NO_IDS: Set[str] = frozenset()
 
 
 class EarlierMessages(Struct, frozen=True):
@@ -27,13 +25,6 @@ class EarlierMessages(Struct, frozen=True):
     def tokens(self) -> int:
         """The estimated tokens of these messages."""
         return estimate_messages(self.messages)
-
-
-def list_earlier_ids(entries: Sequence[object]) -> Set[str]:
-    """List the ids of the calls in the client's conversation that `entries` start with. New calls need other ids."""
-    if not entries or not isinstance(entries[0], EarlierMessages):
-        return _NO_IDS
-    return {call.id for message in entries[0].messages if isinstance(message, ModelMessage) for call in message.calls}
 
 
 def close_calls(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from treadle import events
-from treadle.engine.earlier_messages import EarlierMessages, list_earlier_ids
+from treadle.engine.earlier_messages import EarlierMessages
 from treadle.engine.state import (
     CallState,
     Entry,
@@ -156,7 +156,7 @@ def _apply_model_fact(state: State, fact: events.ModelReplied | events.ModelFail
     turn.reply = fact
     state.entries.append(turn)
     _add_usage(state, fact.usage)
-    taken = {"", *list_earlier_ids(state.entries)}
+    taken = {"", *state.earlier_ids}
     for call in fact.calls:
         if call.id not in state.calls and call.id not in taken:  # reply.py makes ids unique before they are stored
             turn.calls[call.id] = state.calls[call.id] = CallState(call)

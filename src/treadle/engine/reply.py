@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from treadle.engine.earlier_messages import list_earlier_ids
 from treadle.engine.implicit_signals import find_implicit_signals
 from treadle.engine.leaked_reasoning import ReasoningSplitter, split_reasoning
 from treadle.engine.state import RunState, State, build_signature
@@ -104,7 +103,7 @@ def _validate_reply(reply: Reply) -> Reply:
 def make_ids_unique(state: State, calls: tuple[Call, ...]) -> tuple[Call, ...]:
     """Give each call an id that is new in this session. Small models number the calls of every reply from zero."""
     unique: dict[str, Call] = {}
-    earlier = list_earlier_ids(state.entries)
+    earlier = state.earlier_ids
     for call in calls:
         call_id, number = call.id, len(state.calls)
         while not call_id or call_id in state.calls or call_id in unique or call_id in earlier:

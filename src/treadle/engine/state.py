@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -13,9 +14,10 @@ from msgspec import Struct
 
 from treadle import events
 from treadle.engine.earlier_messages import EarlierMessages
-from treadle.messages import MESSAGE_TOKENS, Call, Json, Usage, estimate_parts, estimate_text
+from treadle.messages import MESSAGE_TOKENS, Call, Json, ModelMessage, Usage, estimate_parts, estimate_text
 from treadle.permissions.policy import RememberedAnswer
 
+_NO_IDS: Set[str] = frozenset()
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
 
 
@@ -168,6 +170,13 @@ class State(Struct):
         """The calls whose results the client must send, in their order."""
         calls = self.turn.calls.values() if self.turn is not None else ()
         return [call.at_client for call in calls if call.at_client is not None]
+
+    @property
+    def earlier_ids(self) -> Set[str]:
+        """The ids of the calls that the client's conversation had before. New calls need other ids."""
+        if not self.entries or not isinstance(first := self.entries[0], EarlierMessages):
+            return _NO_IDS
+        return {call.id for message in first.messages if isinstance(message, ModelMessage) for call in message.calls}
 
 
 def estimate_entry_tokens(entry: Entry) -> int:

@@ -56,7 +56,7 @@ fmt: $(STAMP) ## format, and fix what the linter can fix
 
 bench: $(STAMP) ## run the benchmarks
 	$(BIN)/python benchmarks/run.py
-	for name in sandbox files cli server knowledge walk; do echo "\n$$name\n"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in sandbox files cli server knowledge store walk; do echo "\n$$name\n"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 soak: $(STAMP) ## run the soak tests, which take minutes or hours
 	$(BIN)/python -m pytest -m soak -n 0 --timeout 3600 $(PYTEST_FLAGS)

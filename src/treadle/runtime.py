@@ -31,7 +31,7 @@ from treadle.events import (
     SessionRenamed,
     validate_fact,
 )
-from treadle.log.base import Claim, Log, SearchHit, SessionPage, SessionQuery, StoreWatch
+from treadle.log.base import Claim, Log, SearchHits, SessionPage, SessionQuery, StoreWatch
 from treadle.log.open_log import open_log
 from treadle.log.owner import make_owner_name
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
@@ -235,8 +235,11 @@ class Runtime:
         """
         return self.log.watch_all(after)
 
-    async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
-        """Find the places in transcripts of this store that have all words of `text`."""
+    async def search(self, text: str, limit: int = 20) -> SearchHits:
+        """Find the places in transcripts of this store that have all words of `text`.
+
+        The first search of a large store does not wait until everything is indexed: see `SearchHits.unindexed`.
+        """
         return await self.log.search(text, limit)
 
     def _handle_rest(self, state: State, setup: Setup) -> None:
@@ -286,10 +289,10 @@ class Runtime:
         if options.get("new"):
             return ""
         name = options.get("name", "")
-        async with aclosing(self.log.iterate_sessions(SessionQuery(agent=agent.name, text=name))) as sessions:
+        async with aclosing(self.log.iterate_sessions(SessionQuery(agent=agent.name, name=name))) as sessions:
             async for info in sessions:
                 is_helper = info.parent is not None and info.parent.call_id
-                if not is_helper and (not name or info.name == name):
+                if not is_helper:
                     return info.id
         return ""
 

@@ -27,7 +27,7 @@ async def find_session(log: Log, reference: str) -> SessionInfo:
         return await log.get_info(reference)
     except NotFound:
         pass
-    found = [info async for info in log.iterate_sessions(SessionQuery(text=reference)) if info.name == reference]
+    found = [info async for info in log.iterate_sessions(SessionQuery(name=reference))]
     if not found and len(reference) >= MIN_PREFIX:
         found = list((await log.list_sessions(SessionQuery(prefix=reference, limit=SESSIONS_PER_PAGE))).sessions)
     if not found:

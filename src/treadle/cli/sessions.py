@@ -189,7 +189,11 @@ async def _show_session(args: argparse.Namespace, log: Log) -> int:
 
 async def _search_sessions(args: argparse.Namespace, log: Log) -> int:
     rows: list[list[str]] = []
-    for hit in await log.search(args.words, args.limit):
+    progress = console.TerminalConsole(sys.stderr)
+    while (hits := await log.search(args.words, args.limit)).unindexed:
+        progress.set_status(f"indexing for the first search: {hits.unindexed} facts to go (Ctrl-C keeps what is done)")
+    progress.set_status("")
+    for hit in hits:
         info = await log.get_info(hit.session_id)
         rows.append([hit.session_id[:12], str(hit.seq), info.name or "–", hit.snippet])
     if rows:

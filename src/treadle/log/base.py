@@ -61,8 +61,8 @@ class SessionInfo(Struct, frozen=True):
 class SessionQuery(Struct, frozen=True):
     """Which sessions to list. Empty fields match every session, except `agent`, which does not match stored responses.
 
-    `text` must occur in the name. `parent` is the session that they were forked from, or whose calls started them.
-    `prefix` is the beginning of the id. `cursor` is the end of the previous page.
+    `name` is the whole name, and `text` must occur in it. `parent` is the session that they were forked from, or whose
+    calls started them. `prefix` is the beginning of the id. `cursor` is the end of the previous page.
     """
 
     status: Status | None = None
@@ -73,6 +73,7 @@ class SessionQuery(Struct, frozen=True):
     prefix: str = ""
     limit: int = 50
     cursor: str = ""
+    name: str = ""
 
 
 class SessionPage(Struct, frozen=True):
@@ -96,6 +97,15 @@ class SearchHit(Struct, frozen=True):
     session_id: str
     seq: int
     snippet: str
+
+
+class SearchHits(list[SearchHit]):
+    """What a search found, the best first. `unindexed` is the number of facts that it could not look at yet.
+
+    The first search of a large store indexes it in the background. Search again, until `unindexed` is 0.
+    """
+
+    unindexed: int = 0
 
 
 class Watch(AsyncIterator[Event]):
@@ -266,8 +276,11 @@ class Log(ABC):
             query = replace(query, cursor=page.cursor)
 
     @abstractmethod
-    async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
-        """Find messages, replies and outputs that have all words of `text`, the best first."""
+    async def search(self, text: str, limit: int = 20) -> SearchHits:
+        """Find messages, replies and outputs that have all words of `text`, the best first.
+
+        It looks at the first 32 words of `text`, and at the first million letters of each fact.
+        """
 
     @abstractmethod
     async def put_artifact(

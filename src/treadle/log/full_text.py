@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from treadle.events import AnyFact, CallFinished, ContextCompacted, MessageReceived, ModelReplied, SessionRenamed
@@ -21,10 +23,19 @@ _PIECE = re.compile(r"\S{1,1000}\s*|\s+")
 _UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
 _WORD = re.compile(f"[{_UNSPACED}]+|[^\\W_]+")
 _SNIPPET_MARGIN = 80
+_SNIPPET_SEARCHED, _SNIPPET_WORDS = 50_000, 3
+"""In how many letters, and for how many words, a snippet is looked for. So a long text takes no longer."""
+MAX_QUERY_WORDS = 32
+MAX_INDEXED = 1_000_000
+"""How many letters of a fact can be found. Longer texts are files or outputs of programs."""
 
 
 def extract_text(fact: AnyFact) -> str:
-    """Extract the searchable text of a fact. Most kinds have none."""
+    """Extract the searchable text of a fact, or the beginning of a long one. Most kinds have none."""
+    return _extract_whole(fact)[:MAX_INDEXED]
+
+
+def _extract_whole(fact: AnyFact) -> str:
     match fact:
         case MessageReceived(parts=parts, history=history):
             said = (part.text for part in parts if isinstance(part, TextPart))
@@ -93,15 +104,36 @@ def parse_query(text: str) -> dict[str, bool]:
     }
 
 
-def build_match_query(text: str) -> str:
-    """Build an FTS5 query for all words of `text`. The words are quoted, so that none is taken for syntax."""
-    return " ".join(f'"{word}"' for word in _WORD.findall(_split_unspaced(text)))
+def split_search(text: str) -> list[str]:
+    """Split what a user searches for into words, as they are written. Only the first different ones count."""
+    return list(dict.fromkeys(_WORD.findall(_split_unspaced(text))))[:MAX_QUERY_WORDS]
 
 
-def make_snippet(text: str, word: str) -> str:
-    """Cut a line out of `text` around the first occurrence of `word`."""
-    found = max(text.casefold().find(word), 0)
-    start = max(found - _SNIPPET_MARGIN, 0)
-    end = found + len(word) + _SNIPPET_MARGIN
+def build_match_query(words: Iterable[str]) -> str:
+    """Build an FTS5 query for all these words. They are quoted, so that none is taken for syntax."""
+    return " ".join(f'"{word}"' for word in words)
+
+
+def score_text(text: str, words: Iterable[str]) -> int:
+    """Count how often these words occur in a text. 0 when one of them is missing."""
+    found, wanted = Counter(split_words(text, index=True)), {_fold_word(word) for word in words}
+    return sum(found[word] for word in wanted) if wanted <= found.keys() else 0
+
+
+def make_snippet(text: str, words: Sequence[str]) -> str:
+    """Cut a line out of the beginning of `text`, around the first occurrence of one of the first words."""
+    start, end = _find_word(text[:_SNIPPET_SEARCHED], words[:_SNIPPET_WORDS])
+    start, end = max(start - _SNIPPET_MARGIN, 0), end + _SNIPPET_MARGIN
     line = " ".join(text[start:end].split())
     return f"{'…' if start else ''}{line}{'…' if end < len(text) else ''}"
+
+
+def _find_word(text: str, words: Sequence[str]) -> tuple[int, int]:
+    """Find one of the words in the text. Return where it begins and ends."""
+    spaced = [re.escape(word) for word in words if not _UNSPACED_RUN.match(word)]
+    unspaced = [re.escape(word) for word in words if _UNSPACED_RUN.match(word)]
+    pattern = "|".join((*(f"(?<![^\\W_]){word}(?![^\\W_])" for word in spaced), *unspaced))
+    if found := re.search(pattern, text, re.IGNORECASE):
+        return found.span()
+    folded = {_fold_word(word) for word in words}
+    return next((word.span() for word in _WORD.finditer(text) if _fold_word(word[0]) in folded), (0, 0))

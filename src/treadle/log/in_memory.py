@@ -20,6 +20,7 @@ from treadle.log.base import (
     Claim,
     PostResult,
     SearchHit,
+    SearchHits,
     SessionInfo,
     SessionPage,
     SessionQuery,
@@ -27,7 +28,7 @@ from treadle.log.base import (
     StoreWatch,
     Watch,
 )
-from treadle.log.full_text import extract_text, make_snippet, split_words
+from treadle.log.full_text import extract_text, make_snippet, score_text, split_search
 from treadle.log.hub import Hub, HubLog, HubStoreWatch
 from treadle.memory.store import InMemoryMemories
 
@@ -78,6 +79,7 @@ class _Session:
             and (not query.workspace or entry.workspace == query.workspace)
             and (not query.parent or (entry.parent is not None and entry.parent.session_id == query.parent))
             and (not query.text or records.contains_text(entry.name, query.text))
+            and (not query.name or entry.name == query.name)
             and entry.id.startswith(query.prefix)
         )
 
@@ -224,18 +226,16 @@ class InMemoryLog(HubLog):
         cursor = records.format_cursor(*page[-1][:2]) if len(rest) > len(page) and page else ""
         return SessionPage(tuple(session.info for _, _, session in page), cursor)
 
-    async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
+    async def search(self, text: str, limit: int = 20) -> SearchHits:
         self._check_open()
-        wanted = split_words(text)
+        words = split_search(text)
         found: list[tuple[int, str, SearchHit]] = []
-        for session_id, session in self._sessions.items():
+        for session_id, session in self._sessions.items() if words else ():
             for fact in session.facts:
-                words = split_words(fact_text := extract_text(fact), index=True)
-                if wanted and all(word in words for word in wanted):
-                    score = sum(words.count(word) for word in wanted)
-                    hit = SearchHit(session_id, fact.seq, make_snippet(fact_text, wanted[0]))
+                if score := score_text(fact_text := extract_text(fact), words):
+                    hit = SearchHit(session_id, fact.seq, make_snippet(fact_text, words))
                     found.append((-score, f"{session_id}/{fact.seq:010}", hit))
-        return [hit for _, _, hit in sorted(found, key=lambda row: row[:2])[:limit]]
+        return SearchHits(hit for _, _, hit in sorted(found, key=lambda row: row[:2])[:limit])
 
     async def put_artifact(
         self, session_id: str, data: bytes, media_type: str = "text/plain", *, claim: Claim | None = None

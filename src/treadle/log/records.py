@@ -191,11 +191,6 @@ HEAD_SQL = f"(SELECT place & {SEQ_MASK} FROM facts WHERE place <= (num << 32 | {
 INFO_COLUMNS = f"""id, agent, status, {HEAD_SQL} AS head, created_at, updated_at, name, workspace, turns, cost, parent,
     wake_at, owner, num"""
 
-UPDATE_COLUMNS = """updated_at = ?, turns = turns + ?, cost = cost + ?, status = coalesce(?, status),
-    agent = coalesce(?, agent), name = CASE WHEN named_by_user > ? THEN name ELSE coalesce(?, name) END,
-    named_by_user = named_by_user | ?"""
-"""The columns of a session that change when facts are added. `build_update_values` gives the values."""
-
 # The union has two halves, so that each uses its own small index instead of scanning all sessions.
 _DUE = f"""SELECT num, id, agent, {HEAD_SQL}, epoch FROM sessions WHERE num = (
         SELECT num FROM (
@@ -257,10 +252,11 @@ def read_facts(db: sqlite3.Connection, num: int, after: int = 0, limit: int | No
         "SELECT body FROM facts WHERE place > ? AND place <= ? ORDER BY place LIMIT ?",
         (base + after, base + SEQ_MASK, -1 if limit is None else limit),
     )
-    return [_read_body(body, seq) for seq, (body,) in enumerate(rows, after + 1)]
+    return [read_body(body, seq) for seq, (body,) in enumerate(rows, after + 1)]
 
 
-def _read_body(body: bytes, seq: int) -> AnyFact:
+def read_body(body: bytes, seq: int) -> AnyFact:
+    """Decode a stored fact. Raises when a newer version wrote it, or when it is damaged."""
     try:
         return decode_fact(body)
     except msgspec.ValidationError as error:
@@ -282,7 +278,7 @@ def read_store(db: sqlite3.Connection, after: int, count: int) -> tuple[list[Sto
     for position, place, session_id, body in db.execute(_STORE, (after, count)).fetchall():
         if body is not None:
             try:
-                fact = _read_body(body, place & SEQ_MASK)
+                fact = read_body(body, place & SEQ_MASK)
             except StoreError:
                 if reached == after:
                     raise
@@ -334,10 +330,24 @@ def insert_session(db: sqlite3.Connection, info: SessionInfo, *, named_by_user: 
     return num
 
 
-def build_update_values(now: float, changes: SessionChanges) -> tuple[object, ...]:
-    """Build the values of `UPDATE_COLUMNS`. Only a user can change a name that a user gave."""
-    by_user = changes.named_by_user
-    return (now, changes.turns, changes.cost, changes.status, changes.agent, by_user, changes.name, by_user)
+def build_update(now: float, changes: SessionChanges) -> tuple[str, tuple[object, ...]]:
+    """Build the SET clause for a session that got facts, and its values.
+
+    It names only what changes: SQLite writes to every index of a named column. Only a user can change a name that a
+    user gave.
+    """
+    columns: dict[str, tuple[object, ...]] = {"updated_at = ?": (now,)}
+    if changes.turns or changes.cost:
+        columns["turns = turns + ?, cost = cost + ?"] = (changes.turns, changes.cost)
+    if changes.status is not None:
+        columns["status = ?"] = (changes.status,)
+    if changes.agent is not None:
+        columns["agent = ?"] = (changes.agent,)
+    if changes.name is not None:
+        columns["name = CASE WHEN named_by_user > ? THEN name ELSE ? END, named_by_user = named_by_user | ?"] = (
+            *(changes.named_by_user, changes.name, changes.named_by_user),
+        )
+    return ", ".join(columns), tuple(value for values in columns.values() for value in values)
 
 
 def build_session_info(row: Sequence[Any]) -> SessionInfo:

@@ -91,6 +91,31 @@ MIGRATIONS: tuple[Migration, ...] = (
         # The secret key of approvals. Python makes it at its first use: SQLite's random numbers are not for secrets.
         "CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     ),
+    (
+        # The list of sessions is read by one of these for each status: with the status in front, they serve a query
+        # with and without it. An append in mid-run changes none of them. Sessions of stored responses are not listed.
+        "CREATE INDEX sessions_by_status ON sessions (status, updated_at) WHERE agent <> 'treadle.responses'",
+        """CREATE INDEX sessions_by_workspace ON sessions (workspace, status, updated_at)
+            WHERE agent <> 'treadle.responses'""",
+        "CREATE INDEX sessions_by_agent ON sessions (agent, status, updated_at)",
+        "CREATE INDEX sessions_by_name ON sessions (name) WHERE name <> ''",
+        # Names by any three letters that stand together. Every connection that writes has the function `casefold`.
+        "CREATE VIRTUAL TABLE names USING fts5 (name, tokenize = 'trigram')",
+        "INSERT INTO names (rowid, name) SELECT num, casefold(name) FROM sessions WHERE name <> ''",
+        """CREATE TRIGGER session_created AFTER INSERT ON sessions WHEN new.name <> ''
+            BEGIN INSERT INTO names (rowid, name) VALUES (new.num, casefold(new.name)); END""",
+        """CREATE TRIGGER session_renamed AFTER UPDATE OF name ON sessions WHEN new.name <> old.name
+            BEGIN INSERT OR REPLACE INTO names (rowid, name) VALUES (new.num, casefold(new.name)); END""",
+        """CREATE TRIGGER session_deleted AFTER DELETE ON sessions
+            BEGIN DELETE FROM names WHERE rowid = old.num; END""",
+        # All facts up to this position of `stored_order` are in `words`. It replaces the column `indexed` of each
+        # session, which only the next statement still reads.
+        "CREATE TABLE word_index (position INTEGER NOT NULL)",
+        """INSERT INTO word_index SELECT coalesce(
+            (SELECT min(position) - 1 FROM stored_order JOIN sessions ON num = place >> 32
+                WHERE place & 0xFFFFFFFF > indexed),
+            (SELECT max(position) FROM stored_order), 0)""",
+    ),
 )
 
 

@@ -11,19 +11,17 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-
-import msgspec
 
 from treadle.errors import ClaimLost, NotFound, PositionMoved, StoreError
 from treadle.events import AnyFact
 from treadle.log import records
 from treadle.log.base import (
-    RESPONSES_AGENT,
     Artifact,
     Claim,
     PostResult,
-    SearchHit,
+    SearchHits,
     SessionInfo,
     SessionPage,
     SessionQuery,
@@ -31,40 +29,23 @@ from treadle.log.base import (
     StoreWatch,
     Watch,
 )
-from treadle.log.full_text import build_match_query, extract_text, has_unspaced_script, make_snippet, prepare_for_index
 from treadle.log.hub import Channel, Hub, HubLog, HubStoreWatch
 from treadle.log.owner import is_gone
-from treadle.log.sqlite_file import Durability, SqliteFile
+from treadle.log.session_list import fetch_page
+from treadle.log.sqlite_file import Durability, SideConnection, SqliteFile
+from treadle.log.text_index import TextIndex
 from treadle.memory.store import SqliteMemories
 
 POLL_SECONDS = 0.05
-INDEX_BATCH = 1000
 _MAX_CACHED_NUMBERS = 10_000
 
-_UPDATE = f"UPDATE sessions SET {records.UPDATE_COLUMNS} WHERE num = ?"
-_CLAIM = """UPDATE sessions SET owner = ?, epoch = epoch + 1, lease = ?, wake_at = NULL,
-    status = CASE status WHEN 'waiting' THEN 'running' ELSE status END WHERE num = ?"""
-_POST = f"""UPDATE sessions SET {records.UPDATE_COLUMNS},
-    wake_at = CASE WHEN ? THEN min(coalesce(wake_at, ?), ?) ELSE wake_at END WHERE num = ?"""
+_CLAIM = "UPDATE sessions SET owner = ?, epoch = epoch + 1, lease = ?, wake_at = NULL WHERE num = ?"
+_CLAIM_WAITING = "UPDATE sessions SET status = 'running' WHERE num = ? AND status = 'waiting'"
 # Without a position there may be posts that the owner has not seen, so their wake-up is kept.
 _RELEASE = f"""UPDATE sessions SET owner = '', lease = 0,
     wake_at = CASE WHEN :seq IS NOT NULL THEN :wake_at
-        ELSE min(coalesce(:wake_at, wake_at), coalesce(wake_at, :wake_at)) END,
-    status = CASE WHEN :waiting THEN 'waiting' ELSE status END
+        ELSE min(coalesce(:wake_at, wake_at), coalesce(wake_at, :wake_at)) END{{status}}
     WHERE num = :num AND epoch = :epoch AND owner = :owner AND (:seq IS NULL OR {records.HEAD_SQL} <= :seq)"""
-# The inner query selects the page: a head costs a look-up, so only the rows of the page get one.
-_PAGE = f"""SELECT {records.INFO_COLUMNS} FROM sessions WHERE num IN (
-        SELECT num FROM sessions
-        WHERE (:status IS NULL OR status = :status)
-        AND (agent = :agent OR (:agent = '' AND agent <> '{RESPONSES_AGENT}'))
-        AND (:workspace = '' OR workspace = :workspace) AND (:text = '' OR contains_text(name, :text))
-        AND (:parent = '' OR (parent IS NOT NULL AND json_extract(CAST(parent AS TEXT), '$.session_id') = :parent))
-        AND (:prefix = '' OR substr(id, 1, length(:prefix)) = :prefix)
-        AND (updated_at, num) < (:updated_at, :num) ORDER BY updated_at DESC, num DESC LIMIT :limit)
-    ORDER BY updated_at DESC, num DESC"""
-_SEARCH = f"""SELECT sessions.id, words.rowid & {records.SEQ_MASK}, snippet(words, 0, '', '', '…', 24)
-    FROM words JOIN sessions ON sessions.num = words.rowid >> 32
-    WHERE words MATCH ? ORDER BY rank, words.rowid LIMIT ?"""
 
 
 class SqliteLog(HubLog):
@@ -85,8 +66,8 @@ class SqliteLog(HubLog):
         self.path = Path(path).expanduser().absolute()
         self._clock = clock
         self._file = SqliteFile(self.path, durability, busy_timeout)
-        with self._file.connection as db:
-            db.create_function("contains_text", 2, records.contains_text, deterministic=True)
+        self._side = SideConnection(self._file)
+        self._words = TextIndex(self._side)
         self.memories = SqliteMemories(self._file, clock)
         self._hub = Hub(self.read, self._read_store, on_wait=self._schedule_poll)
         self._numbers: dict[str, int] = {}
@@ -128,9 +109,10 @@ class SqliteLog(HubLog):
             records.insert_facts(db, num, facts)
             if key:
                 records.save_key(db, num, key, head, len(facts))
-            db.execute(
-                _POST, (*records.build_update_values(now, records.summarize_changes(facts)), wake, now, now, num)
-            )
+            columns, values = records.build_update(now, records.summarize_changes(facts))
+            if wake:
+                columns, values = f"{columns}, wake_at = min(coalesce(wake_at, ?), ?)", (*values, now, now)
+            db.execute(f"UPDATE sessions SET {columns} WHERE num = ?", (*values, num))
         self._announce(session_id, facts, time.perf_counter() - began)
         return PostResult(tuple(facts), is_new=True)
 
@@ -150,6 +132,7 @@ class SqliteLog(HubLog):
             if agents is not None and agent not in agents:
                 return None
             db.execute(_CLAIM, (owner, now + ttl, num))
+            db.execute(_CLAIM_WAITING, (num,))
         self._cache_number(name, num)
         self._hub.mark_claimed(name, epoch + 1, head)
         self._schedule_poll()
@@ -183,9 +166,10 @@ class SqliteLog(HubLog):
                 "owner": claim.owner,
                 "seq": expected_seq,
                 "wake_at": wake_at,
-                "waiting": waiting,
             }
-            released = db.execute(_RELEASE, values).rowcount
+            # A column that is named costs a write to its indexes, also when it stays the same.
+            sql = _RELEASE.format(status=", status = 'waiting'" if waiting else "")
+            released = db.execute(sql, values).rowcount
             if not released:
                 refusal = self._explain_refusal(db, claim, expected_seq)
                 if isinstance(refusal, PositionMoved):
@@ -223,7 +207,8 @@ class SqliteLog(HubLog):
             head = facts[0].seq - 1
             if not records.append_facts(db, num, claim, facts):
                 raise self._explain_refusal(db, claim, head)
-            db.execute(_UPDATE, (*records.build_update_values(facts[-1].at, changes), num))
+            columns, values = records.build_update(facts[-1].at, changes)
+            db.execute(f"UPDATE sessions SET {columns} WHERE num = ?", (*values, num))
             if key:
                 records.save_key(db, num, key, head, len(facts))
 
@@ -276,57 +261,14 @@ class SqliteLog(HubLog):
             return records.build_session_info(records.fetch_session(db, records.INFO_COLUMNS, session_id))
 
     async def list_sessions(self, query: SessionQuery) -> SessionPage:
-        updated_at, num = records.parse_cursor(query.cursor) if query.cursor else (float("inf"), 0)
+        if query.text:  # a common text may be in no name of the last changed sessions
+            return await self._side.run(partial(fetch_page, query=query))
         with self._file.connection as db:
-            values = {**msgspec.structs.asdict(query), "updated_at": updated_at, "num": num, "limit": query.limit + 1}
-            rows = db.execute(_PAGE, values).fetchall()
-        page = rows[: query.limit]
-        cursor = records.format_cursor(page[-1][5], page[-1][13]) if len(rows) > len(page) and page else ""
-        return SessionPage(tuple(records.build_session_info(row) for row in page), cursor)
+            return fetch_page(db, query)
 
-    async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
-        match = build_match_query(text)
-        if not match:
-            return []
-        behind = True
-        while behind:
-            behind = self._index_batch()
-            await asyncio.sleep(0)  # the first search of a large store must not block the runs
-        with self._file.connection as db:
-            rows = db.execute(_SEARCH, (match, limit)).fetchall()
-        found = [SearchHit(session_id, seq, " ".join(shown.split())) for session_id, seq, shown in rows]
-        if not has_unspaced_script(text):
-            return found
-        # The index holds such text as pairs of letters, so the snippet comes from the fact itself.
-        read = [(hit, await self.read(hit.session_id, hit.seq - 1, 1)) for hit in found]
-        word = text.split()[0].casefold()
-        return [
-            SearchHit(hit.session_id, hit.seq, make_snippet(extract_text(facts[0]), word))
-            for hit, facts in read
-            if facts
-        ]
-
-    def _index_batch(self) -> bool:
-        """Index some new facts. True when there may be more."""
-        with self._file.connection as db:
-            if db.execute(f"SELECT 1 FROM sessions WHERE {records.HEAD_SQL} > indexed LIMIT 1").fetchone() is None:
-                return False
-        room = INDEX_BATCH
-        with self._file.transaction as db:
-            behind = db.execute(
-                f"SELECT num, indexed FROM sessions WHERE {records.HEAD_SQL} > indexed LIMIT ?", (room,)
-            ).fetchall()
-            for num, indexed in behind:
-                facts = records.read_facts(db, num, indexed, room)
-                found = [
-                    ((num << 32) + fact.seq, prepare_for_index(text)) for fact in facts if (text := extract_text(fact))
-                ]
-                db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", found)
-                db.execute("UPDATE sessions SET indexed = ? WHERE num = ?", (facts[-1].seq, num))
-                room -= len(facts)
-                if room <= 0:
-                    return True
-        return False
+    async def search(self, text: str, limit: int = 20) -> SearchHits:
+        self._file.get_connection()  # raises when the log is closed
+        return await self._words.search(text, limit)
 
     async def put_artifact(
         self, session_id: str, data: bytes, media_type: str = "text/plain", *, claim: Claim | None = None
@@ -374,6 +316,7 @@ class SqliteLog(HubLog):
         self._hub.close()
         if self._timer is not None:
             self._timer.cancel()
+        self._side.close()
         self._file.close()
 
     def _fetch_number(self, db: sqlite3.Connection, session_id: str) -> int:

@@ -5,19 +5,26 @@ It knows nothing of sessions or facts.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from threading import Event
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
 from treadle.log.schema import MIGRATIONS, Migration, migrate_tables, read_version
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
 Durability = Literal["process", "power"]
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
 
 QUICK_CHECK_BELOW = 32 * 1024 * 1024
 NETWORK_FILESYSTEMS = (
@@ -41,6 +48,8 @@ class SqliteFile:
     ) -> None:
         self.path = path
         self._pid = os.getpid()
+        self._durability: Durability = durability
+        self._busy_timeout = busy_timeout
         _create_file(path)
         self._db: sqlite3.Connection | None = _connect(path, durability, busy_timeout, migrations)
         self._identity = _read_identity(path)
@@ -61,6 +70,14 @@ class SqliteFile:
                 "Open the log in the child process"
             )
         return self._db
+
+    def connect_again(self) -> sqlite3.Connection:
+        """Open a second connection, for one other thread. Its user closes it."""
+        db = sqlite3.connect(
+            self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
+        _configure(db, self._durability)
+        return db
 
     def check_not_moved(self) -> None:
         """Refuse to go on when the file was moved or deleted: later writes would be lost."""
@@ -119,6 +136,49 @@ class _Transaction(_Connection):
             if db.in_transaction:
                 db.execute("ROLLBACK")
         super().__exit__(kind, error, trace)
+
+
+class SideConnection:
+    """A second connection to a file, in a thread of its own: for long reads, and for work in the background.
+
+    The event loop goes on meanwhile, and so do the writes of the log. It runs one function after the other, and the
+    first one opens it. Long functions stop soon after `is_closing` is set.
+    """
+
+    def __init__(self, file: SqliteFile) -> None:
+        self.is_closing = Event()
+        self._file = file
+        self._db: sqlite3.Connection | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def run(self, work: Work[T]) -> T:
+        """Run a function in the thread and return its result."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def submit(self, work: Work[T]) -> Future[T]:
+        """Run a function in the thread. Functions of the thread may add others."""
+        self._file.get_connection()  # raises when the file is closed, or was opened before a fork
+        if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._thread = ThreadPoolExecutor(1, "treadle-store")
+        return self._thread.submit(self._run, work)
+
+    def _run(self, work: Work[T]) -> T:
+        try:
+            if self._db is None:
+                self._db = self._file.connect_again()
+            return work(self._db)
+        except sqlite3.Error as error:
+            raise explain_error(error, self._file.path) from error
+
+    def close(self) -> None:
+        """Stop what runs, drop what waits, and close the connection. Call it before the file is closed."""
+        self.is_closing.set()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._db is not None:
+            self._db.close()
 
 
 def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
@@ -201,11 +261,7 @@ def _connect(
                 mode: str = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
                 if mode != "wal":
                     raise StoreError(f"{path} cannot use a write-ahead log here (mode {mode}); use a local disk")
-            db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
-            db.execute("PRAGMA wal_autocheckpoint = 2000")
-            db.execute("PRAGMA journal_size_limit = 33554432")
-            db.execute("PRAGMA cache_size = -500")  # in kB; the system caches the rest
-            db.execute("PRAGMA temp_store = MEMORY")
+            _configure(db, durability)
             # Begin a write now, so that a read-only file is reported at once and not at the first fact.
             db.execute("BEGIN IMMEDIATE")
             db.execute("ROLLBACK")
@@ -222,6 +278,15 @@ def _connect(
         except BaseException:
             db.close()
             raise
+
+
+def _configure(db: sqlite3.Connection, durability: Durability) -> None:
+    db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
+    db.execute("PRAGMA wal_autocheckpoint = 2000")
+    db.execute("PRAGMA journal_size_limit = 33554432")
+    db.execute("PRAGMA cache_size = -500")  # in kB; the system caches the rest
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.create_function("casefold", 1, str.casefold, deterministic=True)
 
 
 def _check_damage(db: sqlite3.Connection, path: Path, pragma: str) -> None:

@@ -44,10 +44,15 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
-@tool(safety="safe", name="add")
-def add_in_thread(a: int, b: int) -> int:
+def add_plainly(a: int, b: int) -> int:
     """Add two integers."""
     return a + b
+
+
+TOOLS = {
+    "thread": tool(safety="safe", name="add", thread=True)(add_plainly),
+    "short": tool(safety="safe", name="add")(add_plainly),
+}
 
 
 class Adder(ScriptedModel):
@@ -88,7 +93,7 @@ async def measure_steps(agent: Agent, store: str, runs: int) -> list[float]:
 async def measure_step(kind: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         store = ":memory:" if kind == "memory" else os.path.join(folder, "bench.db")
-        agent = Agent(Adder(TURNS), tools=[add_in_thread if kind == "thread" else add], limits=LIMITS)
+        agent = Agent(Adder(TURNS), tools=[TOOLS.get(kind, add)], limits=LIMITS)
         took = await measure_steps(agent, store, 11)
     # The first run is step 1 to 199, the last one step 1 990 to 2 189.
     return {"cpu_s": min(took), "first": min(took[:2]), "last": min(took[-2:])}
@@ -195,6 +200,7 @@ async def have_sessions_called(runtime: Runtime, count: int) -> bool:
 SCENARIOS = {
     "step": lambda: measure_step("async"),
     "step_thread": lambda: measure_step("thread"),
+    "step_short": lambda: measure_step("short"),
     "step_memory": lambda: measure_step("memory"),
     "history": lambda: measure_history("You add."),
     "history_bare": lambda: measure_history(""),

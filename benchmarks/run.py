@@ -58,7 +58,7 @@ def find_least(results: list[dict[str, float]], key: str = "cpu_s") -> float:
 
 
 def measure_kernel(reps: int) -> Iterator[Row]:
-    names = ("step", "step_thread", "step_memory", "history", "history_bare", "opening", "memory")
+    names = ("step", "step_thread", "step_short", "step_memory", "history", "history_bare", "opening", "memory")
     results: dict[str, list[dict[str, float]]] = {name: [] for name in (*names, "floor", "import")}
     with start_fake_model() as port:
         for _ in range(reps):
@@ -71,6 +71,7 @@ def measure_kernel(reps: int) -> Iterator[Row]:
     for name, what, goal in (
         ("step", "one durable step, async tool, SQLite", 0.6),
         ("step_thread", "one durable step, plain function in a thread, SQLite", None),
+        ("step_short", "one durable step, plain function that proved to be short, SQLite", None),
         ("step_memory", "one step, async tool, log in memory", None),
     ):
         ratio = find_least(results[name]) / floor

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -271,7 +272,8 @@ class LogToolServices(ToolServices):
         self.memories, self.helpers, self._redactor = log.memories, setup.helpers, setup.redactor
         self._log, self._session_id, self._call_id = log, claim.session_id, call_id
         self.claim = self._claim = claim
-        self._loop, self._after = asyncio.get_running_loop(), log.get_head(claim.session_id)
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._after = log.get_head(claim.session_id)
         self._live: RedactedStream | None = None
 
     def progress(self, message: str, done: float | None = None, total: float | None = None) -> None:
@@ -286,11 +288,7 @@ class LogToolServices(ToolServices):
             self._publish(events.OutputDelta(call_id=self._call_id, text=safe_text, after=self._after))
 
     def _publish(self, delta: events.AnyDelta) -> None:
-        try:
-            is_same_loop = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            is_same_loop = False
-        if is_same_loop:  # at once: otherwise the last delta would arrive after the call has ended
+        if threading.get_ident() == self._thread:  # at once: otherwise it would arrive after the call has ended
             self._log.publish(self._session_id, delta)
         else:
             self._loop.call_soon_threadsafe(self._log.publish, self._session_id, delta)

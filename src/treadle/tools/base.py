@@ -217,7 +217,7 @@ class ToolContext:
     """What a tool may know of its call. A function gets it in a parameter of this type.
 
     `key` is the same when the same call is tried again: pass it to services that take an idempotency key.
-    A plain function runs in a thread, which nobody can stop, so it should check `cancelled` now and then.
+    Nobody can stop a plain function in its thread, so one that takes long should check `cancelled` now and then.
     `tier` says whether commands run in the sandbox. `notes` are those that earlier calls saved with
     `services.save_note`.
     """

@@ -25,7 +25,7 @@ from treadle.tools.base import (
     ToolContext,
     ToolInputError,
 )
-from treadle.workspace.worker_threads import run_in_thread
+from treadle.workspace.short_functions import PlainFunction
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -38,7 +38,11 @@ _MAX_PROBLEMS = 5
 
 
 class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `@tool(...)`; see the fields of `Tool`."""
+    """The options of `@tool(...)`; see the fields of `Tool`.
+
+    `thread` says whether a function that is not async runs in a thread. None: a safe one that has proved to be short
+    does not, any other does.
+    """
 
     name: str = ""
     description: str = ""
@@ -50,6 +54,7 @@ class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
     examples: Sequence[tuple[str, dict[str, Json]]] = ()
     aliases: Sequence[str] = ()
     argument_aliases: Mapping[str, ArgumentAlias] = msgspec.field(default_factory=dict[str, ArgumentAlias])
+    thread: bool | None = None
 
 
 class FunctionTool(Tool):
@@ -65,6 +70,7 @@ class FunctionTool(Tool):
         safety = options.safety
         self._classify: ClassifySafety = safety if callable(safety) else lambda arguments: safety
         self._is_async = inspect.iscoroutinefunction(function)
+        self._plain = PlainFunction(function, True if options.thread is None and safety != "safe" else options.thread)
         self.ends_when_cancelled = not self._is_async
         name = options.name or getattr(function, "__name__", "")
         if not _NAME.fullmatch(name):
@@ -79,6 +85,8 @@ class FunctionTool(Tool):
             raise ToolDefinitionError(f"{name}: timeout={options.timeout!r} is no number of seconds; None is no limit.")
         if not _is_positive(options.cap):
             raise ToolDefinitionError(f"{name}: cap={options.cap!r} is no number of bytes to show of its output.")
+        if options.thread is not None and self._is_async:
+            raise ToolDefinitionError(f"{name}: it is async, so it runs in the event loop; leave `thread` out.")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ToolDefinitionError(f"{name}: it yields; return the result, and show output with context.output.")
         text, about = _read_docstring(function)
@@ -119,7 +127,7 @@ class FunctionTool(Tool):
             values[self._context_parameter] = context
         if self._is_async:
             return await self.function(**values)
-        result = await run_in_thread(self.function, **values)
+        result = await self._plain.call(values)
         return await result if inspect.isawaitable(result) else result
 
 

@@ -89,10 +89,15 @@ def _deliver(future: asyncio.Future[Any], result: object, error: BaseException |
         return
     if error is None:
         future.set_result(result)
-    elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-        future.set_exception(error)
-    else:  # these have a special meaning to an event loop
-        future.set_exception(RuntimeError(f"the tool raised {describe_error(error)}"))
+    else:
+        future.set_exception(contain_exception(error))
+
+
+def contain_exception(error: BaseException) -> Exception:
+    """Return the exception, or an ordinary one in place of one that has a special meaning to an event loop."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"the tool raised {describe_error(error)}")
 
 
 async def run_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -16,7 +16,7 @@ from treadle.errors import ToolDefinitionError
 from treadle.events import OutputDelta
 from treadle.testing import ScriptedModel, call
 from treadle.workspace import short_functions
-from treadle.workspace.short_functions import NEEDED_CALLS, PlainFunction
+from treadle.workspace.short_functions import NEEDED_CALLS, FunctionPlace
 
 
 @pytest.fixture
@@ -31,23 +31,23 @@ def is_loop_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-async def prove(function: Callable[..., Any], **values: Any) -> PlainFunction:
+async def prove(function: Callable[[], object]) -> FunctionPlace:
     """Call a function until its next call runs directly."""
-    plain = PlainFunction(function, None)
-    while plain._needs_thread:
-        await plain.call(values)
-    return plain
+    place = FunctionPlace(None)
+    while place._needs_thread:
+        await place.call(function)
+    return place
 
 
 @pytest.mark.usefixtures("quiet_machine")
 async def test_a_function_runs_directly_after_three_short_calls() -> None:
-    plain = PlainFunction(is_loop_thread, None)
-    assert [await plain.call({}) for _ in range(5)] == [False] * NEEDED_CALLS + [True, True]
+    place = FunctionPlace(None)
+    assert [await place.call(is_loop_thread) for _ in range(5)] == [False] * NEEDED_CALLS + [True, True]
 
 
 async def test_a_really_short_function_proves_itself_on_a_real_machine() -> None:
-    plain = await asyncio.wait_for(prove(is_loop_thread), kit.PATIENCE)
-    assert await plain.call({}) is True
+    place = await asyncio.wait_for(prove(is_loop_thread), kit.PATIENCE)
+    assert await place.call(is_loop_thread) is True
 
 
 @pytest.mark.parametrize("take_long", [lambda: time.sleep(0.003), lambda: spin(0.003)], ids=["waits", "computes"])
@@ -59,11 +59,11 @@ async def test_one_long_call_gives_the_function_its_thread_back_for_good(take_lo
             take_long()
         return is_loop_thread()
 
-    plain = await prove(work)
+    place = await prove(work)
     is_long = True
-    assert await plain.call({}) is True
+    assert await place.call(work) is True
     is_long = False
-    assert not any([await plain.call({}) for _ in range(20)])
+    assert not any([await place.call(work) for _ in range(20)])
 
 
 def spin(seconds: float) -> None:
@@ -75,9 +75,9 @@ def spin(seconds: float) -> None:
 async def test_a_call_that_took_long_only_because_the_machine_is_busy_does_not_count(
     quiet_machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = await prove(is_loop_thread)
+    place = await prove(is_loop_thread)
     monkeypatch.setattr(short_functions, "LONG_SECONDS", 0.0)  # so every call is long, without CPU time and waiting
-    assert [await plain.call({}) for _ in range(2)] == [True, True]
+    assert [await place.call(is_loop_thread) for _ in range(2)] == [True, True]
 
 
 @pytest.mark.parametrize("wait", [lambda: time.sleep(1e-6), lambda: None], ids=["sleeps", "calls the loop back"])
@@ -94,19 +94,19 @@ async def test_a_function_that_waits_keeps_its_thread_however_short_it_is(
         wait()
         return asyncio.run_coroutine_threadsafe(answer(), loop).result() and is_loop_thread()
 
-    plain = PlainFunction(ask_the_loop, None)
-    assert not any([await plain.call({}) for _ in range(20)])
+    place = FunctionPlace(None)
+    assert not any([await place.call(ask_the_loop) for _ in range(20)])
 
 
 # --- what a function may expect is the same in both places
 
 
 @pytest.fixture(params=["thread", "directly"])
-def place(request: pytest.FixtureRequest) -> bool:
-    return request.param == "thread"
+def place(request: pytest.FixtureRequest) -> FunctionPlace:
+    return FunctionPlace(request.param == "thread")
 
 
-async def test_a_function_sees_the_context_of_its_caller_and_does_not_change_it(place: bool) -> None:
+async def test_a_function_sees_the_context_of_its_caller_and_does_not_change_it(place: FunctionPlace) -> None:
     variable = contextvars.ContextVar("variable", default="unset")
 
     def change() -> str:
@@ -115,30 +115,30 @@ async def test_a_function_sees_the_context_of_its_caller_and_does_not_change_it(
         return before
 
     variable.set("by the caller")
-    assert await PlainFunction(change, place).call({}) == "by the caller" == variable.get()
+    assert await place.call(change) == "by the caller" == variable.get()
 
 
-async def test_a_function_sees_no_running_loop_and_may_run_its_own(place: bool) -> None:
+async def test_a_function_sees_no_running_loop_and_may_run_its_own(place: FunctionPlace) -> None:
     def run_a_loop() -> str:
         with pytest.raises(RuntimeError, match="no running event loop"):
             asyncio.current_task()
         return asyncio.run(asyncio.sleep(0, "ran")) + Agent(ScriptedModel(" asked")).ask_sync("hi")
 
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert await PlainFunction(run_a_loop, place).call({}) == "ran asked"
+    assert await place.call(run_a_loop) == "ran asked"
     assert asyncio.current_task() is task and asyncio.get_running_loop() is loop
     await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("kind", [StopIteration, SystemExit, GeneratorExit, asyncio.CancelledError])
 async def test_an_exception_that_would_stop_the_event_loop_is_an_error_of_the_tool(
-    kind: type[BaseException], place: bool
+    kind: type[BaseException], place: FunctionPlace
 ) -> None:
     def fail() -> None:
         raise kind("enough")
 
     with pytest.raises(RuntimeError, match=f"the tool raised {kind.__name__}: enough"):
-        await PlainFunction(fail, place).call({})
+        await place.call(fail)
 
 
 async def test_a_keyboard_interrupt_in_the_loops_thread_is_the_users() -> None:
@@ -146,14 +146,16 @@ async def test_a_keyboard_interrupt_in_the_loops_thread_is_the_users() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        await PlainFunction(interrupt, False).call({})
+        await FunctionPlace(False).call(interrupt)
 
 
-async def test_a_parameter_may_have_any_name(place: bool) -> None:
+async def test_a_parameter_may_have_any_name() -> None:
+    @tool(safety="safe")
     def name(function: str, self: str, callable: str) -> str:
         return function + self + callable
 
-    assert await PlainFunction(name, place).call({"function": "a", "self": "b", "callable": "c"}) == "abc"
+    run = await kit.run_script(call("name", id="a", function="a", self="b", callable="c"), "done", tools=[name])
+    assert run.results["a"].output == "abc"
 
 
 @pytest.mark.usefixtures("quiet_machine")
@@ -165,23 +167,27 @@ async def test_a_function_that_belongs_to_a_thread_fails_once_and_gets_its_threa
             database.append(sqlite3.connect(":memory:"))
         return database[0].execute("SELECT 1").fetchone()[0]
 
-    plain = await prove(count)  # the thread that was idle last is used first, so one thread makes these calls
+    place = await prove(count)  # the thread that was idle last is used first, so one thread makes these calls
     with pytest.raises(sqlite3.ProgrammingError, match="same thread"):
-        await plain.call({})
-    assert [await plain.call({}) for _ in range(20)] == [1] * 20
+        await place.call(count)
+    assert [await place.call(count) for _ in range(20)] == [1] * 20
 
 
 @pytest.mark.usefixtures("quiet_machine")
 async def test_a_tools_own_error_costs_it_nothing() -> None:
-    def refuse(now: bool) -> bool:
-        if now:
+    is_refused = False
+
+    def refuse() -> bool:
+        if is_refused:
             raise ToolError("no such order")
         return is_loop_thread()
 
-    plain = await prove(refuse, now=False)
+    place = await prove(refuse)
+    is_refused = True
     with pytest.raises(ToolError, match="no such order"):
-        await plain.call({"now": True})
-    assert await plain.call({"now": False}) is True
+        await place.call(refuse)
+    is_refused = False
+    assert await place.call(refuse) is True
 
 
 # --- as tools

@@ -6,6 +6,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints, overload
 
@@ -25,7 +26,7 @@ from treadle.tools.base import (
     ToolContext,
     ToolInputError,
 )
-from treadle.workspace.short_functions import PlainFunction
+from treadle.workspace.short_functions import FunctionPlace
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -70,7 +71,7 @@ class FunctionTool(Tool):
         safety = options.safety
         self._classify: ClassifySafety = safety if callable(safety) else lambda arguments: safety
         self._is_async = inspect.iscoroutinefunction(function)
-        self._plain = PlainFunction(function, True if options.thread is None and safety != "safe" else options.thread)
+        self._place = FunctionPlace(True if options.thread is None and safety != "safe" else options.thread)
         self.ends_when_cancelled = not self._is_async
         name = options.name or getattr(function, "__name__", "")
         if not _NAME.fullmatch(name):
@@ -127,7 +128,7 @@ class FunctionTool(Tool):
             values[self._context_parameter] = context
         if self._is_async:
             return await self.function(**values)
-        result = await self._plain.call(values)
+        result = await self._place.call(partial(self.function, **values))
         return await result if inspect.isawaitable(result) else result
 
 

@@ -97,6 +97,17 @@ async def test_the_rest_is_indexed_in_the_background(sqlite_log: SqliteLog, path
     assert not (await sqlite_log.search("plum")).unindexed
 
 
+async def test_a_search_does_not_wait_for_a_process_that_holds_the_write_lock(sqlite_log, path: Path) -> None:
+    await sqlite_log.post("s", [say("plum")])
+    await sqlite_log.search("plum")
+    await sqlite_log.post("s", [say("plum again")])
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        hits = await sqlite_log.search("plum")
+        assert [hit.seq for hit in hits] == [2] and hits.unindexed == 1
+    assert len(await sqlite_log.search("plum")) == 2
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_closing_a_log_stops_its_index_and_the_next_one_goes_on(sqlite_log: SqliteLog, path: Path) -> None:
     await sqlite_log.post("s", [say(f"plum {number}") for number in range(1000)])

@@ -26,6 +26,8 @@ Durability = Literal["process", "power"]
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
+SIDE_TIMEOUT = 0.2
+"""For how many seconds a side connection waits to write. What it writes can wait."""
 QUICK_CHECK_BELOW = 32 * 1024 * 1024
 NETWORK_FILESYSTEMS = (
     "afs beegfs ceph cifs coda davfs fuse.ceph fuse.davfs2 fuse.gcsfuse fuse.glusterfs fuse.rclone fuse.s3fs "
@@ -49,7 +51,6 @@ class SqliteFile:
         self.path = path
         self._pid = os.getpid()
         self._durability: Durability = durability
-        self._busy_timeout = busy_timeout
         _create_file(path)
         self._db: sqlite3.Connection | None = _connect(path, durability, busy_timeout, migrations)
         self._identity = _read_identity(path)
@@ -73,9 +74,7 @@ class SqliteFile:
 
     def connect_again(self) -> sqlite3.Connection:
         """Open a second connection, for one other thread. Its user closes it."""
-        db = sqlite3.connect(
-            self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False, cached_statements=64
-        )
+        db = sqlite3.connect(self.path, timeout=SIDE_TIMEOUT, isolation_level=None, check_same_thread=False)
         _configure(db, self._durability)
         return db
 

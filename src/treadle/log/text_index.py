@@ -49,7 +49,7 @@ class TextIndex:
 
     def _search(self, db: sqlite3.Connection, words: Sequence[str], limit: int) -> SearchHits:
         deadline = time.monotonic() + PATIENCE
-        while index_batch(db) and time.monotonic() < deadline and not self._side.is_closing.is_set():
+        while _try_batch(db) and time.monotonic() < deadline and not self._side.is_closing.is_set():
             pass
         hits = SearchHits(_read_hits(db, words, db.execute(_MATCH, (build_match_query(words), limit)).fetchall()))
         hits.unindexed = records.fetch_last_cursor(db) - _fetch_position(db)
@@ -66,12 +66,22 @@ class TextIndex:
         """Index a batch in the background. Searches come in between."""
         began, has_more = time.monotonic(), False
         try:
-            has_more = index_batch(db)
+            has_more = _try_batch(db)
         finally:
             self._is_indexing = has_more
         if has_more:
             self._side.is_closing.wait(time.monotonic() - began)  # others write meanwhile
             self._index_later()
+
+
+def _try_batch(db: sqlite3.Connection) -> bool:
+    """Index some new facts. False when there are none, or when another process holds the write lock for long."""
+    try:
+        return index_batch(db)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        return False
 
 
 def index_batch(db: sqlite3.Connection) -> bool:

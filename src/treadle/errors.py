@@ -43,6 +43,22 @@ ModelErrorKind = Literal[
 ]
 
 
+LONGEST_WAIT = 86_400.0
+"""A provider that asks for a longer wait than this is out of quota. Nobody expects a run to go on days later."""
+
+
+def describe_wait(seconds: float) -> str:
+    """Describe a length of time in one or two units: `45 s`, `12 min`, `3 h 20 min`, `16 days`."""
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 100:
+        return f"{max(seconds, 0):.3g} s"
+    if minutes < 100:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+    return f"{round(hours / 24)} days"
+
+
 def describe_error(error: BaseException) -> str:
     """Describe an error in one line: its class, its message, and the errors in a group. Never raises."""
     kind = type(error)
@@ -108,7 +124,7 @@ class ModelError(TreadleError):
 
     `kind` says what went wrong, and `retryable` whether the same request may work later. `retry_after` is the wait
     that the provider asked for, and `partial` the text that arrived before the stream broke off. `param` is the option
-    of the request that the model cannot take, if it is one.
+    of the request that the model cannot take, if it is one. `status` is the HTTP status, or 0 if there was none.
     """
 
     def __init__(
@@ -127,6 +143,7 @@ class ModelError(TreadleError):
         self.retry_after = retry_after
         self.partial = partial
         self.param = param
+        self.status = 0
 
 
 class NotAnswered(TreadleError):

@@ -38,6 +38,8 @@ TURN_CEILING = 200
 class Limits(Struct, frozen=True, omit_defaults=True):
     """The budget of one run. `turns=0` means text only. None means no limit of that kind.
 
+    `retry_seconds` is how long the run waits for a provider that is overloaded or cannot be reached, before it fails.
+    `attempts` is how often a turn is tried when the model fails by an error of its own.
     `doom_loop` detects repeated calls. `implicit_signals` detects a stuck model and a hand-back in plain words.
     More turns than the operator's `ceiling` are refused.
     """
@@ -51,13 +53,14 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     doom_loop: bool = True
     implicit_signals: bool = True
     ceiling: int = TURN_CEILING
+    retry_seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("turns", "calls", "tokens", "seconds", "cost", "attempts", "ceiling"):
+        for name in ("turns", "calls", "tokens", "seconds", "cost", "attempts", "retry_seconds", "ceiling"):
             value, is_optional = getattr(self, name), name in ("tokens", "seconds", "cost")
             if is_optional and value is None:
                 continue
-            kinds = int | float if name in ("seconds", "cost") else int
+            kinds = int | float if name in ("seconds", "cost", "retry_seconds") else int
             if not isinstance(value, kinds) or isinstance(value, bool):
                 raise BadInput(f"limits: {name} must be a number, not {value!r}")
             if not (value > 0 if is_optional else value >= 0):
@@ -183,6 +186,12 @@ class CancelRequested(Fact, frozen=True):
     why: str = ""
 
 
+class RetryRequested(Fact, frozen=True):
+    """Somebody asked to end the wait for the provider: the model is asked again now."""
+
+    by: str = ""
+
+
 class RunStarted(Fact, frozen=True):
     run_id: str
     limits: Limits
@@ -213,7 +222,10 @@ class ModelReplied(Fact, frozen=True):
 
 
 class ModelFailed(Fact, frozen=True):
-    """`wait` is the number of seconds before the next attempt, or None if there is no next attempt."""
+    """`wait` is the number of seconds before the next attempt, or None if there is no next attempt.
+
+    `give_up_at` is when the attempts end, and `status` the HTTP status of the provider, if there was one.
+    """
 
     kind: ModelErrorKind
     message: str
@@ -221,6 +233,8 @@ class ModelFailed(Fact, frozen=True):
     attempt: int = 1
     wait: float | None = None
     partial: str = ""
+    status: int = 0
+    give_up_at: float | None = None
 
 
 class ApprovalRequested(Fact, frozen=True):
@@ -428,6 +442,7 @@ AnyFact: TypeAlias = (
     | MessageReceived
     | RunRequested
     | CancelRequested
+    | RetryRequested
     | RunStarted
     | TurnStarted
     | ModelReplied

@@ -138,13 +138,13 @@ class Run:
         self._stop_following()
         if self.outcome is not None or self._is_detached or self._coordinator.is_closed:
             return
-        if self._coordinator.is_running(self.session_id):
+        with suppress(NotFound):  # the session may have been deleted meanwhile
             state = await self._coordinator.load_state(self.session_id)
-            is_queued = any(message.id == self.message_id for message in state.queue)
-            if state.run is None or not is_queued:  # otherwise the run that would be stopped is somebody else's
-                self._tracker.outcome = await self._coordinator.cancel(self.session_id, why="its caller left")
-        if self.outcome is None and not self._coordinator.is_closed:
-            with suppress(NotFound):  # the session may have been deleted meanwhile
+            if self._coordinator.is_running(self.session_id) or state.retry_at is not None:
+                is_queued = any(message.id == self.message_id for message in state.queue)
+                if state.run is None or not is_queued:  # otherwise the run that would be stopped is somebody else's
+                    self._tracker.outcome = await self._coordinator.cancel(self.session_id, why="its caller left")
+            if self.outcome is None and not self._coordinator.is_closed:
                 for fact in await self._coordinator.log.read(self.session_id, after=self._position):
                     self._tracker.feed(fact)
                 state = await self._coordinator.load_state(self.session_id)

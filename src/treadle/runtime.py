@@ -246,6 +246,8 @@ class Runtime:
         created = state.created
         if not self.after_answer or created is None or state.last is None or state.last.reason != "answered":
             return
+        if state.run is not None:  # it waits, and the last answer is that of an earlier run
+            return
         if created.parent is None or not created.parent.call_id:
             task = asyncio.create_task(self._call_after_answer(created.session_id, setup))
             self._background.add(task)

@@ -158,6 +158,13 @@ class Session(Generic[T]):
         """Stop the run, its model call and its tools. Returns when that is recorded."""
         return await self._coordinator.cancel(self.id, by, why)
 
+    async def retry_now(self, by: str = "user") -> None:
+        """Ask the model again now, instead of waiting until its provider may be ready.
+
+        `state().retry_at` is when the wait would end. Raises `Conflict` if no run waits for its provider.
+        """
+        await self._coordinator.retry_now(self.id, by)
+
     async def rename(self, name: str, *, by: Literal["user", "auto"] = "user") -> None:
         """Name the session. A name given by a user is never replaced automatically."""
         await self._log.post(self.id, [events.validate_fact(events.SessionRenamed(name=name, by=by))], wake=False)

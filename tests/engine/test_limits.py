@@ -142,7 +142,7 @@ async def test_the_time_limit_stops_a_streaming_model_and_keeps_its_partial_text
 
 
 async def test_a_hanging_model_does_not_delay_the_end_of_a_short_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.engine.loop.SHORT_WRAP_UP_SECONDS", 0.2)
+    monkeypatch.setattr("treadle.engine.steps.SHORT_WRAP_UP_SECONDS", 0.2)
     async with asyncio.timeout(PATIENCE):
         run = await kit.run_agent(Agent(HangingModel(text=""), limits=Limits(seconds=0.5)))
     assert (run.reason, len(run.requests)) == ("time_limit", 2)

@@ -9,7 +9,7 @@ from tests.kit import sessions as kit
 from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import Store, note
 from treadle import Agent, CallFinished, CallStarted, Limits, ModelReplied, ReasoningDelta, TextDelta, tool
-from treadle.engine.setup import compute_backoff
+from treadle.engine.model_call import compute_backoff
 from treadle.errors import ModelError
 from treadle.events import ModelFailed, RunFinished, SignalDetected, TurnStarted
 from treadle.messages import Call, Reply, Request, ResultMessage, Usage, UserMessage
@@ -291,16 +291,17 @@ async def test_retry_after_is_waited_for_as_asked(store: Store) -> None:
     assert clock.slept == pytest.approx([7])
 
 
-@pytest.mark.parametrize(("attempt", "longest"), [(1, 0.5), (2, 1.0), (4, 4.0), (20, 30.0)])
+@pytest.mark.parametrize(("attempt", "longest"), [(1, 0.5), (2, 1.0), (4, 4.0), (20, 60.0), (9999, 60.0)])
 def test_pauses_grow_up_to_a_bound_and_are_not_the_same_for_everybody(attempt: int, longest: float) -> None:
-    pauses = [compute_backoff(attempt, None) or 0.0 for _ in range(100)]
+    pauses = [compute_backoff(attempt) for _ in range(100)]
     assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 
-async def test_attempts_run_out(store: Store) -> None:
-    busy = ModelError("busy", kind="overloaded", retryable=True)
-    run = await store.run_script(*[busy] * 9, clock=store.use_stepping_clock(), limits=Limits(attempts=3))
-    assert (run.reason, run.outcome.error) == ("failed", "overloaded: busy")
+@pytest.mark.parametrize("kind", ["internal", "stalled"])
+async def test_an_error_of_the_model_itself_is_tried_a_few_times(store: Store, kind: Any) -> None:
+    broken = ModelError("broken", kind=kind, retryable=True)
+    run = await store.run_script(*[broken] * 9, clock=store.use_stepping_clock(), limits=Limits(attempts=3))
+    assert run.reason == "failed" and run.outcome.error.startswith(f"{kind}: broken (gave up after 3 attempts in ")
     assert [fact.wait is None for fact in run.select(ModelFailed)] == [False, False, True]
     assert len(run.requests) == 3
 

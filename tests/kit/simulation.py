@@ -20,7 +20,7 @@ from treadle import events
 from treadle.engine.authorize import authorize_calls
 from treadle.engine.context import Projection
 from treadle.engine.fold import apply, fold
-from treadle.engine.model_call import build_request, compact_or_note_failure
+from treadle.engine.model_call import build_failure_fact, build_request, compact_or_note_failure
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Setup, later
 from treadle.engine.state import State, Turn
@@ -125,6 +125,12 @@ class Simulation:
                     self._work(step)
                 case Compact():
                     self._compact()
+                case Rest(waiting=False, wake_at=float(at)):
+                    assert self.state.retry_at is not None, "nobody is asked, and the provider is not waited for"
+                    if self.meddling and self._chance(3):
+                        self._meddle()
+                    else:
+                        self.clock.step(max(0.0, at - self.clock.now()))
                 case Rest(waiting=False):
                     assert self.state.run is None, "a run is active, but nobody is asked"
                     if not self.meddling:
@@ -168,7 +174,6 @@ class Simulation:
     def _ask_model(self, step: AskModel) -> None:
         request = self._build_checked_request()
         assert self.state.run is not None
-        self.clock.step(max(0.0, step.not_before - self.clock.now()))
         said = self.draw(failures if self._chance(5) else replies, label="model")
         if isinstance(said, Reply):
             self.record(
@@ -177,17 +182,7 @@ class Simulation:
                 )
             )
             return
-        will_retry = said.retryable and step.attempt < self.state.run.limits.attempts
-        self.record(
-            events.ModelFailed(
-                kind=said.kind,
-                message=str(said),
-                retryable=said.retryable,
-                attempt=step.attempt,
-                wait=2.0 if will_retry else None,
-                partial=said.partial,
-            )
-        )
+        self.record(build_failure_fact(self.setup, self.state, said, step.attempt, ""))
 
     def _build_checked_request(self) -> Request:
         self.requests += 1

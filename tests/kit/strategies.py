@@ -45,6 +45,7 @@ def build_values(hint: Any) -> SearchStrategy[Any]:
             seconds=st.none() | st.floats(1e-9, 1e9),
             cost=st.none() | st.floats(1e-9, 1e9),
             attempts=st.integers(1, 2**53),
+            retry_seconds=st.floats(0, 1e9),
             doom_loop=st.booleans(),
             implicit_signals=st.booleans(),
             ceiling=st.integers(200, 10_000),
@@ -82,7 +83,7 @@ LIMITS = (
     events.Limits(turns=3, calls=3, attempts=2),
     events.Limits(turns=0, calls=1, attempts=1),
     events.Limits(turns=4, calls=1),
-    events.Limits(turns=2, calls=0, tokens=30, seconds=40, cost=1.0, attempts=3),
+    events.Limits(turns=2, calls=0, tokens=30, seconds=40, cost=1.0, attempts=3, retry_seconds=30),
 )
 SOME_CALLS = ((), CALLS[:1], CALLS[1:3], CALLS[:4], (CALLS[0], CALLS[0]), CALLS[4:])
 TEXTS = ("", " ", "so", "né 🎈")
@@ -100,6 +101,7 @@ _FACTS: list[list[events.AnyFact]] = [
     ],
     [events.RunRequested(trigger=trigger) for trigger in ("message", "continue", "regenerate", "recover")],
     [events.CancelRequested(by="someone"), events.CancelRequested()],
+    [events.RetryRequested(by="someone"), events.RetryRequested()],
     [
         events.RunStarted(run_id="r", limits=limits, trigger=trigger)
         for limits, trigger in product(LIMITS, ("message", "continue", "regenerate", "recover"))
@@ -116,7 +118,9 @@ _FACTS: list[list[events.AnyFact]] = [
     ],
     [
         events.ModelFailed(kind=kind, message="broken", wait=wait, attempt=attempt, partial=partial)
-        for kind, wait, attempt, partial in product(("network", "cancelled"), (None, 2.0), (1, 9), ("", " ", "I was"))
+        for kind, wait, attempt, partial in product(
+            ("network", "cancelled"), (None, 2.0, 300.0), (1, 9), ("", " ", "I was")
+        )
     ],
     [
         events.ApprovalRequested(
@@ -205,6 +209,8 @@ replies: SearchStrategy[Reply] = st.sampled_from(
 failures: SearchStrategy[ModelError] = st.sampled_from(
     [
         ModelError("try later", kind="overloaded", retryable=True),
+        ModelError("try much later", kind="overloaded", retryable=True, retry_after=300),
+        ModelError("oops", kind="internal", retryable=True),
         ModelError("no such key", kind="auth"),
         ModelError("broke off", kind="network", retryable=True, partial="It is "),
     ]
@@ -216,6 +222,7 @@ foreign_facts: SearchStrategy[events.AnyFact] = st.one_of(
             events.MessageReceived,
             events.RunRequested,
             events.CancelRequested,
+            events.RetryRequested,
             events.ApprovalAnswered,
             events.InputAnswered,
             events.ContextCompacted,

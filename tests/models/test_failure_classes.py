@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from treadle.errors import describe_wait
 from treadle.models.failures import (
     ErrorSource,
     classify_response,
@@ -111,9 +112,21 @@ def test_retry_after_may_be_a_date() -> None:
     assert parse_retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0.0
 
 
-def test_a_wait_of_hours_is_a_quota_and_not_retried() -> None:
+def test_a_wait_of_hours_is_an_overload_and_one_of_days_a_quota() -> None:
     error = classify_response(429, {"retry-after": "7200"}, b"", WHO)
-    assert (error.kind, error.retryable, error.retry_after) == ("quota", False, 7200.0)
+    assert (error.kind, error.retryable, error.retry_after, error.status) == ("overloaded", True, 7200.0, 429)
+    assert "it asks to wait 2 h" in str(error)
+    error = classify_response(429, {"retry-after": "1382400"}, b"", WHO)
+    assert (error.kind, error.retryable) == ("quota", False)
+    assert "wait until it is renewed in 16 days" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0 s"), (0.25, "0.25 s"), (45, "45 s"), (300, "5 min"), (12_000, "3 h 20 min"), (86_400, "24 h")],
+)
+def test_a_wait_is_described_in_one_or_two_units(seconds: float, text: str) -> None:
+    assert describe_wait(seconds) == text
 
 
 @pytest.mark.parametrize(

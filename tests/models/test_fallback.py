@@ -54,6 +54,19 @@ async def test_when_all_models_fail_the_last_error_is_raised() -> None:
         assert (len(one.seen), len(two.seen)) == (2, 2)
 
 
+async def test_the_next_model_takes_over_at_once_when_a_provider_asks_for_a_long_wait() -> None:
+    async with StrictChat([status(429, retry_after="300")]) as one, StrictChat([SECOND]) as two:
+        model = fallback(chat_model(one), chat_model(two))
+        assert (await collect_reply(model, ask("hi"))).text == "the second"
+
+
+@pytest.mark.parametrize("others", [[status(401)], [status(429, retry_after="400")]])
+async def test_when_all_models_fail_the_caller_waits_for_the_one_that_is_ready_first(others: list[Odd]) -> None:
+    async with StrictChat([status(429, retry_after="300")]) as one, StrictChat(others) as two:
+        failure = await collect_failure(fallback(chat_model(one), chat_model(two)))
+        assert (failure.kind, failure.retryable, failure.retry_after) == ("overloaded", True, 300.0)
+
+
 async def test_leaving_early_and_closing_reach_the_models() -> None:
     async with StrictChat([Odd(Reply(text="x" * 400), stall_after=800)]) as one, StrictChat() as two:
         model = fallback(chat_model(one), chat_model(two))

@@ -37,6 +37,7 @@ from treadle.events import (
     CallFinished,
     CancelRequested,
     InputRequested,
+    RetryRequested,
     RunFinished,
     validate_fact,
 )
@@ -120,9 +121,7 @@ class Follower:
                     self.watch.stop_at(info.seq)
                     return
                 if not coordinator.is_running(session_id):
-                    await asyncio.sleep(POLL_SECONDS if info.owner else 0)
-                    with suppress(StoreBusy):
-                        await coordinator.wake(session_id)
+                    await coordinator.take_over(info)
         except TreadleError as error:  # nobody else would end the watch
             self.failure = error
             self.watch.close()
@@ -204,9 +203,20 @@ class Coordinator:
         return entry is not None and entry.task is not None
 
     def can_take_over(self, info: SessionInfo) -> bool:
-        """Whether another process released the session with work to do, and this one may run it."""
-        is_due = info.wake_at is not None and info.wake_at <= self._clock.now()
+        """Whether the session was released with work to do, now or when its provider may be ready, and may run here."""
+        is_due = info.wake_at is not None and (info.status == "running" or info.wake_at <= self._clock.now())
         return is_due and info.agent in self.agents and not self.is_closed
+
+    async def take_over(self, info: SessionInfo) -> None:
+        """Run the session here if its process has gone. A parked session is run when it is due or gets a post."""
+        if info.owner:
+            await asyncio.sleep(POLL_SECONDS)
+        while (left := (info.wake_at or 0.0) - self._clock.now()) > 0 and not info.owner and not self.is_closed:
+            await self._clock.sleep(min(left, SCAN_SECONDS))
+            info = await self.log.get_info(info.id)
+        if not self.is_closed:
+            with suppress(StoreBusy):
+                await self.wake(info.id)
 
     def check_open(self) -> None:
         """Raise `Conflict` when this process runs no sessions any more."""
@@ -283,6 +293,13 @@ class Coordinator:
         if (stored.status, stored.output, stored.parts) != (fact.status, fact.output, fact.parts):
             raise AlreadyAnswered(f"call {call_id} has another result already ({stored.status})", stored)
         return stored
+
+    async def retry_now(self, session_id: str, by: str = "") -> None:
+        """End the wait for the provider: the model is asked again at once. Raises `Conflict` if no run waits for it."""
+        if (await self.load_state(session_id)).retry_at is None:
+            raise Conflict(f"session {session_id} does not wait for its provider; there is nothing to retry")
+        await self.log.post(session_id, [validate_fact(RetryRequested(by=by))])
+        await self.wake(session_id)
 
     async def cancel(
         self, session_id: str, by: str = "", why: str = "", claim: Claim | None = None

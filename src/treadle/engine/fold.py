@@ -14,6 +14,7 @@ import msgspec
 from treadle import events
 from treadle.engine.earlier_messages import EarlierMessages
 from treadle.engine.state import (
+    OWN_ERRORS,
     CallState,
     Entry,
     PastConversation,
@@ -65,7 +66,9 @@ def _apply_session_fact(
             state.notes[fact.name] = fact.data
 
 
-def _apply_request(state: State, fact: events.MessageReceived | events.RunRequested | events.CancelRequested) -> None:
+def _apply_request(
+    state: State, fact: events.MessageReceived | events.RunRequested | events.CancelRequested | events.RetryRequested
+) -> None:
     match fact:
         case events.MessageReceived():
             state.queue.append(fact)
@@ -78,6 +81,9 @@ def _apply_request(state: State, fact: events.MessageReceived | events.RunReques
             if state.run is not None:
                 state.run.cancel = state.run.cancel or fact
             state.requested, state.is_held = None, bool(state.queue)
+        case events.RetryRequested():
+            if state.turn is not None and state.turn.retry_at is not None:
+                state.turn.is_retry_requested = True
 
 
 def _apply_configured(state: State, fact: events.SessionConfigured) -> None:
@@ -143,7 +149,10 @@ def _apply_model_fact(state: State, fact: events.ModelReplied | events.ModelFail
     turn, run = state.turn, state.run
     if isinstance(fact, events.ModelFailed):
         if turn is not None and turn.reply is None:
-            turn.failed = fact
+            turn.parked_seconds = turn.measure_parked_seconds(fact.at)
+            turn.failing_since = turn.failing_since or fact.at
+            turn.errors += fact.kind in OWN_ERRORS
+            turn.failed, turn.is_retry_requested = fact, False
             if fact.kind == "too_long":  # try again a compaction that failed while there was still room
                 turn.signals = tuple(kind for kind in turn.signals if kind != "compaction_failed")
             if fact.kind == "cancelled" and fact.partial.strip():
@@ -304,6 +313,7 @@ _APPLY_FACT: dict[type, Callable[[State, Any], None]] = {
     events.MessageReceived: _apply_request,
     events.RunRequested: _apply_request,
     events.CancelRequested: _apply_request,
+    events.RetryRequested: _apply_request,
     events.RunStarted: _apply_run_fact,
     events.TurnStarted: _apply_run_fact,
     events.ModelReplied: _apply_model_fact,

@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 
 from msgspec.structs import replace
 
-from treadle.engine import model_call
+from treadle.engine import model_call, steps
 from treadle.engine.authorize import Authorization, ReadyCall, authorize_calls
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
@@ -22,7 +22,6 @@ from treadle.engine.fold import apply, fold
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Lease, Setup, SetupBuilder
 from treadle.engine.state import CallState, State
-from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, build_unfinished_result, next_step, stops_run
 from treadle.engine.tool_call import STOPPED_OUTCOME, build_finish_fact, build_start_fact, build_tool_context, run_tool
 from treadle.errors import ModelError, PositionMoved, describe_error
 from treadle.events import (
@@ -37,7 +36,6 @@ from treadle.events import (
 )
 from treadle.log.base import Log
 
-WRAP_UP_SECONDS, SHORT_WRAP_UP_SECONDS = 60.0, 5.0  # the short one is for runs that had less time themselves
 EFFECT_FACTS = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextCompacted, Custom)
 
 
@@ -52,10 +50,10 @@ class Loop:
         self.session_id = lease.claim.session_id
         self._buffer: list[AnyFact] = []
         self._is_behind = log.get_head(self.session_id) > state.seq
-        self._run_scope, self._call_scope = CancelScope(), CancelScope()
+        self._run_scope, self._call_scope, self._pause_scope = CancelScope(), CancelScope(), CancelScope()
         self._check_task: asyncio.Task[None] | None = None
 
-    async def run(self) -> Rest:
+    async def run(self) -> steps.Rest:
         """Do one step after another, until there is nothing to do."""
         with closing(self._run_scope), closing(self._call_scope):
             while True:
@@ -63,23 +61,27 @@ class Loop:
                     await self.catch_up()
                 if self.state.configured != self._configured:  # in a run only its client tools change
                     self.setup, self._configured = await self.build_setup(self.state), self.state.configured
-                step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
+                step = steps.next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
                 match step:
-                    case Record() if step.key:  # if somebody stored this key first, the log's fact counts
+                    case steps.Record() if step.key:  # if somebody stored this key first, the log's fact counts
                         await self.log.post(self.session_id, step.facts, step.key, wake=False, claim=self.lease.claim)
                         await self.catch_up()
-                    case Record():
+                    case steps.Record():
                         self._record(*step.facts)
-                    case AskModel():
-                        await self._ask_model(step)
-                    case Work():
+                    case steps.AskModel():
+                        await self._ask_model(step.attempt)
+                    case steps.Work():
                         await self._work(step.calls)
-                    case Compact():
+                    case steps.Compact():
                         await self._compact()
-                    case Rest():
-                        if not self._buffer:
+                    case steps.Rest():
+                        if self._buffer:
+                            await self._flush()
+                        elif (pause := step.measure_pause(self.setup.clock.now())) is None:
                             return step
-                        await self._flush()
+                        elif not self._is_behind:
+                            with suppress(TimeoutError), self._pause_scope:
+                                await self.setup.clock.sleep(pause)
 
     # ── the log ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,12 +118,13 @@ class Loop:
     def check_posts(self) -> None:
         """Somebody posted to this session: check at once whether the post stops the current effect."""
         self._is_behind = True
+        self._pause_scope.stop()
         if self._run_scope.is_active and (self._check_task is None or self._check_task.done()):
             self._check_task = asyncio.create_task(self._stop_if_asked())
 
     async def _stop_if_asked(self) -> None:
         posted = await self.log.read(self.session_id, after=self.state.seq - len(self._buffer))
-        if any(map(stops_run, posted)):
+        if any(map(steps.stops_run, posted)):
             self._run_scope.stop()
 
     def _stop_in_time(self) -> CancelScope:
@@ -130,14 +133,14 @@ class Loop:
         assert run is not None
         left: float | None = None
         if turn is not None and turn.wrap_up is not None:
-            left = min(WRAP_UP_SECONDS, max(SHORT_WRAP_UP_SECONDS, run.limits.seconds or WRAP_UP_SECONDS))
+            left = steps.compute_wrap_up_seconds(run.limits)
         elif run.limits.seconds is not None:
             left = run.started_at + run.waited + run.limits.seconds - self.setup.clock.now()
         return self._run_scope.limit_to(left)
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────────────
 
-    async def _ask_model(self, step: AskModel) -> None:
+    async def _ask_model(self, attempt: int) -> None:
         if not await self._flush():
             return
         await self.lease.renew_if_due()
@@ -146,9 +149,6 @@ class Loop:
         facts: list[AnyFact] = []
         try:
             with self._stop_in_time():
-                wait = step.not_before - self.setup.clock.now()
-                if wait > 0:
-                    await self.setup.clock.sleep(wait)
                 request = model_call.build_request(self.setup, self.state, self.projection)
                 reply = await model_call.ask_model(self.setup, self.log, request, self.state.seq, said)
             facts = build_reply_facts(self.state, request, reply, self.setup.polling, self.setup.check_output)
@@ -160,7 +160,7 @@ class Loop:
         except Exception as error:  # a bug in an adapter or in middleware is recorded and ends the run
             failure = ModelError(describe_error(error))
         if failure is not None:
-            facts = [model_call.build_failure_fact(failure, self.state, step.attempt, "".join(said))]
+            facts = [model_call.build_failure_fact(self.setup, self.state, failure, attempt, "".join(said))]
         if self._is_behind:
             await self.catch_up()
         self._record(*facts)
@@ -182,7 +182,7 @@ class Loop:
         if self.setup.middleware and not await self._flush():  # middleware may take long to decide
             return
         # Calls that are stopped before they are authorized do not run.
-        authorization = Authorization([build_unfinished_result(call) for call in calls])
+        authorization = Authorization([steps.build_unfinished_result(call) for call in calls])
         with suppress(TimeoutError), self._stop_in_time():
             authorization = await authorize_calls(self.setup, self.state, calls)
         if authorization.facts:

@@ -10,15 +10,19 @@ from msgspec.structs import force_setattr, replace
 from treadle.engine import compaction
 from treadle.engine.context import Projection, write_calls_as_text
 from treadle.engine.reply import MarkSplitter, split_marks
-from treadle.engine.setup import Setup, check_returned_type, compute_backoff
-from treadle.engine.state import State
-from treadle.errors import ModelError, describe_error
+from treadle.engine.setup import Setup, check_returned_type
+from treadle.engine.state import MAX_PAUSE_SECONDS, OWN_ERRORS, State
+from treadle.engine.steps import MIN_PAUSE_SECONDS, compute_wrap_up_seconds
+from treadle.errors import LONGEST_WAIT, ModelError, describe_error, describe_wait
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
 from treadle.messages import Reply, Request, SignedReasoning, estimate_request, replace_surrogates
 from treadle.models.base import ModelEvent, Summarizer
 
 WRAP_UP_TOKENS = 1024
+BACKOFF_BASE = 0.5
+EXACT_ATTEMPTS = 3
+"""After so many attempts a short Retry-After is no longer kept exactly: a provider may always say "now"."""
 
 
 def build_request(setup: Setup, state: State, projection: Projection) -> Request:
@@ -90,18 +94,52 @@ async def _get_reply(setup: Setup, request: Request, show: Callable[[ModelEvent]
     return reply if reply.model else replace(reply, model=setup.model.name)
 
 
-def build_failure_fact(error: ModelError, state: State, attempt: int, said: str) -> ModelFailed:
-    """Build the fact that a model call failed, with the pause before the next attempt if there is one."""
-    assert state.run is not None
-    will_retry = error.retryable and attempt < state.run.limits.attempts
+def build_failure_fact(setup: Setup, state: State, error: ModelError, attempt: int, said: str) -> ModelFailed:
+    """Build the fact that a model call failed, with the pause before the next attempt if there is one.
+
+    The attempts end `retry_seconds` after the first failure of the turn. Time in which the run was parked, because its
+    provider asked for a long wait, does not count.
+    """
+    run, turn, now = state.run, state.turn, setup.clock.now()
+    assert run is not None and turn is not None
+    seconds, message = run.limits.retry_seconds, str(error)
+    if turn.wrap_up is not None:
+        seconds = min(seconds, compute_wrap_up_seconds(run.limits))
+    first = turn.failing_since or now
+    give_up_at = first + turn.measure_parked_seconds(now) + seconds
+    wait: float | None = compute_backoff(attempt, error.retry_after)
+    if not error.retryable or not seconds or (error.kind in OWN_ERRORS and turn.errors + 1 >= run.limits.attempts):
+        wait = None
+    elif wait > MAX_PAUSE_SECONDS:
+        if now + wait > first + LONGEST_WAIT:
+            message += f" (it asks to wait {describe_wait(wait)}; a run waits {describe_wait(LONGEST_WAIT)} at most)"
+            wait = None
+        elif turn.wrap_up is not None:
+            wait = None
+    elif give_up_at - now < MIN_PAUSE_SECONDS:
+        wait = None
+    elif error.retry_after is None:
+        wait = min(wait, give_up_at - now)
     return ModelFailed(
         kind=error.kind,
-        message=replace_surrogates(str(error)),
+        message=replace_surrogates(message),
         retryable=error.retryable,
         attempt=attempt,
-        wait=compute_backoff(attempt, error.retry_after) if will_retry else None,
+        wait=wait,
         partial=replace_surrogates(error.partial or said),
+        status=error.status,
+        give_up_at=give_up_at if wait is not None else None,
     )
+
+
+def compute_backoff(attempt: int, retry_after: float | None = None) -> float:
+    """Compute the seconds before the next attempt: those that the provider asks for, or growing ones with jitter."""
+    import random
+
+    longest = min(MAX_PAUSE_SECONDS, BACKOFF_BASE * 2.0 ** min(attempt - 1, 10))
+    if retry_after is None:
+        return longest * random.uniform(0.5, 1.0)
+    return retry_after if attempt <= EXACT_ATTEMPTS else max(retry_after, compute_backoff(attempt - EXACT_ATTEMPTS))
 
 
 def build_breakdown(setup: Setup, state: State) -> compaction.Breakdown:

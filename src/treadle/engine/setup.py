@@ -23,9 +23,6 @@ from treadle.permissions.policy import Verdict
 from treadle.secrets.redact import Redactor
 from treadle.tools.base import HelperHost, Recovery, Tool
 
-BACKOFF_BASE = 0.5
-BACKOFF_CAP = 30.0
-RETRY_AFTER_CAP = 60.0
 TOOL_ATTEMPTS = 3
 
 Value = TypeVar("Value")
@@ -199,12 +196,3 @@ class Setup(Struct, frozen=True):
 
 SetupBuilder = Callable[[State], Awaitable[Setup]]
 """Builds the setup of a session in a given state."""
-
-
-def compute_backoff(attempt: int, retry_after: float | None) -> float | None:
-    """Compute the seconds before the next attempt, with jitter. None when the provider asks for too long a wait."""
-    import random
-
-    if retry_after is not None:
-        return retry_after if retry_after <= RETRY_AFTER_CAP else None
-    return min(BACKOFF_CAP, BACKOFF_BASE * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)

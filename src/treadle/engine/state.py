@@ -18,6 +18,10 @@ from treadle.messages import MESSAGE_TOKENS, Call, Json, ModelMessage, Usage, es
 from treadle.permissions.policy import RememberedAnswer
 
 _NO_IDS: Set[str] = frozenset()
+MAX_PAUSE_SECONDS = 60.0
+"""A run that waits longer for its provider is parked: no process keeps it meanwhile."""
+OWN_ERRORS = frozenset(("internal", "stalled"))
+"""Errors of the model itself, which waiting hardly heals. A turn is tried a few times after them."""
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
 
 
@@ -51,12 +55,20 @@ class CallState(Struct):
 
 
 class Turn(Struct):
-    """One model call and the calls in its reply."""
+    """One model call and the calls in its reply.
+
+    `failing_since` is when the model failed first, and `errors` counts its failures by an error of its own.
+    `parked_seconds` is how long the run was parked between these failures.
+    """
 
     number: int
     tools: bool = True
     wrap_up: events.EndReason | None = None
     failed: events.ModelFailed | None = None
+    failing_since: float = 0.0
+    parked_seconds: float = 0.0
+    errors: int = 0
+    is_retry_requested: bool = False
     compacted_at: int = 0
     reply: events.ModelReplied | None = None
     calls: dict[str, CallState] = {}
@@ -67,6 +79,19 @@ class Turn(Struct):
     def is_settled(self) -> bool:
         """Whether there is a reply and each of its calls has a result."""
         return self.reply is not None and not self.unfinished_calls
+
+    @property
+    def retry_at(self) -> float | None:
+        """When the model is asked again, if the turn waits for its provider."""
+        if self.reply is not None or self.failed is None or self.failed.wait is None or self.is_retry_requested:
+            return None
+        return self.failed.at + self.failed.wait
+
+    def measure_parked_seconds(self, until: float) -> float:
+        """Measure how long the run was parked in this turn, up to the end of its last wait."""
+        failed = self.failed
+        is_parked = failed is not None and failed.wait is not None and failed.wait > MAX_PAUSE_SECONDS
+        return self.parked_seconds + (max(0.0, until - failed.at) if failed is not None and is_parked else 0.0)
 
     @property
     def seq(self) -> int:
@@ -164,6 +189,11 @@ class State(Struct):
         if self.turn is None:
             return []
         return [call.pending for call in self.turn.calls.values() if call.pending is not None]
+
+    @property
+    def retry_at(self) -> float | None:
+        """When the model is asked again, if the run waits for its provider."""
+        return self.turn.retry_at if self.run is not None and self.turn is not None else None
 
     @property
     def client_calls(self) -> list[events.CallStarted]:

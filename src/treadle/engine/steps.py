@@ -15,13 +15,16 @@ from msgspec.structs import replace
 from treadle import events
 from treadle.engine.earlier_messages import EarlierMessages
 from treadle.engine.reply import make_ids_unique
-from treadle.engine.state import OUTCOME_UNKNOWN, CallState, RunState, State, Turn
+from treadle.engine.state import MAX_PAUSE_SECONDS, OUTCOME_UNKNOWN, CallState, RunState, State, Turn
+from treadle.errors import describe_wait
 from treadle.messages import NO_USAGE
 
 MAX_EMPTY_REPLIES = 3
 MAX_INVALID_OUTPUTS = 3
 MAX_STRAY_REPLIES = 2
 MAX_SAFE_ATTEMPTS = 3
+WRAP_UP_SECONDS, SHORT_WRAP_UP_SECONDS = 60.0, 5.0  # the short one is for runs that had less time themselves
+MIN_PAUSE_SECONDS = 0.001
 STRAY_ERROR = "the model calls tools although none are offered"
 COMPACTION_SHARE = 0.85
 """The share of the window at which a compaction is due."""
@@ -37,10 +40,9 @@ class Record(Struct, frozen=True):
 
 
 class AskModel(Struct, frozen=True):
-    """Call the model for the current turn, but not before a given time."""
+    """Call the model for the current turn."""
 
     attempt: int
-    not_before: float = 0.0
 
 
 class Compact(Struct, frozen=True):
@@ -58,6 +60,12 @@ class Rest(Struct, frozen=True):
 
     wake_at: float | None = None
     waiting: bool = False
+
+    def measure_pause(self, now: float) -> float | None:
+        """Measure a wait that is too short to release the session for. None for any other rest."""
+        if self.waiting or self.wake_at is None or self.wake_at - now > MAX_PAUSE_SECONDS:
+            return None
+        return max(0.0, self.wake_at - now)
 
 
 Step: TypeAlias = Record | AskModel | Compact | Work | Rest
@@ -138,7 +146,7 @@ def build_unfinished_result(call: CallState) -> events.CallFinished:
 def _call_model(state: State, run: RunState, turn: Turn, now: float, window: int | None) -> Step:
     """Call the model, or compact the context first: at this point every call has its result."""
     failed = turn.failed
-    error = f"{failed.kind}: {failed.message}" if failed is not None else ""
+    error = _describe_failure(turn, failed) if failed is not None else ""
     is_refused = failed is not None and failed.kind == "too_long" and turn.compacted_at <= failed.seq
     has_past = any(isinstance(entry, Turn | EarlierMessages) for entry in state.entries)
     is_full = window and state.tokens >= COMPACTION_SHARE * window and has_past
@@ -149,17 +157,41 @@ def _call_model(state: State, run: RunState, turn: Turn, now: float, window: int
     if failed is None:
         return AskModel(1)
     if failed.wait is not None:
-        return AskModel(failed.attempt + 1, failed.at + failed.wait)
+        return _wait_for_provider(run, turn, failed, now)
     if failed.kind == "too_long" and not is_refused:
         return AskModel(failed.attempt + 1)
     if turn.wrap_up is not None:
-        return _end_run(run, turn.wrap_up, _describe_missing_summary(run, turn.wrap_up))
+        return _end_run(run, turn.wrap_up, _describe_missing_summary(run, turn.wrap_up), error=error)
     # Nobody cancelled the run, or it would have ended. So the time limit stopped the model.
     if run.limits.seconds is not None and (failed.kind == "cancelled" or is_out_of_time(run, now)):
         return _start_wrap_up(run, "time_limit")
     if is_refused:
         error = _describe_full_window(state, None, error)
     return _end_run(run, "failed", failed.partial, error=error)
+
+
+def _wait_for_provider(run: RunState, turn: Turn, failed: events.ModelFailed, now: float) -> Step:
+    """Wait until the provider may be ready. The run's own time limit ends the wait, and anybody can cut it short."""
+    retry_at = turn.retry_at
+    if retry_at is None or retry_at - now < MIN_PAUSE_SECONDS:
+        return AskModel(failed.attempt + 1)
+    if turn.wrap_up is None and run.limits.seconds is not None:
+        if is_out_of_time(run, now):
+            return _start_wrap_up(run, "time_limit")
+        retry_at = min(retry_at, run.started_at + run.waited + run.limits.seconds)
+    return Rest(retry_at)
+
+
+def compute_wrap_up_seconds(limits: events.Limits) -> float:
+    """Compute how long the last turn may take, and how long it waits for its provider."""
+    return min(WRAP_UP_SECONDS, max(SHORT_WRAP_UP_SECONDS, limits.seconds or WRAP_UP_SECONDS))
+
+
+def _describe_failure(turn: Turn, failed: events.ModelFailed) -> str:
+    gave_up = ""
+    if failed.retryable and failed.attempt > 1:
+        gave_up = f" (gave up after {failed.attempt} attempts in {describe_wait(failed.at - turn.failing_since)})"
+    return f"{failed.kind}: {failed.message}{gave_up}"
 
 
 def _describe_full_window(state: State, window: int | None, said: str = "") -> str:

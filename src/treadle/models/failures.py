@@ -12,10 +12,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from treadle.errors import ModelError, ModelErrorKind
-
-LONGEST_WAIT = 3600.0
-"""A provider that asks for a longer wait than this is out of quota. It is not just busy."""
+from treadle.errors import LONGEST_WAIT, ModelError, ModelErrorKind, describe_wait
 
 # These are compiled when the first failure comes, not at import: compiling them takes time.
 _TOO_LONG = (
@@ -93,7 +90,9 @@ def classify_response(status: int, headers: Mapping[str, str], body: bytes, sour
     happened, advice = _explain(kind, status, wait, source)
     said = said if len(said) <= 600 else said[:600] + "…"
     message = source.redact(f"{happened} ({status}): {said} — {advice}")
-    return ModelError(message, kind=kind, retryable=retryable, retry_after=wait, param=extract_param(body))
+    failure = ModelError(message, kind=kind, retryable=retryable, retry_after=wait, param=extract_param(body))
+    failure.status = status
+    return failure
 
 
 def classify_stream_error(error: object, source: ErrorSource) -> ModelError:
@@ -170,9 +169,10 @@ def _explain(kind: ModelErrorKind, status: int, wait: float | None, source: Erro
             advice = f"check {source.key_variable}" if source.key_variable else "check the key and its permissions"
             return f"{server} refused the credentials", advice
         case "quota":
-            return f"{server} says the quota is used up", "add credit, wait until it is renewed, or use another model"
+            renewed = f"wait until it is renewed in {describe_wait(wait)}" if wait else "wait until it is renewed"
+            return f"{server} says the quota is used up", f"add credit, {renewed}, or use another model"
         case "overloaded":
-            advice = f"it asks to wait {wait:g} s" if wait is not None else "try again in a while"
+            advice = f"it asks to wait {describe_wait(wait)}" if wait is not None else "try again in a while"
             return f"{server} is busy or limits the rate", advice
         case "too_long":
             return (

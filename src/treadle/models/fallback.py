@@ -11,6 +11,8 @@ from treadle.messages import Request
 from treadle.models.base import Model, ModelEvent, TokenCounter
 
 _PAUSE_SECONDS = 60.0
+_LONGEST_RETRY_AFTER = 10.0
+"""The next model takes over at once when a provider asks for a longer wait than this."""
 
 
 def fallback(*models: Model | str) -> Model:
@@ -26,8 +28,9 @@ def fallback(*models: Model | str) -> Model:
 class Fallback:
     """Asks the models in order.
 
-    The caller retries a failure that may pass, until it has happened `patience` times in a row. A model that failed
-    for good is not asked for a minute, or as long as its provider says.
+    The caller retries a failure that may pass, until it has happened `patience` times in a row or its provider asks
+    for a long wait. A model that failed for good is not asked for a minute, or as long as its provider says. When all
+    models fail, the failure that passes first is raised, so that the caller can wait for it.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Fallback:
         return min((window for window in windows if window is not None), default=None)
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        last: ModelError | None = None
+        failures: list[ModelError] = []
         now = self._clock()
         ready = [place for place, paused_until in enumerate(self._paused_until) if paused_until <= now]
         for place in ready or range(len(self._models)):  # all of them, where all are paused
@@ -65,9 +68,8 @@ class Fallback:
             except ModelError as error:
                 if has_begun or not self._note_failure(place, error):
                     raise
-                last = error
-        assert last is not None
-        raise last
+                failures.append(error)
+        raise min(reversed(failures), key=lambda error: (not error.retryable, error.retry_after or 0.0))
 
     async def count_tokens(self, request: Request) -> int | None:
         first = self._models[0]
@@ -80,7 +82,8 @@ class Fallback:
     def _note_failure(self, place: int, error: ModelError) -> bool:
         """Count a failure of a model. Returns whether the next model takes over, instead of a retry."""
         self._failures[place] += 1
-        if error.retryable and self._failures[place] < self._patience:
+        is_short = (error.retry_after or 0.0) <= _LONGEST_RETRY_AFTER
+        if error.retryable and is_short and self._failures[place] < self._patience:
             return False
         self._failures[place] = 0
         self._paused_until[place] = self._clock() + max(_PAUSE_SECONDS, error.retry_after or 0.0)

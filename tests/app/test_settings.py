@@ -138,10 +138,11 @@ def test_a_workspace_cannot_widen_anything_and_a_warning_says_so(home: Path, lin
 
 def test_a_workspace_cannot_widen_what_the_user_narrowed(home: Path) -> None:
     user_file(home, 'access = "read-only"\nmax_cost = 1.0\n')
-    workspace_file(home, 'access = "sandbox"\nmax_cost = 2.0\n')
+    workspace_file(home, 'access = "sandbox"\nmax_cost = 2.0\nretry_seconds = 900\n')
     loaded = load_settings()
     assert loaded.settings.access == "read-only" and loaded.settings.max_cost == 1.0
-    assert len(loaded.ignored) == 2
+    assert loaded.settings.build_limits().retry_seconds == 600
+    assert len(loaded.ignored) == 3
 
 
 def test_a_workspace_chooses_no_agent_that_may_do_more_than_the_one_the_user_has(home: Path) -> None:
@@ -187,6 +188,7 @@ def test_a_workspace_may_narrow_and_the_command_line_may_widen_it_again(home: Pa
         ("max_turns = 'many'", "max_turns is 'many'; it must be a whole number"),
         ("max_turns = 201", "0 (text only) to 200"),
         ("max_cost = 0", "must be more than 0"),
+        ("retry_seconds = -1", "retry_seconds is -1.0; it must not be negative. 0 means no retry"),
         ("max_calls = -1", "must not be negative"),
         ("access = 'full'", "--full-access"),
         ("access = 'root'", "access is 'root'; it must be 'read-only' or 'sandbox' or 'full'"),

@@ -27,12 +27,15 @@ from treadle.permissions.paths import find_data_folder as data_folder
 MAX_CEILING = 10_000
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
 WORKSPACE_KEYS = frozenset(
-    ("agent", "access", "ask", "forbid", "max_turns", "max_calls", "max_tokens", "max_cost", "timeout", "web")
+    (
+        *("agent", "access", "ask", "forbid", "web"),
+        *("max_turns", "max_calls", "max_tokens", "max_cost", "timeout", "retry_seconds"),
+    )
 )
 """The keys that a workspace's file may set. Other keys are ignored, and the user gets a note."""
 
 _LIST_KEYS = frozenset(("approve", "ask", "forbid", "network", "model_roots"))
-_LIMIT_KEYS = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout"))
+_LIMIT_KEYS = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout", "retry_seconds"))
 _FLAG_KEYS = frozenset(("yes", "workspace", "always"))
 _TIERS: tuple[Tier, ...] = get_args(Tier)
 _TYPE_NAMES: dict[object, str] = {
@@ -76,6 +79,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_tokens: int | None = None
     max_cost: float | None = None
     timeout: float | None = None
+    retry_seconds: float = Limits().retry_seconds
     system_prompt: str = ""
     web: bool = False
     web_proxy: str = ""
@@ -99,6 +103,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         if self.max_calls is not None and self.max_calls < 0:
             raise BadInput(f"max_calls is {self.max_calls}; it must not be negative")
+        if not self.retry_seconds >= 0:
+            raise BadInput(f"retry_seconds is {self.retry_seconds}; it must not be negative. 0 means no retry")
         for key in ("max_tokens", "max_cost", "timeout"):
             value = getattr(self, key)
             if value is not None and not value > 0:
@@ -135,6 +141,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             cost=self.max_cost,
             implicit_signals=self.implicit_signals,
             ceiling=self.turn_ceiling,
+            retry_seconds=self.retry_seconds,
         )
 
 
@@ -300,8 +307,9 @@ def _filter_workspace(read: _Sources) -> tuple[dict[str, Json], tuple[str, ...]]
         if why:
             ignored.append(f"{file}: agent = {kept.pop('agent')!r} is ignored: {why}; choose it with --agent")
     for key in sorted(_LIMIT_KEYS & kept.keys()):
-        usual = {"max_turns": Limits().turns, "max_calls": Limits().calls}
-        most = cast("float | None", user.get(key, usual.get(key)))
+        usual = Limits()
+        defaults = {"max_turns": usual.turns, "max_calls": usual.calls, "retry_seconds": usual.retry_seconds}
+        most = cast("float | None", user.get(key, defaults.get(key)))
         if most is not None and kept[key] > most:
             ignored.append(f"{file}: {key} = {kept.pop(key)} is ignored: a workspace may only lower it from {most:g}")
     return kept, tuple(ignored)

@@ -142,6 +142,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-tokens", metavar="N", help="generated tokens")
     limits.add_argument("--max-cost", metavar="USD")
     limits.add_argument("--timeout", metavar="SECONDS", help="wall time")
+    limits.add_argument("--retry-seconds", metavar="N", help="wait for an overloaded provider; default: 600")
     add_store_options(parser)
 
 

@@ -94,6 +94,7 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
         tokens=body.max_tokens,
         implicit_signals=agent.limits.implicit_signals and body.detect_implicit_signals,
         ceiling=agent.limits.ceiling,
+        retry_seconds=agent.limits.retry_seconds,
     )
     session = await service.create_session(
         token,

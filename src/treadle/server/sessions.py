@@ -39,6 +39,7 @@ class LimitsBody(StrictBody):
     tokens: int | None = Field(None, ge=1, le=2**53)
     seconds: float | None = Field(None, gt=0, le=10**9)
     cost: float | None = Field(None, gt=0, le=10**9)
+    retry_seconds: float | None = Field(None, ge=0, le=86_400)
 
     def apply_to(self, defaults: Limits) -> Limits:
         """Combine these limits with the defaults. Tokens, seconds and cost never exceed the operator's."""
@@ -50,6 +51,7 @@ class LimitsBody(StrictBody):
             tokens=_take_smaller(self.tokens, defaults.tokens),
             seconds=_take_smaller(self.seconds, defaults.seconds),
             cost=_take_smaller(self.cost, defaults.cost),
+            retry_seconds=defaults.retry_seconds if self.retry_seconds is None else self.retry_seconds,
         )
 
 

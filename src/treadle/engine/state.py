@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from treadle import events
 from treadle.engine.earlier_messages import EarlierMessages
+from treadle.errors import describe_wait
 from treadle.messages import MESSAGE_TOKENS, Call, Json, ModelMessage, Usage, estimate_parts, estimate_text
 from treadle.permissions.policy import RememberedAnswer
 
@@ -86,6 +87,15 @@ class Turn(Struct):
         if self.reply is not None or self.failed is None or self.failed.wait is None or self.is_retry_requested:
             return None
         return self.failed.at + self.failed.wait
+
+    def describe_failure(self) -> str:
+        """Describe why the model gave no reply. Empty if it has not failed."""
+        failed, gave_up = self.failed, ""
+        if failed is None:
+            return ""
+        if failed.retryable and failed.attempt > 1:
+            gave_up = f" (gave up after {failed.attempt} attempts in {describe_wait(failed.at - self.failing_since)})"
+        return f"{failed.kind}: {failed.message}{gave_up}"
 
     def measure_parked_seconds(self, until: float) -> float:
         """Measure how long the run was parked in this turn, up to the end of its last wait."""

@@ -16,7 +16,6 @@ from treadle import events
 from treadle.engine.earlier_messages import EarlierMessages
 from treadle.engine.reply import make_ids_unique
 from treadle.engine.state import MAX_PAUSE_SECONDS, OUTCOME_UNKNOWN, CallState, RunState, State, Turn
-from treadle.errors import describe_wait
 from treadle.messages import NO_USAGE
 
 MAX_EMPTY_REPLIES = 3
@@ -146,7 +145,7 @@ def build_unfinished_result(call: CallState) -> events.CallFinished:
 def _call_model(state: State, run: RunState, turn: Turn, now: float, window: int | None) -> Step:
     """Call the model, or compact the context first: at this point every call has its result."""
     failed = turn.failed
-    error = _describe_failure(turn, failed) if failed is not None else ""
+    error = turn.describe_failure()
     is_refused = failed is not None and failed.kind == "too_long" and turn.compacted_at <= failed.seq
     has_past = any(isinstance(entry, Turn | EarlierMessages) for entry in state.entries)
     is_full = window and state.tokens >= COMPACTION_SHARE * window and has_past
@@ -185,13 +184,6 @@ def _wait_for_provider(run: RunState, turn: Turn, failed: events.ModelFailed, no
 def compute_wrap_up_seconds(limits: events.Limits) -> float:
     """Compute how long the last turn may take, and how long it waits for its provider."""
     return min(WRAP_UP_SECONDS, max(SHORT_WRAP_UP_SECONDS, limits.seconds or WRAP_UP_SECONDS))
-
-
-def _describe_failure(turn: Turn, failed: events.ModelFailed) -> str:
-    gave_up = ""
-    if failed.retryable and failed.attempt > 1:
-        gave_up = f" (gave up after {failed.attempt} attempts in {describe_wait(failed.at - turn.failing_since)})"
-    return f"{failed.kind}: {failed.message}{gave_up}"
 
 
 def _describe_full_window(state: State, window: int | None, said: str = "") -> str:

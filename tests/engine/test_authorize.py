@@ -1,6 +1,9 @@
 """Authorization: dangerous commands are asked each time, a reduced sandbox, and private data that could leak."""
 
+import asyncio
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from treadle.engine.setup import later
 from treadle.events import ApprovalAnswered, ApprovalRequested, CallStarted, Grant, Safety, Tier
 from treadle.messages import Call, Json, ToolSpec
 from treadle.permissions.data_flow import Trait
+from treadle.permissions.policy import Assessment
 from treadle.sandbox.base import CommandResult, Job, OnOutput, ProbeResult, SandboxLevel
 from treadle.testing import call
 from treadle.tools.base import ParsedArguments, Tool, ToolContext
@@ -150,6 +154,27 @@ async def test_a_reduced_sandbox_asks_for_every_command() -> None:
         assert await kit.run_message(session) is None
         asked = await read_approval(session)
     assert "reduced" in asked.why and not asked.once and sandbox.ran == []
+
+
+class SlowlyAssessed(TraitTool):
+    """A tool whose assessment waits for the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__("slow")
+        self.begun, self.loop_goes_on = threading.Event(), threading.Event()
+
+    def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
+        self.begun.set()
+        assert self.loop_goes_on.wait(10), "the event loop was held up"
+        return Assessment("safe")
+
+
+async def test_a_long_call_is_judged_beside_the_event_loop() -> None:
+    tool = SlowlyAssessed()
+    running = asyncio.ensure_future(kit.run_script(call("slow", text="x" * 3000), "done", tools=[tool]))
+    await asyncio.to_thread(tool.begun.wait)
+    tool.loop_goes_on.set()
+    assert [fact.status for fact in (await running).results.values()] == ["ok"]
 
 
 async def test_without_a_gate_an_unclear_command_is_denied_with_the_reason() -> None:

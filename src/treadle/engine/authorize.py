@@ -5,6 +5,7 @@ Each call is authorized again right before it starts, so a log that ends between
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -46,6 +47,9 @@ CHANGED_SINCE_APPROVAL = (
 WEB_IS_OFF = "Denied: the web is switched off for this session or its project. Do without it."
 
 CHANGED_DESCRIPTION = "what its server says of it has changed since it was allowed"
+
+_MAX_LENGTH_ON_LOOP = 2000
+"""Arguments up to this length are judged at once. Longer ones are judged in a thread, so that other sessions go on."""
 
 _logger = logging.getLogger("treadle")
 
@@ -144,14 +148,12 @@ async def _authorize_call(
         return _close_call(call, "denied", WEB_IS_OFF)
     if name in blocked:
         return None
-    assessment = _assess_call(setup, state, tool, parsed)
+    if len(call.call.arguments) > _MAX_LENGTH_ON_LOOP:
+        assessment, verdict = await asyncio.to_thread(_decide_call, setup, state, tool, parsed)
+    else:
+        assessment, verdict = _decide_call(setup, state, tool, parsed)
     if assessment.affects_later_calls:
         blocked.add(name)
-    grants = [apply_aliases(grant, setup.aliases) for grant in setup.grants] if setup.aliases else setup.grants
-    remembered = state.remembered
-    if tool.version:
-        grants, remembered, assessment = _select_for_tool_version(tool, parsed, grants, remembered, assessment)
-    verdict = decide_call(grants, remembered, name, parsed.arguments, assessment)
     for middleware in setup.middleware:
         verdict = choose_strictest(
             verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict
@@ -180,6 +182,16 @@ def _start_at_client(setup: Setup, call: CallState) -> events.AnyFact:
         why="the client runs its own tools",
         expires_at=_compute_expiry(setup),
     )
+
+
+def _decide_call(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments) -> tuple[Assessment, Verdict]:
+    """Assess a call, and let the policy decide. Neither has effects: long calls are decided in a thread."""
+    assessment = _assess_call(setup, state, tool, parsed)
+    grants = [apply_aliases(grant, setup.aliases) for grant in setup.grants] if setup.aliases else setup.grants
+    remembered = state.remembered
+    if tool.version:
+        grants, remembered, assessment = _select_for_tool_version(tool, parsed, grants, remembered, assessment)
+    return assessment, decide_call(grants, remembered, tool.name, parsed.arguments, assessment)
 
 
 def _assess_call(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments) -> Assessment:

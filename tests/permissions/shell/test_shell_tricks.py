@@ -1,18 +1,22 @@
 """Each shell command in `tricks.txt` gets its verdict, and no trick runs a command that was not found by reading."""
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.kit.shell import run_to_the_end
 from treadle.events import Grant
 from treadle.permissions.patterns import UNREADABLE_MARK
 from treadle.permissions.policy import Assessment, RememberedAnswer, Verdict, decide_call
+from treadle.permissions.shell import parse, verbatim
 from treadle.permissions.shell.classify import classify_command
-from treadle.permissions.shell.command_parts import render_commands
+from treadle.permissions.shell.command_parts import CommandPart, ShellWord, render_commands
 from treadle.permissions.shell.parse import parse_command
 
 GROUP_SIZE = 60
@@ -159,10 +163,63 @@ def test_a_number_that_comes_from_text_is_asked(command: str, grant: Grant) -> N
         "git " + "-c " * 15000,
         "echo " + "a[" * 22500,
         "for x in " + "$a " * 15000 + "; do ls; done",
+        *(form * 12000 + "sh -c ls" for form in ("env -i ", "sudo ", "xargs ", "timeout 5 ", "find . -exec ")),
+        *(form * 30000 for form in ("?)", "<<A ", ";]]", "||", "f()", "a&&", "1+")),
     ],
     ids=lambda command: command[:12],
 )
 def test_no_command_takes_long_to_decide(command: str) -> None:
     start = time.process_time()
     decide(command, Grant(ask_all=True, approve=("shell(echo *)", "shell(ls *)"), forbid=("shell(git push *)",)))
-    assert time.process_time() - start < 2.5  # the linear ones take up to half a second
+    assert time.process_time() - start < 2.5  # it takes up to half a second
+
+
+def test_hiding_long_texts_from_the_parser_changes_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbatim, "_MIN_LENGTH", 1)
+    with_texts = [command for _, command in TRICKS if re.search("['\"]|<<", command)]
+    before = f": '{'x' * verbatim.MAX_SYNTAX}'\n"
+    same = 0
+    for command in with_texts:
+        first = CommandPart("command", (ShellWord(":"), ShellWord("x" * verbatim.MAX_SYNTAX)))
+        plain = parse_command(command)
+        shortened = tuple(part for part in parse_command(before + command) if part != first)
+        same += shortened == plain
+        assert shortened == plain or any(part.kind == "unknown" for part in shortened), command
+    assert same > len(with_texts) / 2, "or it would prove nothing"
+
+
+def test_a_long_file_in_a_command_is_read_like_a_short_one() -> None:
+    code = "".join(f"def f{number}(x):\n    return \"it's $(rm y)\" # don't\n" for number in range(500))
+    long = f"mkdir -p src && cat > src/a.py <<'EOF'\n{code}EOF\npython3 -c '{'print(1);' * 800}' && rm x"
+    assert len(long) > 4 * verbatim.MAX_SYNTAX and not is_unreadable(long)
+    texts = render_commands(parse_command(long))
+    assert [text.partition(" ")[0] for text in texts] == ["mkdir", "cat", ">", "python3", "rm"]
+    assert denies_rm(long) and texts[3].endswith("print(1);")
+
+
+NESTED = st.lists(
+    st.sampled_from(
+        (
+            *("env ", "env -i ", "sudo ", "xargs ", "watch ", "find . -exec ", "eval ", "bash -c ", "nice -n 1 "),
+            *("$(", "echo $(", '"$(', "`", "((", "${x:-", "<(", "(", "{ ", "if ls; then ", "case x in x) ", "<<A "),
+            *("'", '"', "\\", "&&", "|", ";", "\n", ">a ", "a=1 ", "[[ ", "{a,", "a[", "?)", "f()", "]]", "# ", "$'"),
+        )
+    ),
+    min_size=1,
+    max_size=4,
+).map("".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(NESTED)
+def test_the_work_for_a_command_grows_with_its_length_at_most(unit: str) -> None:
+    """Counts what the parser gets and what is read out of it, for a command and for one four times as long."""
+    work: list[int] = []
+    for length in (20_000, 80_000):
+        command = (unit * (length // len(unit) + 1))[:length] + "ls"
+        reader = parse.CommandReader()
+        reader.read_script(command, 0)
+        assert reader.parsed <= parse.MAX_PARSED + verbatim.MAX_SYNTAX
+        work.append(reader.parsed + sum(len(part.text) for part in reader.parts))
+        assert work[-1] <= 20 * length
+    assert work[1] <= 5 * work[0] + 100_000

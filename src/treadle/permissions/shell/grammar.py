@@ -10,14 +10,24 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
+from treadle.permissions.shell.verbatim import MARK, ShortScript, shorten_script
+
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 _JOINED_LINES = re.compile(rb"[^\s\\](\\\\)*\\\n\S")
 _SUBSTITUTION = re.compile(rb"\\.|(`|\$[(\[]|\$\{[^}]*@[A-Z]\})", re.DOTALL)
 _BEFORE_COMMENT = re.compile(rb"(^|^[\s;&|()]|[^\\][\s;&|()])$")
+_HEREDOC_MARK = re.compile(r"<<")
+_MAX_HEREDOCS = 50
+_PLACES_OF_TEXTS = frozenset(("command", "variable_assignment", "heredoc_redirect"))
 _STATEMENTS = frozenset(
     ("program", "list", "pipeline", "redirected_statement", "command", "subshell", "compound_statement", "do_group")
+)
+_WITH_ARITHMETIC = frozenset(
+    ("arithmetic_expansion", "compound_statement", "c_style_for_statement", "subscript", "expansion", "test_command")
 )
 _LOOP_FIELDS = ("initializer", "condition", "update")
 _INDIRECT_NAME = re.compile(r"\$\{!(\w+)(?![\w@*\[])")
@@ -39,9 +49,53 @@ def _load_parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def parse_script(source: str) -> Node:
-    """Parse a script into its syntax tree."""
-    return _load_parser().parse(source.encode()).root_node
+class Script(Struct, frozen=True):
+    """The syntax tree of a script, in which marks may stand for long texts."""
+
+    root: Node
+    short: ShortScript
+
+    def is_misread(self) -> bool:
+        """Whether something may run that the tree does not show.
+
+        `${x@P}` runs the text in x. A word that continues in the next line is two words to the grammar. A mark that is
+        not a text of its own may hide anything.
+        """
+        source, root = bytearray(self.root.text or b""), self.root
+        if root.has_error or _JOINED_LINES.search(source):
+            return True
+        hidden, seen = 0, set[int]()
+        nodes: list[tuple[Node, Node | None]] = [(root, None)]
+        while nodes:
+            node, parent = nodes.pop()
+            start, end = node.start_byte - root.start_byte, node.end_byte - root.start_byte
+            if self.short.texts and _is_hidden_text(node, parent):
+                hidden += 1
+            if node.type in ("$(", "$((", "$[", "`"):
+                seen.add(start)
+            elif (
+                (node.type == "comment" and not _BEFORE_COMMENT.search(source[max(start - 2, 0) : start]))
+                or (node.type == "heredoc_end" and not _is_whole_line(parent, source, start, end))
+                or (node.type in _STATEMENTS and _has_lost_text(node))
+                or (node.type in ("number", "word") and _is_descriptor(node, parent, source, end))
+            ):
+                return True
+            elif node.type in ("raw_string", "ansi_c_string", "comment") or _is_verbatim_heredoc(node, parent):
+                source[start:end] = b" " * (end - start)
+            else:
+                nodes.extend((child, node) for child in node.children)
+        if hidden != len(self.short.texts):
+            return True
+        return any(found[1] and found.start() not in seen for found in _SUBSTITUTION.finditer(source))
+
+
+def parse_script(source: str) -> Script | None:
+    """Parse a script into its syntax tree; None when it is too long for the parser."""
+    short = shorten_script(source)
+    # The grammar looks at all open here-documents for each character.
+    if short is None or len(_HEREDOC_MARK.findall(short.source)) > _MAX_HEREDOCS:
+        return None
+    return Script(_load_parser().parse(short.source.encode()).root_node, short)
 
 
 def get_node_text(node: Node) -> str:
@@ -49,39 +103,13 @@ def get_node_text(node: Node) -> str:
     return (node.text or b"").decode("utf-8", "replace")
 
 
-def is_misread(root: Node) -> bool:
-    """Whether something may run that the tree does not show.
-
-    `${x@P}` runs the text in x. A word that continues in the next line is two words to the grammar.
-    """
-    source = bytearray(root.text or b"")
-    if root.has_error or _JOINED_LINES.search(source):
-        return True
-    seen, nodes = set[int](), [root]
-    while nodes:
-        node = nodes.pop()
-        start, end = node.start_byte - root.start_byte, node.end_byte - root.start_byte
-        if node.type in ("$(", "$((", "$[", "`"):
-            seen.add(start)
-        elif (
-            (node.type == "comment" and not _BEFORE_COMMENT.search(source[:start][-2:]))
-            or (node.type == "heredoc_end" and not _is_whole_line(node, source, start, end))
-            or (node.type in _STATEMENTS and _has_lost_text(node))
-            or (node.type in ("number", "word") and _is_descriptor(node, source, end))
-        ):
-            return True
-        elif node.type in ("raw_string", "ansi_c_string", "comment") or _is_verbatim_heredoc(node):
-            source[start:end] = b" " * (end - start)
-        else:
-            nodes.extend(node.children)
-    return any(found[1] and found.start() not in seen for found in _SUBSTITUTION.finditer(source))
-
-
 def find_arithmetic(node: Node) -> list[str]:
     """Find the texts that bash takes for numbers or names of elements: it runs commands in their values.
 
     `[` may get such a name from a value without quotes.
     """
+    if node.type not in _WITH_ARITHMETIC:
+        return []
     text = get_node_text(node)
     match node.type:
         case "arithmetic_expansion":
@@ -122,26 +150,37 @@ def _has_lost_text(node: Node) -> bool:
     return False
 
 
-def _is_descriptor(node: Node, source: bytearray, end: int) -> bool:
+def _is_descriptor(node: Node, parent: Node | None, source: bytearray, end: int) -> bool:
     """Whether the grammar takes the number of a descriptor for a word: `sh 0<file`."""
-    if node.parent is None or node.parent.type != "command" or bytes(source[end : end + 1]) not in (b"<", b">"):
+    if parent is None or parent.type != "command" or bytes(source[end : end + 1]) not in (b"<", b">"):
         return False
     return re.fullmatch(r"\d+|\{\w+\}", get_node_text(node)) is not None
 
 
-def _is_whole_line(end_mark: Node, source: bytearray, start: int, end: int) -> bool:
+def _is_whole_line(heredoc: Node | None, source: bytearray, start: int, end: int) -> bool:
     """Whether a here-document ends here for bash as well: alone in its line, after `<<-` behind tabs."""
-    before = source[:start].rpartition(b"\n")[2]
-    has_dash = end_mark.parent is not None and any(child.type == "<<-" for child in end_mark.parent.children)
+    before = source[source.rfind(b"\n", 0, start) + 1 : start]
+    has_dash = heredoc is not None and any(child.type == "<<-" for child in heredoc.children)
     return not before.strip(b"\t" if has_dash else b"") and not source[end : end + 1].strip(b"\n")
 
 
-def _is_verbatim_heredoc(node: Node) -> bool:
+def _is_verbatim_heredoc(node: Node, parent: Node | None) -> bool:
     """Whether this is a here-document in which nothing runs."""
-    if node.type != "heredoc_body" or node.parent is None:
+    if node.type != "heredoc_body" or parent is None:
         return False
-    starts = [get_node_text(child) for child in node.parent.children if child.type == "heredoc_start"]
+    starts = [get_node_text(child) for child in parent.children if child.type == "heredoc_start"]
     return any(set(start) & set("'\"\\") for start in starts)
+
+
+def _is_hidden_text(node: Node, parent: Node | None) -> bool:
+    """Whether a node is one whole text that a mark stands for, in a place where bash reads it once and runs nothing."""
+    if parent is None or parent.type not in _PLACES_OF_TEXTS:
+        return False
+    if node.type == "heredoc_body":
+        return MARK.fullmatch(get_node_text(node).strip()) is not None
+    if node.type == "raw_string" or (node.type == "string" and node.named_child_count == 1):
+        return MARK.fullmatch(get_node_text(node)[1:-1]) is not None
+    return False
 
 
 def remove_escapes(text: str, *, in_quotes: bool = False) -> str:

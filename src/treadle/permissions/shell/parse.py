@@ -22,11 +22,11 @@ from treadle.permissions.shell.command_parts import (
 )
 from treadle.permissions.shell.command_table import Wrapper, load_command_table
 from treadle.permissions.shell.grammar import (
+    Script,
     assigns_text,
     decode_ansi_quotes,
     find_arithmetic,
     get_node_text,
-    is_misread,
     parse_script,
     remove_escapes,
 )
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_DEPTH = 8
+"""How deep scripts and wrapped commands may lie in each other. What is deeper is not read."""
+
+MAX_PARSED = 15_000
+"""After how many characters the parser gets no more scripts that lie in the first one."""
+
 
 _SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
 _UNREADABLE_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
@@ -58,16 +63,16 @@ _SCRIPT_OPTION = re.compile(r"-[a-np-zA-NP-Z]{0,3}c[a-np-zA-NP-Z]{0,2}")
 _HARMLESS_SHELL_OPTION = re.compile(r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc|noprofile|login)")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)  # few, because a command may be long
 def parse_command(command: str) -> tuple[CommandPart, ...]:
     """Find everything that a command line would do, as far as that can be read without running it."""
-    reader = _CommandReader()
+    reader = CommandReader()
     reader.read_script(command, 0)
     reader.finish()
     return tuple(dict.fromkeys(reader.parts))
 
 
-class _CommandReader:
+class CommandReader:
     """Walks a syntax tree and collects its parts. Scripts inside of scripts are read the same way."""
 
     def __init__(self) -> None:
@@ -75,6 +80,8 @@ class _CommandReader:
         self._table = load_command_table()
         self._builtins = self._table.bash
         self._depth = 0
+        self.parsed = 0
+        self._script: Script | None = None
         self._arithmetic = ""
         self._has_any_text = False
 
@@ -82,15 +89,19 @@ class _CommandReader:
         if depth > MAX_DEPTH or _UNREADABLE_CHARACTER.search(source):
             self._add_unknown(source)
             return
-        before, self._depth = self._depth, depth
-        root = parse_script(source)
-        if is_misread(root):
+        script = parse_script(source) if self.parsed <= MAX_PARSED else None
+        if script is None or script.is_misread():
             self._add_unknown(source)
+        if script is None:
+            return
+        self.parsed += len(script.short.source)
+        before = self._depth, self._script
+        self._depth, self._script = depth, script
         try:
-            self._visit(root)
+            self._visit(script.root)
         except RecursionError:
             self._add_unknown(source)
-        self._depth = before
+        self._depth, self._script = before
 
     def finish(self) -> None:
         """Add arithmetic on a variable that may hold any text. That is known only at the end."""
@@ -98,7 +109,8 @@ class _CommandReader:
             self._add_arithmetic(self._arithmetic)
 
     def _add_unknown(self, source: str, *more: ShellWord) -> None:
-        words = (ShellWord(" ".join(source.split()), is_literal=False), *more)
+        text = self._script.short.restore(source) if self._script else source
+        words = (ShellWord(" ".join(text.split()), is_literal=False), *more)
         self.parts.append(CommandPart("unknown", words))
 
     def _add_arithmetic(self, text: str) -> None:
@@ -255,7 +267,7 @@ class _CommandReader:
 
     def _read_word(self, node: Node) -> ShellWord:
         """Read the value of a word, and collect the commands that it runs."""
-        text = get_node_text(node)
+        text = self._script.short.restore(get_node_text(node)) if self._script else ""
         match node.type:
             case "word" | "number" | "variable_name" | "command_name" | "special_character" if not node.named_children:
                 plain = re.sub(r"\\.", "", text, flags=re.DOTALL)
@@ -282,6 +294,15 @@ class _CommandReader:
                 return ShellWord(text, is_literal=False)
 
     # ── commands ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _add_inner_command(self, words: Sequence[ShellWord], *, reads_pipe: bool = False) -> None:
+        """Add a command that another command runs."""
+        if self._depth >= MAX_DEPTH:
+            self._add_unknown(words[0].text, *words[1:])
+            return
+        self._depth += 1
+        self._add_command(words, reads_pipe=reads_pipe)
+        self._depth -= 1
 
     def _add_command(self, words: Sequence[ShellWord], *, reads_pipe: bool = False) -> None:
         folder, slash, name = words[0].text.rpartition("/")
@@ -317,7 +338,7 @@ class _CommandReader:
             self.parts.append(CommandPart(kind, words, reads_pipe))
             for inner in find_exec_commands(words) if name == "find" else ():
                 if inner:
-                    self._add_command(inner)
+                    self._add_inner_command(inner)
                 else:
                     self._add_unknown("find", *words[1:])
             for number, script in self._table.find_helper_commands([word.text for word in words]):
@@ -343,9 +364,9 @@ class _CommandReader:
         elif rest and name == "xargs":
             placeholder = find_xargs_placeholder(words[:start])
             inner = [ShellWord(one.text.replace(placeholder, "{}"), one.is_literal) for one in rest]
-            self._add_command([*inner, ShellWord("$@", is_literal=False)])
+            self._add_inner_command([*inner, ShellWord("$@", is_literal=False)])
         elif rest:
-            self._add_command(rest, reads_pipe=reads_pipe)
+            self._add_inner_command(rest, reads_pipe=reads_pipe)
         elif not wrapper.is_listed:
             self.parts.append(CommandPart("command", tuple(words)))
 

@@ -214,7 +214,7 @@ def _decode_state(signature: str) -> str:
     try:
         text = b64decode(signature.removeprefix(STATE_MARK), validate=True).decode()
         return text if "owner" in msgspec.json.decode(text, type=dict[str, Json]) else ""
-    except (ValueError, msgspec.DecodeError):  # forged: it is as good as none
+    except (ValueError, msgspec.DecodeError, RecursionError):  # forged: it is as good as none
         return ""
 
 

@@ -106,7 +106,7 @@ def decode_state(text: Json) -> EncryptedState | None:
     """Read `encrypted_content`. None when another server wrote it."""
     try:
         return msgspec.json.decode(base64.b64decode(str(text), validate=True), type=EncryptedState)
-    except (binascii.Error, ValueError, msgspec.MsgspecError):
+    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError):
         return None
 
 

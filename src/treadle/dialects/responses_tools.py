@@ -144,7 +144,7 @@ def read_custom_input(arguments: str) -> str:
     """Read the input of a custom tool from the arguments that a model wrote, which may be invalid."""
     try:
         given = get_object(msgspec.json.decode(arguments)).get("input")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return arguments
     return given if isinstance(given, str) else arguments
 

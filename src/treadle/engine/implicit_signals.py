@@ -15,8 +15,8 @@ _LONGEST_SENTENCE = 400
 
 # Code, quotations and quoted lines are not the model's own statements.
 _CODE = re.compile(r"(?s)(```|~~~).*?(?:\1|\Z)|`[^`\n]*`")
-_QUOTED = re.compile("\"[^\"\n]*\"|“[^”\n]*”|«[^»\n]*»|(?<![\\w])'[^'\n]*'(?![\\w])")
-_SENTENCE_END = re.compile(r"(?<=[.!?…])[)\]]*\s+|\s+[—–]\s+")
+_QUOTED = re.compile("\"[^\"\n]*\"|“[^“”\n]*”|«[^«»\n]*»|(?<![\\w])'[^'\n]*'(?![\\w])")
+_SENTENCE_END = re.compile(r"(?<=[.!?…])[)\]]*\s+|(?<!\s)\s+[—–]\s+")
 _LEAD = (
     r"(?:(?:so|ok|okay|well|sorry|i'm sorry|i am sorry|i apologi[sz]e|unfortunately|honestly|frankly|sadly|"
     r"at this point|right now|now|for now|as it stands|as a result|therefore|because of this|without (?:it|that|them)|"

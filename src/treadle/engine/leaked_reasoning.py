@@ -53,7 +53,7 @@ _UNOPENED = re.compile("|".join([rf"{_CHANNEL}final\b{_HEADER_END}", *(form.clos
 _EMPTY_BLOCK = re.compile(rf"<{_NAMES}{_ATTRIBUTES}/>")
 _FRAME = re.compile(rf"<\|message\|>|{FORMS[-1].closing}")
 _STOP = {"text": re.compile("[<◁[`]"), "reasoning": re.compile("[<◁[]"), "code": re.compile("[`\n]")}
-_TICKS = re.compile("`+")
+_TICKS = re.compile("`{1,100}")  # at most, so that no longer run is held back and read again
 _AFTER_WORD = re.compile(r"[ \t.,;:!?)]|\Z")
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 

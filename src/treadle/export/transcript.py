@@ -82,7 +82,7 @@ def parse_json_lines(data: bytes) -> ImportedSession:
                 artifacts.append(Artifact(fields["id"], fields["media_type"], content))
             elif line.strip():
                 facts.append(events.decode_fact(line))
-        except (msgspec.MsgspecError, UnicodeError, KeyError, ValueError) as error:
+        except (msgspec.MsgspecError, UnicodeError, KeyError, ValueError, RecursionError) as error:
             raise BadInput(f"line {number} is no fact of a session: {error}; nothing was imported") from None
     if not facts or not isinstance(facts[0], events.SessionCreated):
         raise BadInput("a session begins with session_created; this file does not. Nothing was imported")

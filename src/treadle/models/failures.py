@@ -202,12 +202,12 @@ def extract_message(body: bytes) -> str:
     text = body[:20_000].decode("utf-8", "replace").strip()
     try:
         found = _find_message(msgspec.json.decode(body.decode("utf-8", "replace")))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         found = ""
     if found:
         return found
     if text[:1] == "<":
-        title = re.search(r"<title>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+        title = re.search(r"<title>([^<]*)</title>", text, re.IGNORECASE)
         return f"an HTML page: {title[1].strip()}" if title else "an HTML page"
     return " ".join(text.split())[:600]
 
@@ -216,7 +216,7 @@ def extract_param(body: bytes) -> str:
     """The field of the request that an error body in OpenAI's form names."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     return error.param or "" if error is not None else ""
 

@@ -190,7 +190,7 @@ class RemoteModel:
             answer = _vectors.decode(b"".join(pieces))
             found = {each.index: each.embedding for each in answer.data}
             vectors = [found[number] for number in range(len(inputs))]
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RecursionError):
             raise ModelError(no_vectors, kind="bad_request") from None
         except ModelError as error:
             if error.kind == "bad_request":

@@ -110,7 +110,7 @@ class MessageStream(Generic[T]):
         if not self._unfinished:
             try:
                 return self.decoder.many.decode(b"[%b]" % b",".join(payloads))
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 pass
         return self._decode_one_by_one(payloads)
 
@@ -141,14 +141,14 @@ class MessageStream(Generic[T]):
             if self.decoder.is_unknown_type(text):
                 return self.decoder.shape()
             raise MalformedStream(f"{error}: {_quote(text)}") from None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             pass
         except UnicodeDecodeError:
             text = text.decode("utf-8", "replace").encode()
         # Servers that cut strings in two send half a surrogate pair, which msgspec refuses.
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         clean = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
         try:
@@ -161,7 +161,7 @@ def decode_document(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """A response that is one JSON document."""
     try:
         return decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedStream(f"{error}: {_quote(body)}") from None
 
 
@@ -219,7 +219,7 @@ class PendingCall(Struct):
             return False  # Some servers make us ask this for every piece, and decoding all of them takes long.
         try:
             msgspec.json.decode("".join(self.arguments))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return False
         return True
 

@@ -102,7 +102,7 @@ class WireFormat(ABC):
             return None
         try:
             state = _opaque.decode(message.opaque)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
         return state if state.owner in (self.key, self.protocol) else None
 
@@ -308,7 +308,7 @@ def encode_arguments(call: Call) -> bytes:
     text = call.arguments
     try:
         _object.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return encode({"invalid_arguments": text})
     return text.encode()
 

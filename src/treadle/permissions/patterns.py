@@ -23,6 +23,9 @@ PATH_ARGUMENT = re.compile(r"(^|_)(path|file|filename|folder|directory|dir)s?$")
 
 _MAX_REGEX_STEPS = 100_000
 _MAX_OPTIONS = 100
+_MAX_ROOT_DEPTH = 64
+"""How many folders may lie above the workspace."""
+
 _GLOB_PIECES = re.compile(r"(\[[*?]\]|\*\*/?|\*|\?)")
 _ANY, _NO_SLASH = ".", "[^/]"
 _COMMAND_ARGUMENT = re.compile(r"(^|_)(command|cmd|script)s?$")
@@ -292,7 +295,8 @@ def _list_readings(value: str, kind: str, commands: tuple[str, ...] | None) -> l
             return [path]
         # Where the workspace lies is not known here, so each end of the path may be a path in it.
         pieces = [piece for piece in path.split("/") if piece not in ("", "..")]
-        return [path, f"/{'/'.join(pieces)}", *("/".join(pieces[start:]) for start in range(len(pieces)))]
+        ends = ("/".join(pieces[start:]) for start in range(min(len(pieces), _MAX_ROOT_DEPTH)))
+        return [path, f"/{'/'.join(pieces)}", *ends]
     plain = [command.removeprefix(UNREADABLE_MARK) for command in commands or ()]
     named = [posixpath.basename(name) + blank + rest for name, blank, rest in (one.partition(" ") for one in plain)]
     if not commands or any(command.startswith(UNREADABLE_MARK) for command in commands):

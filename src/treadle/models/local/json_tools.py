@@ -49,7 +49,7 @@ class JsonTools(Driver):
                 usage = line.usage
                 try:
                     call = msgspec.json.decode(line.content)
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, RecursionError):
                     yield Reply(finish="length", usage=usage, model=self._name)
                     return
                 for event in self._build_call(call["tool"], encode_json(call["arguments"]), usage):

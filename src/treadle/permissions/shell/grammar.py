@@ -69,7 +69,7 @@ class Script(Struct, frozen=True):
         while nodes:
             node, parent = nodes.pop()
             start, end = node.start_byte - root.start_byte, node.end_byte - root.start_byte
-            if self.short.texts and _is_hidden_text(node, parent):
+            if self.short.texts and self._is_hidden_text(node, parent):
                 hidden += 1
             if node.type in ("$(", "$((", "$[", "`"):
                 seen.add(start)
@@ -87,6 +87,17 @@ class Script(Struct, frozen=True):
         if hidden != len(self.short.texts):
             return True
         return any(found[1] and found.start() not in seen for found in _SUBSTITUTION.finditer(source))
+
+    @staticmethod
+    def _is_hidden_text(node: Node, parent: Node | None) -> bool:
+        """Whether a node is one whole text that a mark stands for, where bash reads it once and runs nothing."""
+        if parent is None or parent.type not in _PLACES_OF_TEXTS:
+            return False
+        if node.type == "heredoc_body":
+            return MARK.fullmatch(get_node_text(node).strip()) is not None
+        if node.type == "raw_string" or (node.type == "string" and node.named_child_count == 1):
+            return MARK.fullmatch(get_node_text(node)[1:-1]) is not None
+        return False
 
 
 def parse_script(source: str) -> Script | None:
@@ -170,17 +181,6 @@ def _is_verbatim_heredoc(node: Node, parent: Node | None) -> bool:
         return False
     starts = [get_node_text(child) for child in parent.children if child.type == "heredoc_start"]
     return any(set(start) & set("'\"\\") for start in starts)
-
-
-def _is_hidden_text(node: Node, parent: Node | None) -> bool:
-    """Whether a node is one whole text that a mark stands for, in a place where bash reads it once and runs nothing."""
-    if parent is None or parent.type not in _PLACES_OF_TEXTS:
-        return False
-    if node.type == "heredoc_body":
-        return MARK.fullmatch(get_node_text(node).strip()) is not None
-    if node.type == "raw_string" or (node.type == "string" and node.named_child_count == 1):
-        return MARK.fullmatch(get_node_text(node)[1:-1]) is not None
-    return False
 
 
 def remove_escapes(text: str, *, in_quotes: bool = False) -> str:

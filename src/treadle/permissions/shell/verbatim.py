@@ -48,6 +48,13 @@ class ShortScript(Struct):
         self.texts.append(text)
         return f"\x01{len(self.texts) - 1}\x01"
 
+    def hide_body(self, body: str, marker: str, *, is_verbatim: bool) -> str:
+        """Hide the body of a here-document, unless something in it runs or bash may see another end."""
+        has_other_end = marker in map(str.strip, body.splitlines())
+        is_plain = is_verbatim or not _EXPANDED.search(body)
+        hidden = self.hide(body.removesuffix("\n"), is_plain and not has_other_end)
+        return hidden + "\n" * body.endswith("\n")
+
 
 def shorten_script(source: str) -> ShortScript | None:
     """Replace long texts in a script that is long; None when it stays too long for the parser."""
@@ -62,32 +69,17 @@ def shorten_script(source: str) -> ShortScript | None:
             whole = f"'{short.hide(found['raw'], can_hide=True)}'"
         elif found["text"] is not None:
             whole = f'"{short.hide(found["text"], not _EXPANDED.search(found["text"]))}"'
-        elif found["end"]:
-            body = _find_body(source, position, found["end"], with_tabs=bool(found["dash"]))
-            missing += body is None
+        elif marker := found["end"]:
+            start = source.find("\n", position) + 1
+            end_line = re.compile(rf"^\t*{marker}$" if found["dash"] else rf"^{marker}$", re.MULTILINE)
+            end = end_line.search(source, start) if start else None
+            missing += end is None
             if missing > _MAX_MISSING_ENDS:
                 return None
-            if body is not None:
-                start, end = body
-                hidden = _hide_body(short, source[start:end], found["end"], is_verbatim=bool(found["quote"]))
-                whole, position = f"{whole}{source[position:start]}{hidden}", end
+            if end is not None:
+                body = short.hide_body(source[start : end.start()], marker, is_verbatim=bool(found["quote"]))
+                whole, position = f"{whole}{source[position:start]}{body}", end.start()
         pieces.append(whole)
     pieces.append(source[position:])
     short.source = "".join(pieces)
     return short if len(short.source) <= MAX_SYNTAX else None
-
-
-def _find_body(source: str, position: int, marker: str, *, with_tabs: bool) -> tuple[int, int] | None:
-    """Find where the body of a here-document starts and ends; None when it has no end."""
-    start = source.find("\n", position) + 1
-    end_line = re.compile(rf"^\t*{marker}$" if with_tabs else rf"^{marker}$", re.MULTILINE)
-    end = end_line.search(source, start) if start else None
-    return (start, end.start()) if end else None
-
-
-def _hide_body(short: ShortScript, body: str, marker: str, *, is_verbatim: bool) -> str:
-    """Hide the body of a here-document, unless something in it runs or bash may see another end."""
-    has_other_end = marker in map(str.strip, body.splitlines())
-    is_plain = is_verbatim or not _EXPANDED.search(body)
-    hidden = short.hide(body.removesuffix("\n"), is_plain and not has_other_end)
-    return hidden + "\n" * body.endswith("\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from tests.crash.session_processes import (
 from tests.kit.sessions import PATIENCE, finish_run, select_events, wait_for
 from treadle import CallFinished, CallStarted, RunFinished, Runtime, Session, TextPart
 from treadle.engine.coordinator import LEASE_SECONDS
+from treadle.errors import StoreBusy
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,
@@ -352,9 +354,10 @@ async def test_a_process_that_could_not_reach_its_store_for_a_while_goes_on(note
         await wait_for(session, CallFinished)
         with closing(sqlite3.connect(notes.store, isolation_level=None)) as hog:
             hog.execute("BEGIN IMMEDIATE")
-            async with asyncio.timeout(PATIENCE):
-                await runtime.coordinator.wait_until_idle(session.id)
             await asyncio.sleep(1.2)  # longer than the lease: it cannot be renewed either
+            assert runtime.coordinator.is_running(session.id)
+            with pytest.raises(StoreBusy, match=f"by process {os.getpid()}"):
+                await session.send("stop")
             hog.execute("ROLLBACK")
         await post_order(notes, session, "stop")
         outcome = await wait_for(session, RunFinished)

@@ -321,25 +321,6 @@ async def test_a_full_disk_is_reported_and_the_log_goes_on_when_there_is_room_ag
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
 
 
-async def test_a_store_held_for_too_long_is_reported_as_busy_and_nothing_is_written(
-    log: SqliteLog, path: Path, mine: Claim
-) -> None:
-    read_pragma(log, "busy_timeout = 10")
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        for attempt in (
-            lambda: log.append(mine, 1, [Custom(name="x")]),
-            lambda: log.renew(mine),
-            lambda: log.release(mine, 1),
-            lambda: log.put_artifact("s", b"x"),
-        ):
-            with pytest.raises(StoreBusy, match="held by other processes"):
-                await attempt()
-        assert len(await log.read("s")) == 1
-        other.execute("ROLLBACK")
-    await log.append(mine, 1, [Custom(name="x")])
-
-
 async def test_opening_waits_for_its_turn_as_long_as_the_time_out(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")

@@ -83,6 +83,16 @@ async def open_as_nobody(path: str) -> None:
         say(type(error).__name__, error)
 
 
+async def hold(path: str) -> None:
+    """Hold the write lock until a line comes in, as a process that is frozen in the middle of a write does."""
+    log = SqliteLog(path)
+    with log._file.transaction:  # pyright: ignore
+        say("held")
+        sys.stdin.readline()
+    await log.close()
+    say("released")
+
+
 async def open_and_close(path: str) -> None:
     log = SqliteLog(path)
     say((await log.get_info("s")).seq)
@@ -90,6 +100,6 @@ async def open_and_close(path: str) -> None:
 
 
 if __name__ == "__main__":
-    commands = (append_many, append_forever, obey, open_as_nobody, open_and_close)
+    commands = (append_many, append_forever, obey, open_as_nobody, hold, open_and_close)
     asyncio.run({run.__name__: run for run in commands}[sys.argv[1]](*sys.argv[2:]))
     assert Path(sys.argv[2]).exists()

@@ -48,7 +48,7 @@ class Loop:
         self.log, self.lease, self.build_setup, self.setup = log, lease, build_setup, setup
         self.state, self.projection, self._configured = state, projection, state.configured
         self.session_id = lease.claim.session_id
-        self._buffer: list[AnyFact] = []
+        self._buffer, self._writing = list[AnyFact](), asyncio.Lock()
         self._is_behind = log.get_head(self.session_id) > state.seq
         self._run_scope, self._call_scope, self._pause_scope = CancelScope(), CancelScope(), CancelScope()
         self._check_task: asyncio.Task[None] | None = None
@@ -101,16 +101,20 @@ class Loop:
             self._buffer.append(fact)
 
     async def _flush(self) -> bool:
-        """Write the buffer. False when others posted first: effects are recorded again, decisions are made anew."""
-        if not self._buffer:
-            return True
-        facts, self._buffer = self._buffer, []
-        try:
-            await self.log.append(self.lease.claim, facts[0].seq - 1, facts)
-        except PositionMoved:
-            self.state, self.projection = fold(await self.log.read(self.session_id)), Projection()
-            self._record(*(fact for fact in facts if isinstance(fact, EFFECT_FACTS)))
-            return False
+        """Write the buffer, which comes before every effect. The write may wait so long that the lease must be renewed.
+
+        False when others posted first: effects are recorded again, decisions are made anew.
+        """
+        async with self._writing:  # while one call's facts wait for the store, the next ones wait behind them
+            facts, self._buffer = self._buffer, []
+            try:
+                if facts:
+                    await self.log.append(self.lease.claim, facts[0].seq - 1, facts)
+            except PositionMoved:
+                self.state, self.projection = fold(await self.log.read(self.session_id)), Projection()
+                self._record(*(fact for fact in facts if isinstance(fact, EFFECT_FACTS)))
+                return False
+        await self.lease.renew_if_due()
         return True
 
     # ── being stopped ──────────────────────────────────────────────────────────────────────────────────
@@ -143,10 +147,8 @@ class Loop:
     async def _ask_model(self, attempt: int) -> None:
         if not await self._flush():
             return
-        await self.lease.renew_if_due()
-        said: list[str] = []
+        said, facts = list[str](), list[AnyFact]()
         failure: ModelError | None = None
-        facts: list[AnyFact] = []
         try:
             with self._stop_in_time():
                 request = model_call.build_request(self.setup, self.state, self.projection)
@@ -168,7 +170,6 @@ class Loop:
     async def _compact(self) -> None:
         if not await self._flush():
             return
-        await self.lease.renew_if_due()
         fact: AnyFact = model_call.build_compaction_failure("it was stopped")
         with suppress(TimeoutError), self._stop_in_time():
             fact = await model_call.compact_or_note_failure(self.setup, self.state)
@@ -191,7 +192,6 @@ class Loop:
         ready = authorization.ready
         safe = next((place for place, call in enumerate(ready) if call.safety != "safe"), len(ready))
         batch = ready[: max(safe, 1)]  # the safe calls at the front run at once, any other call runs alone
-        await self.lease.renew_if_due()
         self._record(*(build_start_fact(self.setup, self.lease.claim, call, call.attempt) for call in batch))
         if await self._flush():
             await self._run_batch(batch)

@@ -1,7 +1,8 @@
 """The embedded log: one SQLite file, which any number of processes on one machine can share.
 
-Every call works without an await between deciding and recording, so no cancellation can fall between. One log belongs
-to one event loop: it serves neither several machines nor several threads.
+Every call works without an await between deciding and recording, so no cancellation can fall between. While another
+process writes, the call awaits and then decides anew. One log belongs to one event loop: it serves neither several
+machines nor several threads.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from treadle.log.base import (
 from treadle.log.hub import Channel, Hub, HubLog, HubStoreWatch
 from treadle.log.owner import is_gone
 from treadle.log.session_list import fetch_page
-from treadle.log.sqlite_file import Durability, SideConnection, SqliteFile
+from treadle.log.sqlite_file import Durability, SideConnection, SqliteFile, retry_while_busy
 from treadle.log.text_index import TextIndex
 from treadle.memory.store import SqliteMemories
 
@@ -51,6 +52,7 @@ _RELEASE = f"""UPDATE sessions SET owner = '', lease = 0,
 class SqliteLog(HubLog):
     """A log in the file at `path`. The file and its folder are created when they are missing.
 
+    A write waits up to `busy_timeout` seconds for other processes, and the owner of a session as long as it takes.
     Facts survive the death of the process. With `durability="power"` they also survive a power cut, and every append
     waits for the disk.
     """
@@ -63,7 +65,7 @@ class SqliteLog(HubLog):
         busy_timeout: float = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = Path(path).expanduser().absolute()
+        self.path, self.busy_timeout = Path(path).expanduser().absolute(), busy_timeout
         self._clock = clock
         self._file = SqliteFile(self.path, durability, busy_timeout)
         self._side = SideConnection(self._file)
@@ -83,6 +85,7 @@ class SqliteLog(HubLog):
                 self._approval_key = records.fetch_approval_key(db)
         return self._approval_key
 
+    @retry_while_busy()
     async def create(self, session_id: str, facts: Sequence[AnyFact], *, claim: Claim | None = None) -> None:
         self._file.check_not_moved()
         with self._file.transaction as db:
@@ -96,6 +99,7 @@ class SqliteLog(HubLog):
         records.stamp_created(facts, numbered)
         self._hub.wake_store_waiters()
 
+    @retry_while_busy()
     async def post(
         self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True, claim: Claim | None = None
     ) -> PostResult:
@@ -116,6 +120,7 @@ class SqliteLog(HubLog):
         self._announce(session_id, facts, time.perf_counter() - began)
         return PostResult(tuple(facts), is_new=True)
 
+    @retry_while_busy()
     async def claim(
         self, owner: str, ttl: float, session_id: str = "", agents: Sequence[str] | None = None
     ) -> Claim | None:
@@ -133,6 +138,8 @@ class SqliteLog(HubLog):
                 return None
             db.execute(_CLAIM, (owner, now + ttl, num))
             db.execute(_CLAIM_WAITING, (num,))
+            approval_key = self._approval_key or records.fetch_approval_key(db)  # here it can wait for the lock
+        self._approval_key = approval_key
         self._cache_number(name, num)
         self._hub.mark_claimed(name, epoch + 1, head)
         self._schedule_poll()
@@ -146,6 +153,7 @@ class SqliteLog(HubLog):
             return None
         return num, name, agent, head, epoch
 
+    @retry_while_busy(forever=True)
     async def renew(self, claim: Claim) -> None:
         self._file.check_not_moved()
         with self._file.connection as db:
@@ -156,6 +164,7 @@ class SqliteLog(HubLog):
             if not renewed:
                 raise self._explain_refusal(db, claim, None)
 
+    @retry_while_busy()
     async def release(
         self, claim: Claim, expected_seq: int | None, wake_at: float | None = None, *, waiting: bool = False
     ) -> bool:
@@ -180,6 +189,7 @@ class SqliteLog(HubLog):
             self._numbers.pop(claim.session_id, None)
         return True
 
+    @retry_while_busy(forever=True)
     async def append(self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "") -> None:
         if not facts:
             return
@@ -270,6 +280,7 @@ class SqliteLog(HubLog):
         self._file.get_connection()  # raises when the log is closed
         return await self._words.search(text, limit)
 
+    @retry_while_busy()
     async def put_artifact(
         self, session_id: str, data: bytes, media_type: str = "text/plain", *, claim: Claim | None = None
     ) -> str:
@@ -293,6 +304,7 @@ class SqliteLog(HubLog):
             raise records.build_no_artifact(session_id, artifact_id)
         return Artifact(artifact_id, row[0], row[1])
 
+    @retry_while_busy()
     async def delete(self, session_id: str) -> None:
         with self._file.transaction as db:
             found = self._find_claimable(db, session_id, self._clock())

@@ -12,11 +12,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Literal, TypeVar
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
+from treadle.log.lock_wait import LockedFile, describe_busy, retry
 from treadle.log.schema import MIGRATIONS, Migration, migrate_tables, read_version
 
 if TYPE_CHECKING:
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
 Durability = Literal["process", "power"]
 T = TypeVar("T")
+File = TypeVar("File", bound=LockedFile)
+Parameters = ParamSpec("Parameters")
 Work = Callable[[sqlite3.Connection], T]
+Method = Callable[Concatenate[File, Parameters], "CoroutineType[Any, Any, T]"]
 
 SIDE_TIMEOUT = 0.2
 """For how many seconds a side connection waits to write. What it writes can wait."""
@@ -33,6 +39,27 @@ NETWORK_FILESYSTEMS = (
     "afs beegfs ceph cifs coda davfs fuse.ceph fuse.davfs2 fuse.gcsfuse fuse.glusterfs fuse.rclone fuse.s3fs "
     "fuse.sshfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 smb2 smb3 smbfs"
 )
+
+
+def retry_while_busy(*, forever: bool = False) -> Callable[[Method[File, Parameters, T]], Method[File, Parameters, T]]:
+    """Repeat an async method that writes while another process holds the lock. See `lock_wait.retry`.
+
+    The method decides anew each time, so it awaits nothing between deciding and recording. A call with a `claim` is
+    repeated `forever`: it belongs to the work of a session's owner.
+    """
+
+    def decorate(method: Method[File, Parameters, T]) -> Method[File, Parameters, T]:
+        @wraps(method)
+        async def write(file: File, *args: Parameters.args, **kwargs: Parameters.kwargs) -> T:
+            try:
+                return await method(file, *args, **kwargs)
+            except StoreBusy:
+                is_owner = forever or kwargs.get("claim") is not None
+                return await retry(file, lambda: method(file, *args, **kwargs), is_owner)
+
+        return write
+
+    return decorate
 
 
 class SqliteFile:
@@ -48,7 +75,7 @@ class SqliteFile:
         busy_timeout: float = 10.0,
         migrations: Sequence[Migration] = MIGRATIONS,
     ) -> None:
-        self.path = path
+        self.path, self.busy_timeout = path, busy_timeout
         self._pid = os.getpid()
         self._durability: Durability = durability
         _create_file(path)
@@ -77,6 +104,12 @@ class SqliteFile:
         db = sqlite3.connect(self.path, timeout=SIDE_TIMEOUT, isolation_level=None, check_same_thread=False)
         _configure(db, self._durability)
         return db
+
+    @retry_while_busy()
+    async def write(self, decide: Work[T]) -> T:
+        """Run a function in a transaction. It runs again when another process held the lock."""
+        with self.transaction as db:
+            return decide(db)
 
     def check_not_moved(self) -> None:
         """Refuse to go on when the file was moved or deleted: later writes would be lost."""
@@ -184,10 +217,7 @@ def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
     """Turn an SQLite error into one that tells the user what it means and what to do."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreBusy(
-            f"{path} was held by other processes for too long; nothing was written. Try again, or find "
-            f"the process that holds it ({error})"
-        )
+        return StoreBusy(f"{path} is being written by another process; nothing was written. Try again ({error})")
     is_full = code == sqlite3.SQLITE_FULL
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
         with suppress(OSError):
@@ -249,11 +279,11 @@ def _connect(
     path: Path, durability: Durability, busy_timeout: float, migrations: Sequence[Migration]
 ) -> sqlite3.Connection:
     size = os.stat(path).st_size
-    # Several processes may create the same store at once. SQLite does not call its busy handler while the journal
-    # mode changes, so this loop waits instead.
+    # SQLite itself never waits for a lock, because that would block the event loop. While it opens, this loop waits:
+    # several processes may create or upgrade the same store at once.
     deadline = time.monotonic() + busy_timeout
     while True:
-        db = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, cached_statements=64)
+        db = sqlite3.connect(path, timeout=0, isolation_level=None, cached_statements=64)
         try:
             read_version(db, path, migrations)  # before anything in it is changed
             if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
@@ -261,9 +291,7 @@ def _connect(
                 if mode != "wal":
                     raise StoreError(f"{path} cannot use a write-ahead log here (mode {mode}); use a local disk")
             _configure(db, durability)
-            # Begin a write now, so that a read-only file is reported at once and not at the first fact.
-            db.execute("BEGIN IMMEDIATE")
-            db.execute("ROLLBACK")
+            _probe_write(db)
             if 0 < size < QUICK_CHECK_BELOW:
                 _check_damage(db, path, "quick_check")
             migrate_tables(db, path, migrations)
@@ -271,7 +299,9 @@ def _connect(
         except sqlite3.Error as error:
             db.close()
             explained = explain_error(error, path)
-            if not isinstance(explained, StoreBusy) or time.monotonic() > deadline:
+            if isinstance(explained, StoreBusy) and time.monotonic() > deadline:
+                raise describe_busy(path, busy_timeout) from error
+            if not isinstance(explained, StoreBusy):
                 raise explained from error
             time.sleep(0.01)
         except BaseException:
@@ -286,6 +316,16 @@ def _configure(db: sqlite3.Connection, durability: Durability) -> None:
     db.execute("PRAGMA cache_size = -500")  # in kB; the system caches the rest
     db.execute("PRAGMA temp_store = MEMORY")
     db.create_function("casefold", 1, str.casefold, deterministic=True)
+
+
+def _probe_write(db: sqlite3.Connection) -> None:
+    """Begin a write, so that a read-only file is reported at once and not at the first fact."""
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # another process writes: so can this one, later
+            raise
 
 
 def _check_damage(db: sqlite3.Connection, path: Path, pragma: str) -> None:

@@ -11,6 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
+from treadle.errors import StoreBusy
 from treadle.memory.base import Embed, Memories, Memory
 from treadle.memory.ranking import fuse_rankings, rank_by_similarity
 
@@ -67,7 +68,10 @@ class SearchableMemories(Memories):
             except Exception as error:
                 _logger.warning("%s memories have no vector yet: %s", len(missing), str(error) or type(error).__name__)
                 return
-            self._save_vectors(name, list(zip(missing, vectors, strict=True)))
+            try:
+                self._save_vectors(name, list(zip(missing, vectors, strict=True)))
+            except StoreBusy:  # a search does not wait for writers; the next one makes the vectors again
+                return
 
     @abstractmethod
     def _find_by_words(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:

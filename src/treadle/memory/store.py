@@ -10,7 +10,7 @@ import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -24,17 +24,24 @@ from treadle.memory.search import MAX_VECTORS, SearchableMemories
 TEXT_SQL = "json_extract(CAST(body AS TEXT), '$.text')"
 KIND_SQL = "json_extract(CAST(body AS TEXT), '$.kind')"
 
+Result = TypeVar("Result")
+
 _decoder = msgspec.json.Decoder(Memory)
 
 
 class Database(Protocol):
-    """An SQLite file with the tables of the log. Both properties give the connection; errors are translated."""
+    """An SQLite file with the tables of the log. Both properties give the connection; errors are translated.
+
+    `write` runs a function in a transaction, as soon as no other process writes.
+    """
 
     @property
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]: ...
 
     @property
     def connection(self) -> AbstractContextManager[sqlite3.Connection]: ...
+
+    async def write(self, decide: Callable[[sqlite3.Connection], Result]) -> Result: ...
 
 
 def _complete(memory: Memory, now: float) -> Memory:
@@ -122,26 +129,29 @@ class SqliteMemories(SearchableMemories):
         self._database, self._clock = database, clock
 
     async def _insert(self, memory: Memory) -> Memory:
-        with self._database.transaction as db:
+        def insert(db: sqlite3.Connection) -> Memory:
             same = f"SELECT body FROM memories WHERE +scope = ? AND {TEXT_SQL} = ? LIMIT 1"
             for (body,) in db.execute(same, (memory.scope, memory.text)):
                 return _decoder.decode(body)
-            memory = _complete(memory, self._clock())
+            new = _complete(memory, self._clock())
             num = db.execute(
-                "INSERT INTO memories (id, scope, body) VALUES (?, ?, ?)",
-                (memory.id, memory.scope, msgspec.json.encode(memory)),
+                "INSERT INTO memories (id, scope, body) VALUES (?, ?, ?)", (new.id, new.scope, msgspec.json.encode(new))
             ).lastrowid
-            db.execute("INSERT INTO memory_words (rowid, text) VALUES (?, ?)", (num, prepare_for_index(memory.text)))
-        return memory
+            db.execute("INSERT INTO memory_words (rowid, text) VALUES (?, ?)", (num, prepare_for_index(new.text)))
+            return new
+
+        return await self._database.write(insert)
 
     async def _update(self, memory_id: str, text: str) -> Memory:
-        with self._database.transaction as db:
+        def update(db: sqlite3.Connection) -> Memory:
             num, memory = _fetch_memory(db, memory_id)
             memory = replace(memory, text=text)
             db.execute("DELETE FROM memory_vectors WHERE num = ?", (num,))
             db.execute("UPDATE memories SET body = ? WHERE num = ?", (msgspec.json.encode(memory), num))
             db.execute("UPDATE memory_words SET text = ? WHERE rowid = ?", (prepare_for_index(text), num))
-        return memory
+            return memory
+
+        return await self._database.write(update)
 
     async def get(self, memory_id: str) -> Memory:
         with self._database.connection as db:
@@ -157,11 +167,13 @@ class SqliteMemories(SearchableMemories):
         return self._query(f"SELECT body FROM memories WHERE {where} {order}", *values, query.limit, query.offset)
 
     async def delete(self, memory_id: str) -> None:
-        with self._database.transaction as db:
+        def remove(db: sqlite3.Connection) -> None:
             num, _ = _fetch_memory(db, memory_id)
             db.execute("DELETE FROM memory_words WHERE rowid = ?", (num,))
             db.execute("DELETE FROM memory_vectors WHERE num = ?", (num,))
             db.execute("DELETE FROM memories WHERE num = ?", (num,))
+
+        await self._database.write(remove)
 
     def _find_by_words(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         match = " OR ".join(f'"{word}"{"*" if is_prefix else ""}' for word, is_prefix in parse_query(text).items())

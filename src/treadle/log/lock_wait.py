@@ -1,0 +1,112 @@
+"""Waiting for the write lock of an SQLite file without blocking the event loop, and finding out who holds it.
+
+Another process may hold the lock for long: it can be suspended in the middle of a write. Reads never need the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from itertools import chain, repeat
+from pathlib import Path
+from types import CoroutineType
+from typing import Any, Protocol, TypeVar
+
+from treadle.errors import StoreBusy
+
+DELAYS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.025, 0.025, 0.05, 0.05, 0.1)
+"""The pauses between attempts, as SQLite itself makes them. The last one repeats."""
+_WRITE_LOCK_BYTE = 120  # of the -shm file; fixed in the format of SQLite's write-ahead log
+_logger = logging.getLogger("treadle")
+
+
+class LockedFile(Protocol):
+    """Something whose methods write to one SQLite file."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def busy_timeout(self) -> float: ...
+
+
+Result = TypeVar("Result")
+
+
+async def retry(file: LockedFile, attempt: Callable[[], CoroutineType[Any, Any, Result]], forever: bool) -> Result:
+    """Repeat a write that found the lock held, until `busy_timeout` has passed. It then raises `StoreBusy`.
+
+    With `forever` it waits on, and a cancelled task still waits that long: the owner of a session must not lose what it
+    did, and nobody can take the session over without the lock.
+    """
+    deadline, cancelled = time.monotonic() + file.busy_timeout, None
+    for delay in chain(DELAYS, repeat(DELAYS[-1])):
+        try:
+            await asyncio.sleep(delay)
+        except asyncio.CancelledError as error:
+            if not forever:
+                raise
+            if cancelled is None:
+                cancelled, deadline = error, time.monotonic() + file.busy_timeout
+        try:
+            result = await attempt()
+        except StoreBusy as busy:
+            if time.monotonic() < deadline:
+                continue
+            if cancelled is not None:
+                raise cancelled from busy
+            explained = describe_busy(file.path, file.busy_timeout)
+            if not forever:
+                raise explained from busy
+            _logger.warning("a run waits to record what it did: %s", explained)
+            deadline = time.monotonic() + file.busy_timeout * 6
+        except Exception as error:
+            if cancelled is not None:
+                raise cancelled from error
+            raise
+        else:
+            if cancelled is not None:
+                raise cancelled
+            return result
+    raise AssertionError("the delays never end")
+
+
+def describe_busy(path: Path, seconds: float) -> StoreBusy:
+    """Build the error for a lock that was not released in time. It names the holder, if that is known."""
+    pid = find_lock_holder(path)
+    if pid is None:
+        who, what = "other processes", "Try again, or find the process that holds it"
+    else:
+        name, is_stopped = _read_process(pid)
+        who = f"process {pid}{f' ({name})' if name else ''}{', which is stopped' if is_stopped else ''}"
+        what = f"Let it go on (`kill -CONT {pid}`) or end it" if is_stopped else "Try again, or end that process"
+    return StoreBusy(f"{path} was held for more than {seconds:g} s by {who}; nothing was written. {what}")
+
+
+def find_lock_holder(path: Path, locks: Path = Path("/proc/locks")) -> int | None:
+    """Find the process that holds the write lock of the file. None when the system does not say."""
+    try:
+        inode = os.stat(f"{path}-shm").st_ino
+        lines = locks.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    for fields in (line.split() for line in lines):
+        # 1: POSIX  ADVISORY  WRITE 4711 08:01:131073 120 120
+        if len(fields) != 8 or fields[1] != "POSIX" or fields[3] != "WRITE" or fields[5].split(":")[-1] != str(inode):
+            continue
+        first, last = int(fields[6]), float("inf") if fields[7] == "EOF" else int(fields[7])
+        if first <= _WRITE_LOCK_BYTE <= last and int(fields[4]) > 0:  # a process of another namespace has no number
+            return int(fields[4])
+    return None
+
+
+def _read_process(pid: int) -> tuple[str, bool]:
+    """Read a process's name, and whether it is stopped."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").partition("(")[2].rpartition(")")
+    except OSError:
+        return "", False
+    return name, rest.split()[:1] in (["T"], ["t"])

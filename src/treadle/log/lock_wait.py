@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
 from types import CoroutineType
@@ -76,13 +77,15 @@ async def retry(file: LockedFile, attempt: Callable[[], CoroutineType[Any, Any, 
 
 def describe_busy(path: Path, seconds: float) -> StoreBusy:
     """Build the error for a lock that was not released in time. It names the holder, if that is known."""
-    pid = find_lock_holder(path)
-    if pid is None:
-        who, what = "other processes", "Try again, or find the process that holds it"
-    else:
-        name, is_stopped = _read_process(pid)
-        who = f"process {pid}{f' ({name})' if name else ''}{', which is stopped' if is_stopped else ''}"
-        what = f"Let it go on (`kill -CONT {pid}`) or end it" if is_stopped else "Try again, or end that process"
+    pid, state = find_lock_holder(path), ""
+    who, what = "other processes", "Try again, or find the process that holds it"
+    if pid is not None:
+        who, what = f"process {pid}", "Try again, or end that process"
+        with suppress(OSError):  # it may have ended
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").partition("(")[2].rpartition(")")
+            who, state = f"process {pid} ({name})", rest[1:2]
+    if state in ("T", "t"):
+        who, what = f"{who}, which is stopped", f"Let it go on (`kill -CONT {pid}`) or end it"
     return StoreBusy(f"{path} was held for more than {seconds:g} s by {who}; nothing was written. {what}")
 
 
@@ -101,12 +104,3 @@ def find_lock_holder(path: Path, locks: Path = Path("/proc/locks")) -> int | Non
         if first <= _WRITE_LOCK_BYTE <= last and int(fields[4]) > 0:  # a process of another namespace has no number
             return int(fields[4])
     return None
-
-
-def _read_process(pid: int) -> tuple[str, bool]:
-    """Read a process's name, and whether it is stopped."""
-    try:
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").partition("(")[2].rpartition(")")
-    except OSError:
-        return "", False
-    return name, rest.split()[:1] in (["T"], ["t"])

@@ -291,7 +291,13 @@ def _connect(
                 if mode != "wal":
                     raise StoreError(f"{path} cannot use a write-ahead log here (mode {mode}); use a local disk")
             _configure(db, durability)
-            _probe_write(db)
+            # Begin a write now, so that a read-only file is reported at once and not at the first fact.
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                db.execute("ROLLBACK")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # who writes now lets this process write later
+                    raise
             if 0 < size < QUICK_CHECK_BELOW:
                 _check_damage(db, path, "quick_check")
             migrate_tables(db, path, migrations)
@@ -316,16 +322,6 @@ def _configure(db: sqlite3.Connection, durability: Durability) -> None:
     db.execute("PRAGMA cache_size = -500")  # in kB; the system caches the rest
     db.execute("PRAGMA temp_store = MEMORY")
     db.create_function("casefold", 1, str.casefold, deterministic=True)
-
-
-def _probe_write(db: sqlite3.Connection) -> None:
-    """Begin a write, so that a read-only file is reported at once and not at the first fact."""
-    try:
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("ROLLBACK")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # another process writes: so can this one, later
-            raise
 
 
 def _check_damage(db: sqlite3.Connection, path: Path, pragma: str) -> None:

@@ -1,6 +1,7 @@
 """Going on, going back and going sideways: continue, regenerate, resume, checkpoints and forks."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,8 @@ from tests.kit.sessions import HeldTool, Store, Tables, note
 from treadle import CallStarted, RunFinished, Runtime, tool
 from treadle.errors import Conflict, ModelError, NotFound
 from treadle.events import ModelReplied, SessionCreated, TurnStarted
-from treadle.export.transcript import import_session, parse_json_lines, render_transcript
+from treadle.export.import_session import import_session, parse_json_lines
+from treadle.export.transcript import render_transcript
 from treadle.messages import ModelMessage
 from treadle.testing import call
 
@@ -172,5 +174,7 @@ async def test_a_session_that_is_imported_keeps_its_times(store: Store) -> None:
         before = await runtime.log.get_info(session.id)
         data = await render_transcript(runtime.log, session.id, "jsonl")
         clock.step(3600)
-        copy = await runtime.log.get_info(await import_session(runtime.log, parse_json_lines(data), "c" * 32))
+        created = agent.build_created_fact("c" * 32, Path())
+        await import_session(runtime.log, parse_json_lines(data), created, clock.now())
+        copy = await runtime.log.get_info("c" * 32)
         assert (copy.created_at, copy.updated_at) == (before.created_at, before.updated_at)

@@ -14,7 +14,7 @@ from treadle.engine.leaked_reasoning import ReasoningSplitter, split_reasoning
 from treadle.engine.reply import MarkSplitter, split_marks
 from treadle.engine.tool_call import remove_control_characters
 from treadle.errors import BadInput
-from treadle.export.transcript import parse_json_lines
+from treadle.export.import_session import parse_json_lines
 from treadle.knowledge.agents import read_sections
 from treadle.knowledge.front_matter import read_document
 from treadle.knowledge.skills import frame_text

@@ -5,12 +5,14 @@ import logging
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kit import sessions as kit
 from tests.kit.sessions import DROP, PATIENCE, Store, Tables
 from treadle import Answer, Grant, NotAnswered, RunFinished, Runtime, later, tool
 from treadle.errors import AlreadyAnswered, Conflict
-from treadle.events import ApprovalAnswered, ApprovalRequested, CallStarted, CancelRequested
+from treadle.events import ApprovalAnswered, ApprovalRequested, CallStarted, CancelRequested, SessionCreated
+from treadle.log.in_memory import InMemoryLog
 from treadle.testing import call
 
 # --- a gate
@@ -118,6 +120,28 @@ async def test_an_approval_is_answered_after_a_restart_by_another_runtime(store:
         ending = await kit.wait_for(session, RunFinished)
     assert (ending.reason, tables.done) == ("answered", ["users"])
     assert kit.select_results(model.requests[0])["a"].text == "dropped users"
+
+
+@pytest.mark.parametrize("where", ["the same store", "another store"])
+async def test_an_approval_counts_only_in_the_store_where_it_was_asked(
+    store: Store, tables: Tables, where: str
+) -> None:
+    log = store.open()
+    async with tables.open_session(log) as session:
+        facts = await session.facts()
+    there = log if where == "the same store" else InMemoryLog()
+    first, copied = facts[0], "c" * 32
+    assert isinstance(first, SessionCreated)
+    answer = ApprovalAnswered(call_id="a", decision="allow", by="user")
+    await there.create(copied, [replace(first, session_id=copied), *facts[1:], answer])
+    agent, _ = kit.build_agent("done", tools=tables.tools, gate=later)
+    async with agent.session(there, id=copied) as session:
+        await kit.resume_run(session)
+        result = (await kit.read_finished_calls(session))["a"]
+    if there is log:
+        assert tables.done == ["users"] and result.status == "ok"
+    else:
+        assert tables.done == [] and "this is not what was approved" in result.output
 
 
 async def test_an_approved_call_runs_also_if_its_approver_leaves_at_once(store: Store, tables: Tables) -> None:

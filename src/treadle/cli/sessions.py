@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treadle.app.compose import is_abandoned
+from treadle.app.compose import is_abandoned, open_store
 from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
 from treadle.cli.options import (
@@ -80,7 +80,8 @@ def parser() -> Parser:
     export.add_argument("--output", metavar="FILE", default="-")
     load.add_argument("file", help='"-" reads stdin')
     load.add_argument("--new-id", action="store_true", help="import under a new id, if the id exists already")
-    load.add_argument("--trust", action="store_true", help="keep its approvals that allow more than one call")
+    load.add_argument("--workspace", metavar="DIR", help="the folder that it works in (default: the current one)")
+    load.add_argument("--agent", metavar="NAME", help="the agent that goes on with it")
     actions.choices["delete"].add_argument("--yes", action="store_true", help="do not ask")
     for name, action in actions.choices.items():
         if name in ("resume", "continue"):
@@ -112,12 +113,13 @@ async def main(args: argparse.Namespace) -> int:
             else:
                 await session.rename(args.name)
         return 0
+    if args.action == "import":
+        return await _import_session(args)
     actions = {
         "list": _list_sessions,
         "show": _show_session,
         "search": _search_sessions,
         "export": _export_session,
-        "import": _import_session,
         "delete": _delete_session,
     }
     async with open_command_store(args) as log:
@@ -219,25 +221,35 @@ async def _export_session(args: argparse.Namespace, log: Log) -> int:
     return 0
 
 
-async def _import_session(args: argparse.Namespace, log: Log) -> int:
-    from treadle.export.transcript import import_session, parse_json_lines
+async def _import_session(args: argparse.Namespace) -> int:
+    from treadle.cli.open_session import DEFAULT_AGENT
+    from treadle.events import AgentConfig, SessionCreated
+    from treadle.export.import_session import import_session, parse_json_lines
     from treadle.session import generate_session_id
 
     try:
         data = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).expanduser().read_bytes()
     except OSError as error:
         raise BadInput(f"{args.file} cannot be read: {error.strerror}") from None
-    carried = parse_json_lines(data)
-    if carried.yeses and not args.trust:
-        patterns = ", ".join(dict.fromkeys(carried.yeses))
-        raise BadInput(f"this session has approvals that allow more than one call: {patterns}; --trust keeps them")
+    imported = parse_json_lines(data)
+    settings = load_command_settings(args).settings
+    created = SessionCreated(
+        session_id=generate_session_id() if args.new_id else "",
+        agent=AgentConfig(name=settings.agent or DEFAULT_AGENT),
+        workspace=str(settings.folder),
+        limits=settings.build_limits(),
+    )
     try:
-        session_id = await import_session(log, carried, generate_session_id() if args.new_id else "")
+        async with open_store(settings) as log:
+            session_id = await import_session(log, imported, created)
     except Conflict as error:
         raise Conflict(f"{error}; --new-id imports it under a new id") from None
     console.print_line(session_id)
-    folder = console.escape_controls(carried.first.workspace or "(no folder)")
-    console.print_note(f"{len(carried.facts)} facts imported; the session works in {folder}")
+    folder = console.escape_controls(created.workspace)
+    console.print_note(
+        f"{len(imported.facts)} facts imported. The session works in {folder} as the agent {created.agent.name}. "
+        "Approvals, settings and unfinished work of the file were not taken over"
+    )
     return 0
 
 

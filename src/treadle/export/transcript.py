@@ -1,4 +1,4 @@
-"""Export a session as Markdown or an HTML page, or as JSON lines that can be imported again without loss.
+"""Export a session as Markdown or an HTML page, or as JSON lines that `import_session` reads.
 
 The file contents that a rewind restores are kept outside the log, so no export has them.
 """
@@ -18,12 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from treadle import events
-from treadle.errors import BadInput, NotFound
+from treadle.errors import NotFound
 from treadle.log.base import Artifact, Log
 from treadle.messages import Json, ResultMessage, UserMessage, render_message, render_parts
 
 Form = Literal["markdown", "jsonl", "html"]
-_ARTIFACT = b'{"type":"artifact"'
 
 
 class TranscriptBlock(Struct, frozen=True):
@@ -55,62 +54,6 @@ def render_json_lines(facts: Iterable[events.AnyFact], artifacts: Iterable[Artif
         line = {"type": "artifact", "id": artifact.id, "media_type": artifact.media_type, "data": data}
         lines.append(msgspec.json.encode(line))
     return b"\n".join([*lines, b""])
-
-
-class ImportedSession(Struct, frozen=True):
-    """The content of a file of JSON lines. `yeses` are its approvals for more than one call."""
-
-    facts: tuple[events.AnyFact, ...]
-    artifacts: tuple[Artifact, ...]
-    yeses: tuple[str, ...]
-
-    @property
-    def first(self) -> events.SessionCreated:
-        assert isinstance(self.facts[0], events.SessionCreated)
-        return self.facts[0]
-
-
-def parse_json_lines(data: bytes) -> ImportedSession:
-    """Parse the output of `render_json_lines`. Raises `BadInput` with the number of a bad line."""
-    facts: list[events.AnyFact] = []
-    artifacts: list[Artifact] = []
-    for number, line in enumerate(data.splitlines(), 1):
-        try:
-            if line.startswith(_ARTIFACT):
-                fields: dict[str, str] = msgspec.json.decode(line, type=dict[str, str])
-                content = base64.b64decode(fields["data"], validate=True)
-                artifacts.append(Artifact(fields["id"], fields["media_type"], content))
-            elif line.strip():
-                facts.append(events.decode_fact(line))
-        except (msgspec.MsgspecError, UnicodeError, KeyError, ValueError, RecursionError) as error:
-            raise BadInput(f"line {number} is no fact of a session: {error}; nothing was imported") from None
-    if not facts or not isinstance(facts[0], events.SessionCreated):
-        raise BadInput("a session begins with session_created; this file does not. Nothing was imported")
-    if [fact.seq for fact in facts] != list(range(1, len(facts) + 1)):
-        raise BadInput("facts are missing or out of order; nothing was imported")
-    return ImportedSession(tuple(facts), tuple(artifacts), tuple(_list_lasting_approvals(facts)))
-
-
-def _list_lasting_approvals(facts: Iterable[events.AnyFact]) -> Iterable[str]:
-    """List the approvals for more than one past call. Whoever imports the session accepts them too."""
-    tools: dict[str, str] = {}
-    for fact in facts:
-        if isinstance(fact, events.ModelReplied):
-            tools |= {call.id: call.tool for call in fact.calls}
-        elif isinstance(fact, events.ApprovalAnswered) and fact.decision == "allow" and fact.scope != "call":
-            yield f"{tools.get(fact.call_id, fact.call_id)} (for the {fact.scope})"
-
-
-async def import_session(log: Log, carried: ImportedSession, session_id: str = "") -> str:
-    """Create the session in this store, under its own id or another one. Returns the id."""
-    first = carried.first
-    wanted = session_id or first.session_id
-    if wanted != first.session_id:
-        first = msgspec.structs.replace(first, session_id=wanted)
-    await log.create(wanted, [first, *carried.facts[1:]])
-    for artifact in carried.artifacts:
-        await log.put_artifact(wanted, artifact.data, artifact.media_type)
-    return wanted
 
 
 def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
@@ -163,7 +106,9 @@ def _describe_session(facts: Sequence[events.AnyFact]) -> tuple[str, list[str]]:
     names = [fact.name for fact in facts if isinstance(fact, events.SessionRenamed)]
     began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(first.at))
     cost = sum(fact.usage.cost for fact in facts if isinstance(fact, events.RunFinished))
-    lines = [f"session {first.session_id}", f"began {began}", f"model {first.model}", f"workspace {first.workspace}"]
+    models = [first.model, *(fact.model for fact in facts if isinstance(fact, events.ModelReplied))]
+    model = next(filter(None, models), "unknown")  # an imported session was created without one
+    lines = [f"session {first.session_id}", f"began {began}", f"model {model}", f"workspace {first.workspace}"]
     return (names[-1] if names else f"Session {first.session_id[:12]}"), lines + ([f"cost ${cost:.4f}"] if cost else [])
 
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.kit.sessions import Store, Tables, note
 from treadle import Agent, Answer, Middleware, ModelReplied, RunFinished, Runtime
 from treadle.log.in_memory import InMemoryLog
@@ -68,3 +70,20 @@ async def test_the_bus_carries_the_facts_of_all_sessions_in_the_order_of_each(tm
         assert [await anext(again) for _ in seen[5:]] == seen[5:]
         assert [await anext(runtime.watch(0))] == seen[:1]
     await store.close()
+
+
+async def test_what_is_kept_of_recent_sessions_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.runtime.MAX_RECENT_BYTES", 100_000)
+    async with Runtime(InMemoryLog(), [Agent(ScriptedModel(*["ok"] * 20))]) as runtime:
+        ids = [(await runtime.create()).id for _ in range(5)]
+        for session_id in ids:
+            await (await runtime.open(session_id)).ask("x" * 40_000)
+        await (await runtime.open(ids[0])).state()  # this reads a dropped session again
+        await runtime.coordinator.wait_until_idle(ids[-1])
+        kept = [one for one in ids if one in runtime.coordinator._entries]  # pyright: ignore
+        assert kept == [ids[0], ids[4]]
+        for session_id in ids:
+            assert await (await runtime.open(session_id)).ask("again") == "ok"
+        await (await runtime.open(ids[1])).ask("x" * 100_000)
+        assert ids[1] not in runtime.coordinator._entries  # pyright: ignore
+        assert len((await (await runtime.open(ids[1])).state()).entries) == 6

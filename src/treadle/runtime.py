@@ -45,6 +45,8 @@ AfterAnswer = Callable[[Session, State, Setup], Awaitable[None]]
 _logger = logging.getLogger("treadle")
 
 MAX_RECENT_SESSIONS = 64
+MAX_RECENT_BYTES = 32 * 1024 * 1024
+"""How many bytes of conversations are kept between requests. A model's adapter may keep as much again."""
 MAX_PARALLEL_HELPERS = 5
 MAX_NAME_LENGTH = 60
 _NAMING_INSTRUCTIONS = (
@@ -60,6 +62,13 @@ class SessionUse(msgspec.Struct):
     users: int = 0
     gate: Gate | None = None
     grants: list[Grant] = []
+
+
+class RecentSession(msgspec.Struct):
+    """A session that is kept in memory: how many entries of its conversation were measured, and their bytes."""
+
+    entries: int = 0
+    size: int = 0
 
 
 class SessionHelpers:
@@ -110,7 +119,8 @@ class Runtime:
         self._store, self._recover, self._lease, self._grace = store, recover, lease, grace
         self._open: dict[str, SessionUse] = {}
         self._models: dict[str, Model] = {}
-        self._recent: OrderedDict[str, None] = OrderedDict()
+        self._recent: OrderedDict[str, RecentSession] = OrderedDict()
+        self._recent_bytes = 0
         self._coordinator: Coordinator | None = None
         self.gate: Gate | None = None
         """The gate of sessions that have none, and whose agent has none."""
@@ -128,6 +138,7 @@ class Runtime:
             self.log, self._build_setup, make_owner_name(), agents=tuple(self.agents), ttl=self._lease, clock=clock
         )
         self._coordinator.on_rest = self._handle_rest
+        self._coordinator.on_kept = self._measure_recent
         if self._recover:
             await self._coordinator.recover()
             await self._reopen_questions()
@@ -216,12 +227,25 @@ class Runtime:
         session = Session(self.coordinator, self._get_agent((await self.log.get_info(session_id)).agent), session_id)
         if session_id not in self._recent:
             self.coordinator.keep_state(session_id)
-        self._recent[session_id] = None
+            self._recent[session_id] = RecentSession()
         self._recent.move_to_end(session_id)
-        if len(self._recent) > MAX_RECENT_SESSIONS:
-            oldest, _ = self._recent.popitem(last=False)
-            self.coordinator.forget_state(oldest)
+        self._drop_recent()
         return session
+
+    def _measure_recent(self, session_id: str, state: State) -> None:
+        """Note how large a session has become that is kept in memory."""
+        if (recent := self._recent.get(session_id)) is not None and recent.entries != len(state.entries):
+            size = sum(len(msgspec.json.encode(entry)) for entry in state.entries[recent.entries :])
+            recent.size, recent.entries = recent.size + size, len(state.entries)
+            self._recent_bytes += size
+            self._drop_recent()
+
+    def _drop_recent(self) -> None:
+        """Drop the sessions that were not used for the longest time, until few and small ones are left."""
+        while len(self._recent) > MAX_RECENT_SESSIONS or self._recent_bytes > MAX_RECENT_BYTES:
+            oldest, recent = self._recent.popitem(last=False)
+            self._recent_bytes -= recent.size
+            self.coordinator.forget_state(oldest)
 
     async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
         """List the sessions of this store, the last changed first."""

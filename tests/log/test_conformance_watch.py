@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.log.conftest import claim
 from treadle.events import Custom, Delta, Event, TextDelta
+from treadle.log import hub
 from treadle.log.base import Claim, Log, Watch
 from treadle.log.hub import BATCH, RING
 from treadle.log.in_memory import InMemoryLog
@@ -245,6 +246,17 @@ async def test_a_watch_outlives_the_run_and_sees_posts_while_nobody_runs_the_ses
     assert await take(watch, 1) == [4]
 
 
+async def test_a_watcher_that_does_not_read_holds_few_bytes_and_misses_nothing(log: Log, mine: Claim, make) -> None:
+    watch, every = log.watch("s", after=1), log.watch_all(0)
+    text = "x" * (hub.RING_BYTES // 2)
+    for _ in range(10):
+        await log.post("s", make.notes(text))
+    channel = log._hub.channels["s"]  # pyright: ignore
+    assert sum(map(hub.measure_event, channel.items)) == channel.size <= hub.RING_BYTES
+    assert await take(watch, 10) == list(range(2, 12))
+    assert [(await anext(every)).fact.seq for _ in range(11)] == list(range(1, 12))
+
+
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 5)),
@@ -264,7 +276,7 @@ class SlowReads(InMemoryLog):
 
     def __init__(self, ring: int) -> None:
         super().__init__()
-        self._hub = type(self._hub)(self.slow_read, ring)
+        self._hub = type(self._hub)(self.slow_read, self._read_store, ring)
 
     async def slow_read(self, session_id: str, after: int, limit: int) -> "list":
         facts = await self.read(session_id, after, min(limit, 4))
@@ -273,8 +285,11 @@ class SlowReads(InMemoryLog):
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=actions, ring=st.integers(1, 6))
-async def test_whatever_happens_every_watcher_gets_each_fact_once_and_in_order(steps, ring: int, make) -> None:
+@given(steps=actions, ring=st.integers(1, 6), ring_bytes=st.sampled_from([100, 400, 10**6]))
+async def test_whatever_happens_every_watcher_gets_each_fact_once_and_in_order(
+    steps, ring: int, ring_bytes: int, make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "RING_BYTES", ring_bytes)
     log = SlowReads(ring)
     await log.create("s", [make.created("s")])
     mine = await claim(log, ttl=1e9)

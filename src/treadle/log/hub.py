@@ -13,11 +13,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from treadle.events import AnyDelta, AnyFact, Delta, Event, ReasoningDelta, TextDelta
+from treadle.events import (
+    AnyDelta,
+    AnyFact,
+    CancelRequested,
+    Delta,
+    Event,
+    ReasoningDelta,
+    RunRequested,
+    RunStarted,
+    SignalDetected,
+    TextDelta,
+    TurnStarted,
+    serialize_event,
+)
 from treadle.log.base import Log, StoredFact, StoreWatch, Watch
 
 RING = 1024
+RING_BYTES = 2 * 1024 * 1024
+"""How many bytes the facts in one ring may have. A watcher reads facts that were dropped from the log."""
 BATCH = 512
+_SHORT_EVENTS = (Delta, TurnStarted, RunStarted, RunRequested, CancelRequested, SignalDetected)
 
 TextFragment = TextDelta | ReasoningDelta
 ReadFacts = Callable[[str, int, int], Awaitable[list[AnyFact]]]
@@ -40,6 +56,11 @@ def join_deltas(joined: Sequence[TextFragment], more: Sequence[Event]) -> list[T
     return [*result, replace(last, text="".join(pieces))] if last is not None else result
 
 
+def measure_event(event: Event) -> int:
+    """The bytes of a fact; 0 for deltas and for facts that are always short."""
+    return 0 if isinstance(event, _SHORT_EVENTS) else len(serialize_event(event))
+
+
 class Channel(Struct):
     """The recent events of one session that is claimed or watched in this process.
 
@@ -52,6 +73,7 @@ class Channel(Struct):
     floor: int
     capacity: int
     items: list[Event] = []
+    size: int = 0
     start: int = 0
     live_start: int = 0
     trimmed_text: list[TextFragment] = []
@@ -71,15 +93,17 @@ class Channel(Struct):
         self.head = facts[-1].seq
         if self.watchers:
             self.items.extend(facts)
+            self.size += sum(map(measure_event, facts))
         else:
             self.floor = self.head
             if from_owner:
                 self.start += len(self.items)
                 self.items.clear()
+                self.size = 0
         if from_owner:
             self.live_start = self.start + len(self.items)
             self.trimmed_text = []
-        if len(self.items) >= self.capacity:
+        if len(self.items) >= self.capacity or self.size > RING_BYTES:
             self.trim()
         self.wake_waiters()
 
@@ -90,8 +114,12 @@ class Channel(Struct):
             self.wake_waiters()
 
     def trim(self) -> None:
-        """Drop the oldest events down to half of the capacity, so that trimming is rare."""
-        cut = len(self.items) - self.capacity // 2
+        """Drop the oldest events down to half of what the ring may hold, so that trimming is rare."""
+        cut = max(len(self.items) - self.capacity // 2, 0)
+        self.size -= sum(map(measure_event, self.items[:cut]))
+        while self.size > RING_BYTES // 2:
+            self.size -= measure_event(self.items[cut])
+            cut += 1
         self.trimmed_text = join_deltas(self.trimmed_text, self.items[max(self.live_start - self.start, 0) : cut])
         for item in reversed(self.items[:cut]):
             if not isinstance(item, Delta):

@@ -23,6 +23,8 @@ from treadle.events import AnyFact, decode_fact, serialize_event, stamp_fact
 from treadle.log.base import Claim, SessionInfo, Status, StoredFact
 from treadle.log.owner import is_gone
 
+BATCH_BYTES = 1024 * 1024
+"""About how many bytes of facts a watcher reads at once."""
 _CURSOR = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,2})?)_(\d{1,18})", re.ASCII)
 
 
@@ -245,14 +247,24 @@ def _build_append(count: int) -> str:
         AND EXISTS (SELECT 1 FROM facts WHERE place = ?)"""
 
 
-def read_facts(db: sqlite3.Connection, num: int, after: int = 0, limit: int | None = None) -> list[AnyFact]:
-    """Read a session's facts after a position."""
+def read_facts(
+    db: sqlite3.Connection, num: int, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+) -> list[AnyFact]:
+    """Read a session's facts after a position: all, or until they have about `most_bytes`."""
     base, after = num << 32, max(after, 0)  # a negative position would reach into the session before
     rows = db.execute(
         "SELECT body FROM facts WHERE place > ? AND place <= ? ORDER BY place LIMIT ?",
         (base + after, base + SEQ_MASK, -1 if limit is None else limit),
     )
-    return [read_body(body, seq) for seq, (body,) in enumerate(rows, after + 1)]
+    if most_bytes is None:
+        return [read_body(body, seq) for seq, (body,) in enumerate(rows, after + 1)]
+    facts: list[AnyFact] = []
+    for (body,) in rows:
+        facts.append(read_body(body, after + len(facts) + 1))
+        most_bytes -= len(body)
+        if most_bytes <= 0:
+            break
+    return facts
 
 
 def read_body(body: bytes, seq: int) -> AnyFact:
@@ -271,12 +283,16 @@ def read_body(body: bytes, seq: int) -> AnyFact:
 def read_store(db: sqlite3.Connection, after: int, count: int) -> tuple[list[StoredFact], int]:
     """Read the facts of all sessions at up to `count` positions after a cursor, and return the last position too.
 
+    They are fewer when they are large.
     A deleted session leaves positions without a fact. The facts before one that cannot be read are returned first: the
     read that begins with it raises the error.
     """
-    facts, reached = list[StoredFact](), after
-    for position, place, session_id, body in db.execute(_STORE, (after, count)).fetchall():
+    facts, reached, size = list[StoredFact](), after, 0
+    for position, place, session_id, body in db.execute(_STORE, (after, count)):
+        if size >= BATCH_BYTES:
+            break
         if body is not None:
+            size += len(body)
             try:
                 fact = read_body(body, place & SEQ_MASK)
             except StoreError:

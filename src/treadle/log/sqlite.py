@@ -71,7 +71,8 @@ class SqliteLog(HubLog):
         self._side = SideConnection(self._file)
         self._words = TextIndex(self._side)
         self.memories = SqliteMemories(self._file, clock)
-        self._hub = Hub(self.read, self._read_store, on_wait=self._schedule_poll)
+        read_batch = partial(self.read, most_bytes=records.BATCH_BYTES)
+        self._hub = Hub(read_batch, self._read_store, on_wait=self._schedule_poll)
         self._numbers: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_loop: asyncio.AbstractEventLoop | None = None
@@ -242,14 +243,16 @@ class SqliteLog(HubLog):
             return records.build_not_found(claim.session_id)
         return records.build_claim_lost(claim)
 
-    async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
+    async def read(
+        self, session_id: str, after: int = 0, limit: int | None = None, most_bytes: int | None = None
+    ) -> list[AnyFact]:
         with self._file.connection as db:
-            facts = records.read_facts(db, self._get_number(session_id), after, limit)
+            facts = records.read_facts(db, self._get_number(session_id), after, limit, most_bytes)
             if not facts and limit != 0:
                 # Another process may have deleted the session of this number, and even created it again.
                 known = self._numbers.pop(session_id)
                 if self._get_number(session_id) != known:
-                    return records.read_facts(db, self._get_number(session_id), after, limit)
+                    return records.read_facts(db, self._get_number(session_id), after, limit, most_bytes)
             return facts
 
     def watch(self, session_id: str, after: int = 0) -> Watch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import ipaddress
 import logging
 import os
@@ -37,6 +38,8 @@ from treadle.server.tokens import load_tokens
 GRACE_SECONDS = 10.0
 MAX_FRAME_BYTES = 1024 * 1024
 BACKLOG = 128
+LARGE_BLOCK = 256 * 1024
+_M_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def return_freed_memory() -> None:
+    """Let the C library return every large block to the system when it is freed.
+
+    glibc raises its threshold for such blocks to the largest one that was freed. After a message of some megabytes it
+    would keep the memory of all later ones.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, LARGE_BLOCK)
+
+
 async def serve_app(
     app: ServerApp, host: str = "127.0.0.1", port: int = 8420, on_started: Callable[[str], None] | None = None
 ) -> None:
@@ -183,6 +197,7 @@ async def serve_app(
         lambda record: "without completing handshake" not in record.getMessage()
     )
     throttle_logs()
+    return_freed_memory()
     closing = asyncio.create_task(table.close_late_connections())
     try:
         with listening:

@@ -29,7 +29,8 @@ SSE_HEADERS = [
 ]
 SHUTDOWN_COMMENT = b": the server is shutting down; connect again with Last-Event-ID\nretry: 2000\n\n"
 PING = b": ping\n\n"
-_KEPT = 2048
+MAX_EVENTS, MAX_BYTES = 2048, 2 * 1024 * 1024
+"""How much the encoder keeps for other watchers."""
 
 
 def describe_content(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
@@ -45,6 +46,7 @@ class SharedEncoder:
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Event, bytes]] = {}
+        self._size = 0
 
     def __call__(self, event: Event) -> bytes:
         kept = self._kept.get(id(event))
@@ -53,9 +55,12 @@ class SharedEncoder:
         data = b"data: %b\n\n" % serialize_event(event)
         if not isinstance(event, Delta):
             data = b"id: %d\n%b" % (event.seq, data)
-        if len(self._kept) >= _KEPT:
+        self._size += len(data)
+        if len(self._kept) >= MAX_EVENTS or self._size > MAX_BYTES:
             self._kept.clear()
-        self._kept[id(event)] = (event, data)
+            self._size = len(data)
+        if self._size <= MAX_BYTES:
+            self._kept[id(event)] = (event, data)
         return data
 
 

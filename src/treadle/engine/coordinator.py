@@ -157,9 +157,8 @@ class Coordinator:
         self._is_scanning = False
         self._entries: dict[str, SessionEntry] = {}
         self._keeper: asyncio.Task[None] | None = None
-        self.on_rest: Callable[[State, Setup], None] | None = None
-        self.on_kept: Callable[[str, State], None] | None = None
-        """Called with the id and state of a session that is kept in memory, to bound how much is kept."""
+        self.on_rest: Callable[[State, Setup], None] = lambda state, setup: None
+        self.on_kept: Callable[[str, State], None] = lambda session_id, state: None  # for what stays in memory
         self._earlier_listener, log.listener = log.listener, self._handle_post
 
     # ── the entries of sessions ─────────────────────────────────────────────────────────────────────
@@ -197,8 +196,7 @@ class Coordinator:
         for fact in await self.log.read(session_id, after=state.seq):
             if fact.seq > state.seq:  # another caller may have applied it while this one was reading
                 apply(state, fact)
-        if self.on_kept is not None:
-            self.on_kept(session_id, state)
+        self.on_kept(session_id, state)
         return state
 
     def is_running(self, session_id: str) -> bool:
@@ -397,12 +395,10 @@ class Coordinator:
                     break
                 await loop.catch_up()
             seq = loop.state.seq
-            if self.on_rest is not None:
-                self.on_rest(loop.state, loop.setup)
+            self.on_rest(loop.state, loop.setup)
             if entry.users:
                 entry.state, entry.projection, entry.wake_at = loop.state, loop.projection, rest.wake_at
-                if self.on_kept is not None:
-                    self.on_kept(entry.id, entry.state)
+                self.on_kept(entry.id, entry.state)
         except ClaimLost:
             _logger.warning("session %s was taken over by another process", entry.id)
         except asyncio.CancelledError:

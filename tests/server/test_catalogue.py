@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kit.server import Client, listen, serve_agents, serve_script
+from tests.kit.server import OWNER, Client, listen, serve_agents, serve_script
 from tests.kit.sessions import Tables, build_agent
 from treadle import Agent, Runtime
 from treadle.app.workspace_knowledge import WorkspaceKnowledge
 from treadle.models.catalog import resolve_model
 from treadle.server.app import create_app
+from treadle.server.config import ServerConfig
 from treadle.testing import ScriptedModel, call
 
 
@@ -194,7 +195,7 @@ async def test_the_application_can_be_mounted_in_another_one(tmp_path: Path) -> 
     agent, _ = build_agent("hello")
     async with Runtime(tmp_path / "store.db", [agent]) as runtime:
         outer = FastAPI()
-        inner = create_app(runtime)
+        inner = create_app(runtime, ServerConfig(tokens=(OWNER,)))
         outer.mount("/agents", inner)
         outer.state.service = inner.state.service
         async with listen(outer) as base, Client(f"{base}/") as client:  # type: ignore[arg-type]
@@ -202,3 +203,5 @@ async def test_the_application_can_be_mounted_in_another_one(tmp_path: Path) -> 
             path = f"agents/v1/sessions/{made['id']}/messages"
             assert (await client.json("POST", path, {"content": "hi"}))["reply"] == "hello"
             assert await client.json("GET", "agents/health") == {"status": "ok"}
+            async with Client(f"{base}/", "") as stranger:
+                await stranger.json("GET", "agents/v1/sessions", status=401)

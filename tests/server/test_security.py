@@ -375,7 +375,7 @@ async def test_no_log_line_has_an_id_a_query_a_token_or_a_body(caplog: pytest.Lo
 async def test_an_address_that_others_can_reach_needs_a_token(tmp_path: Path) -> None:
     agent, _ = build_agent()
     with pytest.raises(BadInput, match="token"):
-        await serve_app(create_app(Runtime(":memory:", [agent])), "0.0.0.0", 0)
+        await serve_app(create_app(Runtime(":memory:", [agent]), ServerConfig(open_to_everyone=True)), "0.0.0.0", 0)
     assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
     assert not is_loopback("0.0.0.0") and not is_loopback("192.0.2.1") and not is_loopback("example.org")
 
@@ -410,7 +410,23 @@ async def test_serving_as_root_is_refused_unless_it_is_allowed(monkeypatch: pyte
         await serve(Settings(), ServeOptions())
 
 
-async def test_without_tokens_everybody_on_this_machine_may_come_in() -> None:
-    async with serve_script(tokens=()) as client, Client(client.base, "") as anyone:
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (None, r"no token.*open_to_everyone=True"),
+        (ServerConfig(), "no token"),
+        (ServerConfig(tokens=[Token("owner", "")]), "guessed"),
+        (ServerConfig(tokens=[Token("owner", "short")]), "guessed"),
+        (ServerConfig(tokens=[OWNER, OWNER]), "same name"),
+        (ServerConfig(tokens=[OWNER], open_to_everyone=True), "choose one"),
+    ],
+)
+def test_an_application_is_not_made_open_by_accident(config: ServerConfig | None, problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
+        create_app(Runtime(":memory:", [build_agent()[0]]), config)
+
+
+async def test_a_server_that_is_open_to_everyone_lets_everybody_on_this_machine_in() -> None:
+    async with serve_script(tokens=(), open_to_everyone=True) as client, Client(client.base, "") as anyone:
         assert await fetch_status(anyone) == 200
         assert await fetch_status(anyone, headers={"host": "evil.example"}) == 403

@@ -1,4 +1,4 @@
-"""The application: `create_app(runtime)` is a FastAPI app to serve by itself or to mount in another one."""
+"""The application: `create_app(runtime, config)` is a FastAPI app to serve by itself or to mount in another one."""
 
 from __future__ import annotations
 
@@ -62,8 +62,13 @@ class ServerApp(FastAPI):
 
 
 def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerApp:
-    """Build the server for a runtime. It opens and closes the runtime, unless it is mounted in another application."""
-    service = Service(runtime, config or ServerConfig())
+    """Build the server for a runtime. It opens and closes the runtime, unless it is mounted in another application.
+
+    Raises `BadInput` without tokens, unless the configuration says `open_to_everyone`.
+    """
+    config = config or ServerConfig()
+    config.check_access()
+    service = Service(runtime, config)
 
     app = ServerApp(
         service,

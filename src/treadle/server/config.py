@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treadle.server.tokens import Token
+from treadle.errors import BadInput
+from treadle.server.tokens import Token, check_tokens
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The operator's configuration. Without `tokens`, everybody who can connect may do everything: loopback only.
+    """The operator's configuration. Every request needs one of the `tokens`.
+
+    With `open_to_everyone` and no tokens, everybody who can connect may do everything, also run commands as you.
+    `serve_app` then listens on this machine only. Where you mount the application, you decide who can connect.
 
     `hosts` are further host names of this server, with a port if it differs from the server's own. `origins` are other
     origins whose pages may use it. Every session's workspace is in one of the `roots`. Requests may choose the `models`
@@ -25,6 +29,7 @@ class ServerConfig:
     """
 
     tokens: Sequence[Token] = ()
+    open_to_everyone: bool = False
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()
     roots: Sequence[Path] = ()
@@ -46,3 +51,14 @@ class ServerConfig:
     max_anonymous: int = 2048
     max_anonymous_per_address: int = 1024
     skill_autogen: bool = False
+
+    def check_access(self) -> None:
+        """Raise `BadInput` when nobody decided who may use the server, or when a token can be guessed."""
+        check_tokens(self.tokens, "ServerConfig")
+        if self.tokens and self.open_to_everyone:
+            raise BadInput("the server has tokens and is open to everyone; choose one of them")
+        if not self.tokens and not self.open_to_everyone:
+            raise BadInput(
+                "the server has no token, so everybody who can connect could use it; nothing was served. Pass "
+                "ServerConfig(tokens=[Token(NAME, SECRET)]), or say ServerConfig(open_to_everyone=True)"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ from treadle.errors import BadInput
 from treadle.events import Grant
 
 Right = Literal["view", "send", "approve"]
+MIN_TOKEN_LENGTH = 16
 RIGHTS: frozenset[Right] = frozenset(("view", "send", "approve"))
 
 
@@ -49,8 +51,18 @@ def load_tokens(file: Path) -> tuple[Token, ...]:
         tokens = msgspec.json.decode(file.read_bytes(), type=tuple[Token, ...])
     except msgspec.MsgspecError as error:
         raise BadInput(f"{file} is not a list of tokens: {error}; move it away to get a new one") from None
-    if not tokens or any(len(token.value) < 16 for token in tokens):
-        raise BadInput(f"{file} must hold tokens of at least 16 characters; move it away to get a new one")
-    if len({token.name for token in tokens}) < len(tokens):
-        raise BadInput(f"{file} has two tokens with the same name; give each its own")
+    if not tokens:
+        raise BadInput(f"{file} has no token; move it away to get a new one")
+    check_tokens(tokens, str(file))
     return tokens
+
+
+def check_tokens(tokens: Sequence[Token], source: str) -> None:
+    """Raise `BadInput` for tokens that can be guessed, such as an empty one, or confused with each other."""
+    if any(len(token.value) < MIN_TOKEN_LENGTH for token in tokens):
+        raise BadInput(
+            f"{source}: a token has fewer than {MIN_TOKEN_LENGTH} characters and could be guessed; "
+            "secrets.token_urlsafe(32) makes a good one"
+        )
+    if len({token.name for token in tokens}) < len(tokens):
+        raise BadInput(f"{source}: two tokens have the same name; give each its own")

@@ -71,18 +71,25 @@ def kill(child: ForkServerProcess) -> None:
     child.join()
 
 
-def freeze(child: ForkServerProcess, store: Path) -> None:
-    """Freeze the child at once, but not during a write: SQLite has one writer for the whole file."""
+def freeze(child: ForkServerProcess, store: Path, *, writing: bool = False) -> None:
+    """Freeze the child at once, but not during a write: SQLite has one writer for the whole file.
+
+    With `writing` it is frozen in the middle of one, and nobody else can write until it continues.
+    """
     with closing(sqlite3.connect(store, timeout=0, isolation_level=None)) as db:
         while True:
             _signal(child, signal.SIGSTOP)
             wait_until(lambda: _is_stopped(child))
+            is_writing = False
             try:
                 db.execute("BEGIN IMMEDIATE")
                 db.execute("ROLLBACK")
-                return
             except sqlite3.OperationalError:
-                thaw(child)
+                is_writing = True
+            if is_writing == writing or not child.is_alive():
+                return
+            thaw(child)
+            time.sleep(0.0005 if writing else 0)
 
 
 def thaw(child: ForkServerProcess) -> None:

@@ -42,6 +42,25 @@ async def test_a_frozen_worker_is_replaced_and_does_nothing_twice(tmp_path: Path
     assert counts.epochs > 6, "no session was taken over during its work"
 
 
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_worker_frozen_in_a_write_delays_the_others_and_nothing_is_lost(tmp_path: Path, seed: int) -> None:
+    notes, instants = Notes(tmp_path), random.Random(seed)
+    start_fork_server()
+    with run_child(work, notes, Job(most=4, at_once=4, lease=LEASE, pace=20)) as frozen:
+        wait_until(lambda: notes.read("lines"))
+        with run_child(work, notes, Job(most=8, at_once=8, lease=LEASE, pace=2)) as other:
+            while frozen.is_alive() and other.is_alive():
+                other.join(instants.uniform(0, 0.2))
+                freeze(frozen, notes.store, writing=True)
+                other.join(instants.choice((0.05, LEASE * 1.5)))  # the lease passes, and nobody can renew it
+                thaw(frozen)
+            for worker in (frozen, other):
+                thaw(frozen)
+                worker.join(60)
+                assert worker.exitcode == 0, notes.read("trouble")
+    assert (await check_store(notes)).sessions == 8
+
+
 def build_command_agent(notes: Notes, *script: object) -> Agent:
     """Build an agent whose command changes a file, waits, and then tries everything that a call can write."""
     kept = ContentStore(notes.folder / "kept")

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,14 +15,16 @@ TREADLE = Path(sys.executable).with_name("treadle")
 
 
 @asynccontextmanager
-async def start_server(home: Path, provider: Strict | None, *options: str) -> AsyncIterator[tuple[str, str]]:
+async def start_server(
+    home: Path, provider: Strict | None, *options: str, program: Sequence[str] = (str(TREADLE),)
+) -> AsyncIterator[tuple[str, str]]:
     """Serve with the provider's model, named `script`, or with none. Returns the address and a token.
 
     `home` is a folder. The workspace is its subfolder `work`, and the server's messages are in `server.log`.
     """
     work, tokens, log = home / "work", home / "tokens.json", home / "server.log"
     work.mkdir(parents=True, exist_ok=True)
-    command = [str(TREADLE), "serve", "--port", "0", "--allow-root", "--store", str(home / "store.db")]
+    command = [*program, "serve", "--port", "0", "--allow-root", "--store", str(home / "store.db")]
     command += ["--workspace", str(work), "--root", str(work), "--token-file", str(tokens), *options]
     if provider is not None:
         command += ["--model", "script", "--base-url", provider.base_url, "--api-key-env", "PROVIDER_KEY"]

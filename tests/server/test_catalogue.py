@@ -152,7 +152,8 @@ async def test_an_alias_maps_foreign_model_names_and_an_unknown_name_says_how() 
 async def test_health_is_always_there_and_readiness_says_what_is_missing() -> None:
     async with serve_script() as client:
         assert await client.json("GET", "/health") == {"status": "ok"}
-        assert await client.json("GET", "/ready") == {"ready": True, "problems": {}}
+        checks = {"store": "ok", "disk": "ok", "model scripted": "ok"}
+        assert await client.json("GET", "/ready") == {"ready": True, "problems": {}, "checks": checks}
     lost = Agent(resolve_model("m", base_url="http://127.0.0.1:9/v1"), name="lost")
     async with serve_agents(lost) as client:
         problems = (await client.json("GET", "/ready", status=503))["problems"]

@@ -297,5 +297,12 @@ class Log(ABC):
         """Delete a session and everything in it. Raises `Conflict` while a live owner runs it."""
 
     @abstractmethod
+    async def check_writable(self, seconds: float) -> None:
+        """Raise `StoreError` when the store would not take a fact now. Waits so long for other processes.
+
+        Nothing is changed. Too little room for many facts is a `StoreFull`, before one is refused.
+        """
+
+    @abstractmethod
     async def close(self) -> None:
         """Close the store. All watches end."""

@@ -259,6 +259,9 @@ class InMemoryLog(HubLog):
         del self._sessions[session_id]
         self._hub.end_session(session_id)
 
+    async def check_writable(self, seconds: float) -> None:
+        self._check_open()
+
     async def close(self) -> None:
         self._is_closed = True
         self._hub.close()

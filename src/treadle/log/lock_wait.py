@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
 from types import CoroutineType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from treadle.errors import StoreBusy
 
@@ -24,26 +24,18 @@ _WRITE_LOCK_BYTE = 120  # of the -shm file; fixed in the format of SQLite's writ
 _logger = logging.getLogger("treadle")
 
 
-class LockedFile(Protocol):
-    """Something whose methods write to one SQLite file."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def busy_timeout(self) -> float: ...
-
-
 Result = TypeVar("Result")
 
 
-async def retry(file: LockedFile, attempt: Callable[[], CoroutineType[Any, Any, Result]], forever: bool) -> Result:
-    """Repeat a write that found the lock held, until `busy_timeout` has passed. It then raises `StoreBusy`.
+async def retry(
+    attempt: Callable[[], CoroutineType[Any, Any, Result]], path: Path, seconds: float, *, forever: bool = False
+) -> Result:
+    """Repeat a write that found the lock held. After that many seconds it raises `StoreBusy`.
 
     With `forever` it waits on, and a cancelled task still waits that long: the owner of a session must not lose what it
     did, and nobody can take the session over without the lock.
     """
-    deadline, cancelled = time.monotonic() + file.busy_timeout, None
+    deadline, cancelled = time.monotonic() + seconds, None
     for delay in chain(DELAYS, repeat(DELAYS[-1])):
         try:
             await asyncio.sleep(delay)
@@ -51,7 +43,7 @@ async def retry(file: LockedFile, attempt: Callable[[], CoroutineType[Any, Any, 
             if not forever:
                 raise
             if cancelled is None:
-                cancelled, deadline = error, time.monotonic() + file.busy_timeout
+                cancelled, deadline = error, time.monotonic() + seconds
         try:
             result = await attempt()
         except StoreBusy as busy:
@@ -59,11 +51,11 @@ async def retry(file: LockedFile, attempt: Callable[[], CoroutineType[Any, Any, 
                 continue
             if cancelled is not None:
                 raise cancelled from busy
-            explained = describe_busy(file.path, file.busy_timeout)
+            explained = describe_busy(path, seconds)
             if not forever:
                 raise explained from busy
             _logger.warning("a run waits to record what it did: %s", explained)
-            deadline = time.monotonic() + file.busy_timeout * 6
+            deadline = time.monotonic() + seconds * 6
         except Exception as error:
             if cancelled is not None:
                 raise cancelled from error

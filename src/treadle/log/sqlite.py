@@ -31,6 +31,7 @@ from treadle.log.base import (
     Watch,
 )
 from treadle.log.hub import Channel, Hub, HubLog, HubStoreWatch
+from treadle.log.lock_wait import retry
 from treadle.log.owner import is_gone
 from treadle.log.session_list import fetch_page
 from treadle.log.sqlite_file import Durability, SideConnection, SqliteFile, retry_while_busy
@@ -322,6 +323,10 @@ class SqliteLog(HubLog):
             db.execute("DELETE FROM sessions WHERE num = ?", (num,))
         self._numbers.pop(session_id, None)
         self._hub.end_session(session_id)
+
+    async def check_writable(self, seconds: float) -> None:
+        self._file.check_not_moved()
+        await retry(self._file.check_writable, self.path, seconds)
 
     def check_integrity(self) -> None:
         """Check the whole file for damage. The time grows with its size."""

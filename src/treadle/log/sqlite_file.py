@@ -12,20 +12,32 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from threading import Event
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
-from treadle.log.lock_wait import LockedFile, describe_busy, retry
-from treadle.log.schema import MIGRATIONS, Migration, migrate_tables, read_version
+from treadle.log.lock_wait import describe_busy, retry
+from treadle.log.schema import APPLICATION_ID, MIGRATIONS, Migration, migrate_tables, read_version
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 Durability = Literal["process", "power"]
+
+
+class LockedFile(Protocol):
+    """Something whose methods write to one SQLite file."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def busy_timeout(self) -> float: ...
+
+
 T = TypeVar("T")
 File = TypeVar("File", bound=LockedFile)
 Parameters = ParamSpec("Parameters")
@@ -34,6 +46,8 @@ Method = Callable[Concatenate[File, Parameters], "CoroutineType[Any, Any, T]"]
 
 SIDE_TIMEOUT = 0.2
 """For how many seconds a side connection waits to write. What it writes can wait."""
+MIN_FREE_BYTES = 32 * 1024 * 1024
+"""With less room on the disk, the store is said to be full soon."""
 QUICK_CHECK_BELOW = 32 * 1024 * 1024
 NETWORK_FILESYSTEMS = (
     "afs beegfs ceph cifs coda davfs fuse.ceph fuse.davfs2 fuse.gcsfuse fuse.glusterfs fuse.rclone fuse.s3fs "
@@ -55,7 +69,8 @@ def retry_while_busy(*, forever: bool = False) -> Callable[[Method[File, Paramet
                 return await method(file, *args, **kwargs)
             except StoreBusy:
                 is_owner = forever or kwargs.get("claim") is not None
-                return await retry(file, lambda: method(file, *args, **kwargs), is_owner)
+                attempt = partial(method, file, *args, **kwargs)
+                return await retry(attempt, file.path, file.busy_timeout, forever=is_owner)
 
         return write
 
@@ -117,6 +132,21 @@ class SqliteFile:
             raise StoreError(
                 f"{self.path} was moved, replaced or deleted while it was open, so nothing more can be "
                 "recorded in it. Put the file back and restart"
+            )
+
+    async def check_writable(self) -> None:
+        """Write something and take it back. Refuse when there is little room left."""
+        with self.connection as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            finally:
+                db.execute("ROLLBACK")
+        disk = os.statvfs(self.path.parent)
+        if (free := disk.f_bavail * disk.f_frsize) < MIN_FREE_BYTES:  # what is taken back never reaches the disk
+            raise StoreFull(
+                f"only {free / 2**20:.1f} MiB are left on the disk of {self.path}. Everything recorded before is safe: "
+                "make room before facts are refused"
             )
 
     def check_integrity(self) -> None:

@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse,
 from pydantic import BaseModel
 
 from treadle.server.guard import COOKIE_NAME, COOKIE_SECONDS, TICKET_SECONDS, Refusal
+from treadle.server.readiness import OK
 from treadle.server.service import CurrentService, Viewer
 
 router = APIRouter(tags=["server"])
@@ -31,8 +32,11 @@ class HealthView(BaseModel):
 
 
 class ReadinessView(BaseModel):
+    """Each of `checks` is `ok` or says what is wrong. `problems` are those that are wrong."""
+
     ready: bool
     problems: dict[str, str]
+    checks: dict[str, str]
 
 
 class TicketView(BaseModel):
@@ -56,13 +60,14 @@ async def check_token(token: Viewer) -> HealthView:
 
 @router.get("/ready", responses={503: {"model": ReadinessView}})
 async def check_readiness(service: CurrentService, token: Viewer, response: Response) -> ReadinessView:
-    """The store can be written and the models can be reached."""
-    problems = await service.find_problems()
+    """The store takes facts, its disk has room, and the models can be reached. Otherwise 503 with the reasons."""
+    checks = await service.readiness.check()
     if service.is_draining:
-        problems = {**problems, "server": "is shutting down"}
+        checks["server"] = "is shutting down"
+    problems = {name: found for name, found in checks.items() if found != OK}
     if problems:
         response.status_code = 503
-    return ReadinessView(ready=not problems, problems=problems)
+    return ReadinessView(ready=not problems, problems=problems, checks=checks)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from fnmatch import fnmatchcase
@@ -11,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
-from urllib.parse import urlsplit
 
 from fastapi import Depends
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -29,7 +27,8 @@ from treadle.server.config import ServerConfig
 from treadle.server.guard import Refusal, Tokens, build_shutdown_refusal
 from treadle.server.model_loader import ModelLoader
 from treadle.server.observer import LogObserver
-from treadle.server.problems import NO_MODEL, build_field_error, build_no_model_error
+from treadle.server.problems import build_field_error, build_no_model_error
+from treadle.server.readiness import Readiness
 from treadle.server.registry import Registry
 from treadle.server.response_runs import ResponseRuns
 from treadle.server.streams import OpenStreams
@@ -40,8 +39,6 @@ MAX_NAMES = 20
 """How many models an error message lists."""
 COUNTS_AT_ONCE = 4
 """How many requests at once ask a provider to count tokens. Clients count many requests at the same time."""
-READY_SECONDS = 5.0
-PROBE_SECONDS = 2.0
 
 
 class LenientBody(BaseModel):
@@ -111,7 +108,7 @@ class Service:
         self.loader = ModelLoader(runtime, config.model_roots)
         self._waiting: set[Run] = set()
         self._attached = False
-        self._ready: tuple[float, dict[str, str]] = (0.0, {})
+        self.readiness = Readiness(runtime, self.loader, self.list_model_names)
 
     def prepare(self) -> None:
         """Let questions wait in the log for an answer over HTTP, unless the runtime has its own gate."""
@@ -328,40 +325,6 @@ class Service:
         return {name: tool.assess_safety({}) for name, tool in agent.toolbox.items()}
 
     # ── readiness and metrics ────────────────────────────────────────────────────────────────────────────
-
-    async def find_problems(self) -> dict[str, str]:
-        """Find what is not ready, and why. The result is kept for a few seconds."""
-        at, found = self._ready
-        if time.monotonic() - at >= READY_SECONDS:
-            found = await self._probe()
-            self._ready = (time.monotonic(), found)
-        found = {**found, **{f"model {name}": "is not loaded" for name in self.loader.blocked}}
-        for model in (agent.resolve_model() for agent in self.runtime.agents.values()):
-            if isinstance(model, AbsentModel):
-                found["model"] = f"{NO_MODEL} {model.reason}"
-        return found
-
-    async def _probe(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        try:
-            await self.runtime.log.claim("probe", 1.0, agents=())
-        except TreadleError as error:
-            found["store"] = str(error)
-        for name in self.list_model_names():
-            try:
-                endpoint = getattr(self.runtime.model(name), "endpoint", None)
-                if endpoint is not None:  # connect, but send the model no request
-                    parts = urlsplit(str(endpoint.base_url))
-                    async with asyncio.timeout(PROBE_SECONDS):
-                        port = parts.port or (443 if parts.scheme == "https" else 80)
-                        _, writer = await asyncio.open_connection(parts.hostname, port)
-                        writer.close()
-                        await writer.wait_closed()
-            except TreadleError as error:
-                found[f"model {name}"] = str(error)
-            except (OSError, TimeoutError):
-                found[f"model {name}"] = "cannot be reached"
-        return found
 
     async def read_gauges(self) -> dict[str, float]:
         """The current values for the metrics."""

@@ -1,0 +1,70 @@
+"""Whether the server can do its work now: the store takes facts, its disk has room, and the models can be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from treadle import Runtime
+from treadle.app.absent_model import AbsentModel
+from treadle.errors import StoreFull, TreadleError
+from treadle.server.model_loader import ModelLoader
+from treadle.server.problems import NO_MODEL
+
+FRESH_SECONDS = 2.0
+"""For how long the result of a check is used again: many probes at once must not slow the server."""
+STORE_SECONDS, MODEL_SECONDS = 1.0, 2.0
+OK = "ok"
+
+
+class Readiness:
+    """Checks the store and the models of one server."""
+
+    def __init__(self, runtime: Runtime, loader: ModelLoader, list_model_names: Callable[[], Sequence[str]]) -> None:
+        self._runtime, self._loader, self._list_model_names = runtime, loader, list_model_names
+        self._found: tuple[float, dict[str, str]] = (float("-inf"), {})
+
+    async def check(self) -> dict[str, str]:
+        """Return what was checked, and for each the word `ok` or what is wrong with it."""
+        at, found = self._found
+        if time.monotonic() - at >= FRESH_SECONDS:
+            names = self._list_model_names()
+            store, models = await asyncio.gather(
+                self._check_store(), asyncio.gather(*(self._check_model(name) for name in names))
+            )
+            found = {**store, **{f"model {name}": answer for name, answer in zip(names, models, strict=True)}}
+            self._found = (time.monotonic(), found)
+        found = {**found, **{f"model {name}": "is not loaded" for name in self._loader.blocked}}
+        for name, load in self._loader.states.items():
+            if load.state == "failed":
+                found[f"model {name}"] = f"could not be loaded: {load.error}"
+        for model in (agent.resolve_model() for agent in self._runtime.agents.values()):
+            if isinstance(model, AbsentModel):
+                found["model"] = f"{NO_MODEL} {model.reason}"
+        return found
+
+    async def _check_store(self) -> dict[str, str]:
+        found = {"store": OK, "disk": OK}
+        try:
+            await self._runtime.log.check_writable(STORE_SECONDS)
+        except TreadleError as error:
+            found["disk" if isinstance(error, StoreFull) else "store"] = str(error)
+        return found
+
+    async def _check_model(self, name: str) -> str:
+        try:
+            endpoint = getattr(self._runtime.model(name), "endpoint", None)
+            if endpoint is not None:  # connect, but send the model no request
+                parts = urlsplit(str(endpoint.base_url))
+                async with asyncio.timeout(MODEL_SECONDS):
+                    port = parts.port or (443 if parts.scheme == "https" else 80)
+                    _, writer = await asyncio.open_connection(parts.hostname, port)
+                    writer.close()
+                    await writer.wait_closed()
+        except TreadleError as error:
+            return str(error)
+        except (OSError, TimeoutError):
+            return "cannot be reached"
+        return OK

@@ -76,7 +76,8 @@ class Grant(Struct, frozen=True, omit_defaults=True):
     Only the `tools` may be used. `forbid` wins over `ask`, and `ask` over `approve`. `yes` approves every call that
     would be asked. `ask_all` asks for every call that `approve` does not name, and `cautious` for every call that is
     not safe. `always` are the patterns that a person approved permanently: they approve like `approve`, except calls
-    that must be asked each time.
+    that must be asked each time. `approve_flow` are the patterns of calls that may let private data out, or make a
+    lasting change, after text that others wrote. Only those of the operator's grant count.
     """
 
     tier: Tier = "sandbox"
@@ -88,6 +89,7 @@ class Grant(Struct, frozen=True, omit_defaults=True):
     ask_all: bool = False
     cautious: bool = False
     always: tuple[str, ...] = ()
+    approve_flow: tuple[str, ...] = ()
 
 
 class AgentConfig(Struct, frozen=True, omit_defaults=True):
@@ -144,7 +146,10 @@ class Fact(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_
 
 
 class SessionCreated(Fact, frozen=True):
-    """`grants` has the operator's grant first, and then the narrower ones. The strictest of them decides."""
+    """`grants` has the operator's grant first, and then the narrower ones. The strictest of them decides.
+
+    `sources` are those of the parent when it started this session: see `permissions/data_flow.py`.
+    """
 
     session_id: str
     agent: AgentConfig = AgentConfig()
@@ -153,6 +158,7 @@ class SessionCreated(Fact, frozen=True):
     limits: Limits = Limits()
     grants: tuple[Grant, ...] = (Grant(),)
     parent: Parent | None = None
+    sources: tuple[str, ...] = ()
 
 
 class SessionRenamed(Fact, frozen=True):
@@ -211,6 +217,8 @@ class TurnStarted(Fact, frozen=True):
 
 
 class ModelReplied(Fact, frozen=True):
+    """`sources` name the texts besides the conversation that the model read for the first time, such as AGENTS.md."""
+
     text: str = ""
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
@@ -219,6 +227,7 @@ class ModelReplied(Fact, frozen=True):
     model: str = ""
     opaque: str = ""
     confidence: float | None = None
+    sources: tuple[str, ...] = ()
 
 
 class ModelFailed(Fact, frozen=True):
@@ -298,7 +307,8 @@ class CallFinished(Fact, frozen=True):
     """`fatal` means that the run ends as failed once the other calls of the reply are settled.
 
     `usage` is the usage of models during the call, such as a helper's. It counts as the run's own usage. `safety` is
-    the class that decided, for a call that was denied before it began.
+    the class that decided, for a call that was denied before it began. `sources` are what the result is made of,
+    besides what the tool always brings in.
     """
 
     call_id: str
@@ -311,6 +321,7 @@ class CallFinished(Fact, frozen=True):
     fatal: bool = False
     usage: Usage = NO_USAGE
     safety: Safety | None = None
+    sources: tuple[str, ...] = ()
 
 
 class SignalDetected(Fact, frozen=True):

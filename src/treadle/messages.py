@@ -203,7 +203,7 @@ class Request(Struct, frozen=True):
     `messages` only grows from turn to turn until the context is compacted. `render_cache` lives as long: an adapter
     keeps serialized messages in it. `max_tokens` is the rest of the run's budget. `output_schema` describes the final
     answer, and `output_strict` asks the provider to guarantee it; None leaves this to the adapter. With `tool_choice`
-    "none" no tool may be called.
+    "none" no tool may be called. `sources` name the texts in it that do not come from the conversation.
     """
 
     system: str
@@ -216,6 +216,7 @@ class Request(Struct, frozen=True):
     output_strict: bool | None = None
     session_id: str = ""
     render_cache: dict[str, Json] = field(default_factory=dict[str, Json])
+    sources: tuple[str, ...] = ()
 
 
 def replace_surrogates(text: str) -> str:

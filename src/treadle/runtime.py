@@ -328,7 +328,7 @@ class Runtime:
         agent, configured = self._get_agent(state.agent), state.configured
         opened = self._open.get(created.session_id) or SessionUse()
         setup = await agent.setup(created, opened.gate or agent.gate or self.gate)
-        instructions, attachments = setup.config.instructions, None
+        instructions, attachments, sources = setup.config.instructions, None, ()
         if configured is not None:
             instructions = configured.instructions or instructions
             setup = _apply_configuration(setup, configured)
@@ -344,7 +344,7 @@ class Runtime:
         if agent.knowledge is not None:
             window, workspace = setup.model.window, setup.workspace
             known = await agent.knowledge.build_preamble(workspace, self.log.memories, created.at, window)
-            instructions = "\n\n".join(piece for piece in (instructions, known) if piece)
+            instructions, sources = "\n\n".join(filter(None, (instructions, known.text))), known.sources
             attachments = agent.knowledge.build_attachments(workspace, window)
         return replace(
             setup,
@@ -352,6 +352,7 @@ class Runtime:
             attachments=attachments,
             helpers=SessionHelpers(self, created, setup),
             approval_key=self.log.approval_key,
+            sources=sources,
         )
 
     def model(self, name: str) -> Model:

@@ -216,7 +216,7 @@ async def test_skills_are_listed_in_one_order_whatever_order_they_were_made_in(t
             tmp_path, f"{place}/{name}/SKILL.md", f"---\nname: {name}\ndescription: does {name}\n{always}---\nBody."
         )
     knowledge = WorkspaceKnowledge(tmp_path, tmp_path / "own").knowledge
-    preamble = await knowledge.build_preamble(tmp_path, InMemoryLog().memories, 0.0)
+    preamble = (await knowledge.build_preamble(tmp_path, InMemoryLog().memories, 0.0)).text
     places = [preamble.index(words) for words in ("- a: does", "- b (of", 'name="c"', 'name="d"')]
     assert places == sorted(places)
     shuffled = {name: build_skill(name=name) for name in names}

@@ -231,7 +231,7 @@ async def test_new_sessions_read_the_newest_preferences_among_thousands_of_memor
         await log.memories.add(Memory(f"Likes colour number {number}.", "preference", at=1.0 + number))
     for number in range(1001):
         await log.memories.add(Memory(f'Fact {number} is no "preference".', at=2000.0))
-    preamble = await FileKnowledge().build_preamble(tmp_path, log.memories, 1e9)
+    preamble = (await FileKnowledge().build_preamble(tmp_path, log.memories, 1e9)).text
     assert "number 1001." in preamble and "number 0." not in preamble and len(preamble) < 2500
     for kind, count in (("preference", 1000), ("fact", 1000), ("procedure", 0)):
         assert [one.kind for one in await log.memories.list(MemoryQuery(kind=kind))] == [kind] * count

@@ -46,6 +46,7 @@ _TYPE_NAMES: dict[object, str] = {
     float: "a number",
     float | None: "a number",
     tuple[str, ...]: "a list of texts",
+    bool | tuple[str, ...]: "true, false or a list of patterns",
     dict[str, str]: "a table of names",
 }
 """The text that describes the values of each type in error messages. Other types are a choice of fixed values."""
@@ -56,7 +57,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `always` holds the approvals of the user's file. They apply to every run, so they do not cover calls that need
     approval each time. `approve` applies to this run only and covers them. `network` names the hosts that commands may
-    reach.
+    reach. `approve_flow` names the calls that may let private data out after text of others, or is true for all.
     """
 
     model: str = ""
@@ -72,6 +73,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ask: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
     yes: bool = False
+    approve_flow: bool | tuple[str, ...] = False
     allow_root: bool = False
     turn_ceiling: int = TURN_CEILING
     max_turns: int | None = None

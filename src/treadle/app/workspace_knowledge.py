@@ -208,6 +208,7 @@ def build_agents(
 
 def build_grant(settings: Settings) -> Grant:
     """Build the grant from these settings and the rules that the user saved."""
+    flow = settings.approve_flow
     grant = Grant(
         tier=settings.access,
         approve=settings.approve,
@@ -215,5 +216,6 @@ def build_grant(settings: Settings) -> Grant:
         ask=settings.ask,
         forbid=settings.forbid,
         yes=settings.yes,
+        approve_flow=flow if isinstance(flow, tuple) else ("*",) if flow else (),
     )
     return apply_rules(grant, load_rules(data_folder(), settings.folder))

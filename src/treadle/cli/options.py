@@ -131,6 +131,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     rights.add_argument("--full-access", dest="access", action="store_const", const="full", help="= --access full")
     rights.add_argument("--approve", metavar="GLOB", nargs="+", action=SeveralValues, help="allow without asking")
     rights.add_argument("--forbid", metavar="GLOB", nargs="+", action=SeveralValues, help="never run these")
+    about = "also allow sending data out and lasting changes after reading text that others wrote"
+    rights.add_argument("--approve-flow", action="store_const", const=True, help=about)
     rights.add_argument("--yes", action="store_const", const=True, help="allow all calls that need approval")
     about = "run although the user is root"
     rights.add_argument("--allow-root", action="store_const", const=True, help=about)

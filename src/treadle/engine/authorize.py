@@ -14,12 +14,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle import events
+from treadle.engine.flow_check import find_flow_risk
 from treadle.engine.setup import Setup
 from treadle.engine.state import CallState, State
 from treadle.engine.steps import is_out_of_time
 from treadle.errors import describe_error
 from treadle.messages import Json
-from treadle.permissions.data_flow import UNKNOWN_TOOL_TRAITS, Trait, explain_leak_risk, list_tools_seen
 from treadle.permissions.patterns import covers_call, pin_version, select_for_version, suggest_pattern, unpin_version
 from treadle.permissions.policy import (
     Assessment,
@@ -39,8 +39,14 @@ NOBODY_TO_ASK = (
     "can be answered."
 )
 
+NOBODY_TO_ASK_ABOUT_FLOW = (
+    "Nobody can be asked here, so this call was denied ({why}). To approve the tool does not cover this. Do without "
+    "it, or tell the user how to allow it: --approve-flow, or a place where questions can be answered."
+)
+
 CHANGED_SINCE_APPROVAL = (
-    "Denied: this is not what was approved. The program, its folder or its sandbox has changed since. "
+    "Denied: this is not what was approved. The program, its folder, its sandbox or what it could send has changed "
+    "since. "
     "If you still need it, call it again: a person is then asked again."
 )
 
@@ -63,6 +69,7 @@ class ReadyCall(Struct, frozen=True):
     safety: events.Safety
     why: str
     attempt: int
+    flow_risk: str = ""
 
 
 class Authorization(Struct):
@@ -164,7 +171,7 @@ async def _authorize_call(
     if questions:
         return _apply_user_answer(setup, call, questions)
     attempt = call.started.attempt + 1 if call.started is not None else 1
-    ready = ReadyCall(call, tool, parsed, assessment.safety, verdict.why, attempt)
+    ready = ReadyCall(call, tool, parsed, assessment.safety, verdict.why, attempt, assessment.flow_risk)
     return _apply_verdict(setup, ready, verdict, assessment)
 
 
@@ -201,16 +208,8 @@ def _assess_call(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments
     doubts = list(assessment.doubts)
     if assessment.commands is not None and tool.describe_sandbox(tier) == "landlock":
         doubts.append("the sandbox is reduced on this machine, so every command is asked for")
-    own = tool.list_traits(tier)
-    if "way_out" in own:
-        seen: list[frozenset[Trait]] = []
-        for name in list_tools_seen(state.used, state.notes):
-            hidden = (other.find_hidden_tool(name) for other in setup.tools.values())
-            used = setup.tools.get(name) or next(filter(None, hidden), None)
-            seen.append(used.list_traits(tier) if used is not None else UNKNOWN_TOOL_TRAITS)
-        if risk := explain_leak_risk(own, assessment.safety, seen):
-            doubts.append(risk)
-    return replace(assessment, doubts=tuple(doubts)) if doubts else assessment
+    risk = find_flow_risk(setup, state, tool, assessment)
+    return replace(assessment, doubts=tuple(doubts), flow_risk=risk) if doubts or risk else assessment
 
 
 def _select_for_tool_version(
@@ -254,15 +253,19 @@ def _apply_verdict(
                 return _close_call(call, "denied", "Denied: Nobody answered in time.", ready.safety)
             comment = f" They say: {answer.comment}" if answer.comment else ""
             return _close_call(call, "denied", f"Denied: {answer.by or 'The user'} said no.{comment}", ready.safety)
-        if call.asked is not None and call.asked.digest != _compute_digest(setup, ready):
-            return _close_call(call, "denied", CHANGED_SINCE_APPROVAL, ready.safety)
+        if call.asked is not None:
+            # A question about the flow of data is asked for one call. An answer to another question does not count.
+            is_other = bool(ready.flow_risk) and verdict.action == "ask" and not call.asked.once
+            if is_other or call.asked.digest != _compute_digest(setup, ready):
+                return _close_call(call, "denied", CHANGED_SINCE_APPROVAL, ready.safety)
         if verdict.action != "ask":
             return ready
         return replace(ready, why=f"{answer.by or 'a person'} allowed this call ({verdict.why})")
     if verdict.action == "allow":
         return ready
     if setup.gate is None:
-        return _close_call(call, "denied", NOBODY_TO_ASK.format(why=verdict.why), ready.safety)
+        told = NOBODY_TO_ASK_ABOUT_FLOW if ready.flow_risk and ready.flow_risk in verdict.why else NOBODY_TO_ASK
+        return _close_call(call, "denied", told.format(why=verdict.why), ready.safety)
     arguments = ready.parsed.arguments
     pattern = suggest_pattern(tool.name, arguments, assessment.commands)
     return events.ApprovalRequested(

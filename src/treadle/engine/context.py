@@ -25,6 +25,7 @@ from treadle.messages import (
     render_parts,
     wrap_system,
 )
+from treadle.permissions.data_flow import INSTRUCTIONS
 
 _NOTES: dict[str, str] = {
     "doom_loop": "You are repeating the same calls with the same arguments. Stop, say what you have learnt so "
@@ -66,7 +67,8 @@ class Projection:
 
     `render_cache` lives as long as the messages only grow. A model's adapter may keep serialized messages in it.
     Attachments are never stored: they are looked up when an entry is first shown. A compaction removes them from the
-    older entries, except from the last message. They are shown again when they are needed again.
+    older entries, except from the last message. They are shown again when they are needed again. `sources` name what
+    the attachments to results are made of.
     """
 
     def __init__(self) -> None:
@@ -78,6 +80,7 @@ class Projection:
         self._attachments: Attachments | None = None
         self._attached: set[str] = set()
         self._last: MessageReceived | None = None
+        self.sources: tuple[str, ...] = ()
         self.render_cache: dict[str, Json] = {}
 
     def build_messages(self, state: State, attachments: Attachments | None = None) -> Messages:
@@ -130,6 +133,7 @@ class Projection:
                 if isinstance(message, ResultMessage) and call.finished.seq > self._compacted:
                     texts = self._select_new(self._attachments.to_result(call.started.arguments))
                     if texts:
+                        self.sources = (INSTRUCTIONS,)
                         shown[place] = replace(message, text="\n\n".join((message.text, *texts)))
         return shown
 

@@ -7,7 +7,7 @@ even one that the engine would never write. `steps.py` decides what to do next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -25,7 +25,8 @@ from treadle.engine.state import (
     estimate_entry_tokens,
     estimate_result_tokens,
 )
-from treadle.messages import Usage
+from treadle.messages import Json, ResultMessage, Usage
+from treadle.permissions.data_flow import ANSWER, HISTORY, MESSAGE, SEEN_NOTE
 from treadle.permissions.patterns import covers_call, unpin_version
 from treadle.permissions.policy import RememberedAnswer
 
@@ -57,6 +58,7 @@ def _apply_session_fact(
     match fact:
         case events.SessionCreated():
             state.created, state.agent = fact, fact.agent.name
+            state.seen.update(dict.fromkeys(fact.sources))
         case events.SessionRenamed():
             if fact.by == "user" or not state.named_by_user:
                 state.name, state.named_by_user = fact.name, fact.by == "user"
@@ -64,6 +66,8 @@ def _apply_session_fact(
             state.changed_files.update((file.path, None) for file in fact.files)
         case events.Custom():  # the tools read the last note of each name, but the engine does not
             state.notes[fact.name] = fact.data
+            if fact.name.startswith(SEEN_NOTE) and isinstance(fact.data, list):
+                state.seen.update(dict.fromkeys(map(str, cast("list[Json]", fact.data))))
 
 
 def _apply_request(
@@ -72,6 +76,9 @@ def _apply_request(
     match fact:
         case events.MessageReceived():
             state.queue.append(fact)
+            state.seen[MESSAGE] = None
+            if any(isinstance(message, ResultMessage) for message in fact.history):
+                state.seen[HISTORY] = None
             state.is_held = False
             if fact.mode == "interrupt" and state.run is not None:
                 state.run.is_interrupted = True
@@ -170,6 +177,9 @@ def _apply_model_fact(state: State, fact: events.ModelReplied | events.ModelFail
         if call.id not in state.calls and call.id not in taken:  # reply.py makes ids unique before they are stored
             turn.calls[call.id] = state.calls[call.id] = CallState(call)
     turn.unfinished_calls = len(turn.calls)
+    if fact.sources:
+        state.seen.update(dict.fromkeys(fact.sources))
+    turn.seen = len(state.seen)
     used = fact.usage
     state.tokens = (
         used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + estimate_entry_tokens(turn)
@@ -204,7 +214,7 @@ def _apply_call_fact(
             if call.started is None and run is not None:
                 run.calls += 1
             call.started = fact
-            state.used.add(fact.tool)
+            state.seen[fact.tool] = None
         case events.CallFinished():
             if call.at_client is not None:
                 _add_waiting_time(state, call.at_client.at, fact.at)
@@ -212,6 +222,8 @@ def _apply_call_fact(
             turn.unfinished_calls -= 1
             state.tokens += estimate_result_tokens(fact)
             _add_usage(state, fact.usage)
+            if fact.sources:
+                state.seen.update(dict.fromkeys(fact.sources))
         case events.ApprovalRequested():
             call.asked = call.asked or fact
         case events.ApprovalAnswered():
@@ -224,6 +236,7 @@ def _apply_call_fact(
         case events.InputAnswered():
             if call.input_asked is not None and call.input_answer is None:
                 call.input_answer = fact
+                state.seen[ANSWER] = None
                 _add_waiting_time(state, call.input_asked.at, fact.at)
 
 

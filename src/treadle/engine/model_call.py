@@ -46,6 +46,7 @@ def build_request(setup: Setup, state: State, projection: Projection) -> Request
         output_schema=None if wrap_up else setup.config.output_schema,
         session_id=state.created.session_id if state.created is not None else "",
         render_cache={} if is_again else projection.render_cache,
+        sources=(*setup.sources, *projection.sources),
     )
 
 

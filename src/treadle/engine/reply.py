@@ -58,6 +58,7 @@ def build_reply_facts(
             model=reply.model,
             opaque=reply.opaque,
             confidence=split.confidence,
+            sources=tuple(name for name in request.sources if name not in state.seen),
         )
     ]
     if reply.calls and not tools_offered:

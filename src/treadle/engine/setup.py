@@ -159,7 +159,10 @@ RecoveryStrategy = Callable[[str, str, int], Recovery]
 
 
 class Setup(Struct, frozen=True):
-    """Everything that the loop of a session needs, except the log."""
+    """Everything that the loop of a session needs, except the log.
+
+    `sources` name the texts in the instructions that the agent's author did not write.
+    """
 
     model: Model
     tools: Mapping[str, Tool]
@@ -182,6 +185,7 @@ class Setup(Struct, frozen=True):
     helpers: HelperHost | None = None
     approval_key: bytes = field(default_factory=lambda: os.urandom(32))
     """The secret of the store. Without one, no approval outlives this setup."""
+    sources: tuple[str, ...] = ()
 
     def choose_recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
         """Decide what follows a failed call. A call is retried twice at most."""

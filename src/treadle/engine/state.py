@@ -59,7 +59,8 @@ class Turn(Struct):
     """One model call and the calls in its reply.
 
     `failing_since` is when the model failed first, and `errors` counts its failures by an error of its own.
-    `parked_seconds` is how long the run was parked between these failures.
+    `parked_seconds` is how long the run was parked between these failures. `seen` counts the sources of the session
+    when the model wrote the reply.
     """
 
     number: int
@@ -73,6 +74,7 @@ class Turn(Struct):
     compacted_at: int = 0
     reply: events.ModelReplied | None = None
     calls: dict[str, CallState] = {}
+    seen: int = 0
     unfinished_calls: int = 0
     signals: tuple[str, ...] = ()
 
@@ -161,7 +163,8 @@ class State(Struct):
 
     `tokens` is the estimated size of the next request: the provider's last count, and an estimate of what came after.
     `is_counted` is true while the provider has counted the whole context. `futile_compactions` counts the compactions
-    in a row that freed nothing. `is_held` means that queued messages wait for the next message, after a cancel.
+    in a row that freed nothing. `is_held` means that queued messages wait for the next message, after a cancel. `seen`
+    has the sources of all text that the session knows, in order: names of tools and of `data_flow.SOURCES`.
     """
 
     seq: int = 0
@@ -182,7 +185,7 @@ class State(Struct):
     last: events.RunFinished | None = None
     entries: list[Entry] = []
     calls: dict[str, CallState] = {}
-    used: set[str] = set()
+    seen: dict[str, None] = {}
     remembered: list[RememberedAnswer] = []
     rewound: list[PastConversation] = []
     compacted: list[events.ContextCompacted] = []

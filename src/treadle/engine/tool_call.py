@@ -49,6 +49,7 @@ class CallOutcome(Struct):
     parts: tuple[Part, ...] = ()
     duration: float = 0.0
     usage: Usage = NO_USAGE
+    sources: tuple[str, ...] = ()
 
 
 STOPPED_OUTCOME = CallOutcome("cancelled", "Stopped while it ran. It may have had effects: check before you repeat it.")
@@ -64,7 +65,7 @@ async def run_tool(ready: ReadyCall, context: ToolContext, redactor: Redactor, l
         text, parts, ok = render_result(value)
         outcome = CallOutcome("ok" if ok else "error", text, parts)
         if isinstance(value, ToolResult):
-            outcome.usage = value.usage
+            outcome.usage, outcome.sources = value.usage, value.sources
             outcome.status = "timed_out" if value.timed_out else outcome.status
     except asyncio.CancelledError:
         context.cancelled = True
@@ -211,6 +212,7 @@ async def build_finish_fact(
         truncation=truncation,
         duration=int(outcome.duration * 1e6) / 1e6,
         usage=outcome.usage,
+        sources=outcome.sources,
     )
 
 
@@ -326,4 +328,5 @@ def build_tool_context(
         tier=find_narrowest_tier(setup.grants),
         notes=notes,
         services=services,
+        flow_risk=ready.flow_risk,
     )

@@ -57,6 +57,13 @@ class SkillProposal(Struct, frozen=True):
     created_at: float = 0.0
 
 
+class Preamble(Struct, frozen=True):
+    """The text that follows an agent's instructions, and the `data_flow.SOURCES` that it is made of."""
+
+    text: str = ""
+    sources: tuple[str, ...] = ()
+
+
 class Proposals(ABC):
     """The drafted skills that wait for a person.
 
@@ -88,7 +95,7 @@ class Knowledge(ABC):
     @abstractmethod
     async def build_preamble(
         self, workspace: Path, memories: Memories, before: float, window: int | None = None
-    ) -> str:
+    ) -> Preamble:
         """Build the text that follows the agent's instructions, from memories older than `before`."""
 
     @abstractmethod

@@ -21,11 +21,12 @@ from msgspec.structs import replace
 from treadle.engine.context import LOWER_TRUST, Attachments
 from treadle.errors import NotFound
 from treadle.knowledge.agents import AgentFile, read_agent, read_sections
-from treadle.knowledge.base import Knowledge, Origin, Problem, Skill
+from treadle.knowledge.base import Knowledge, Origin, Preamble, Problem, Skill
 from treadle.knowledge.builtin_agents import load_builtin_agents
 from treadle.knowledge.skills import SKILL_FILE, find_triggered, frame_skill, frame_text, read_skill, render_skill_index
 from treadle.memory.base import Memories, Memory, MemoryQuery
 from treadle.messages import BYTES_PER_TOKEN, Json, count_bytes
+from treadle.permissions.data_flow import INSTRUCTIONS, MEMORY, SKILL, UNTRUSTED_MEMORY
 from treadle.permissions.patterns import PATH_ARGUMENT
 from treadle.workspace.folder import O_PATH, open_beneath
 
@@ -62,22 +63,31 @@ class FileKnowledge(Knowledge):
 
     async def build_preamble(
         self, workspace: Path, memories: Memories, before: float, window: int | None = None
-    ) -> str:
+    ) -> Preamble:
         own = read_beneath(self.user_folder, (AGENTS_FILE,), linked=True) if self.user_folder is not None else None
         parts: list[str] = []
         if own and own.strip():
             parts.append(frame_instructions(AGENTS_FILE, _shorten(own.strip(), window, 8), "user"))
-        texts, _, _ = read_instructions(workspace)
+        sources: list[str] = []
+        texts, agents, _ = read_instructions(workspace)
+        # `delegate` shows the model what the agents of a workspace are for.
+        if texts or agents or _list_names(workspace, (WORKSPACE_FOLDER, "agents"), "file"):
+            sources.append(INSTRUCTIONS)
         if texts:
             share = 4 * len(texts)
             framed = (frame_instructions(path, _shorten(text, window, share)) for path, text in texts)
             parts.append("\n\n".join((LOWER_TRUST, *framed)))
         if skills := self.load_skills(workspace):
             parts.append(render_skill_index(skills))
+            if any(skill.origin == "workspace" and skill.enabled for skill in skills.values()):
+                sources.append(SKILL)
         # Only memories older than the session, so that its prompt does not change when it remembers something.
         preferences = await memories.list(MemoryQuery(("", str(workspace)), "preference", newest=True))
-        parts.append(_render_preferences([memory for memory in preferences if memory.at < before]))
-        return "\n\n".join(part for part in parts if part)
+        preferences = [memory for memory in preferences if memory.at < before]
+        parts.append(_render_preferences(preferences))
+        if preferences:
+            sources.append(UNTRUSTED_MEMORY if any(memory.untrusted for memory in preferences) else MEMORY)
+        return Preamble("\n\n".join(part for part in parts if part), tuple(sources))
 
     def build_attachments(self, workspace: Path, window: int | None = None) -> Attachments:
         return WorkspaceAttachments(workspace, self.load_skills(workspace), window)

@@ -25,7 +25,10 @@ Vectors of different models cannot be compared. An embedding with another `name`
 
 
 class Memory(Struct, frozen=True, omit_defaults=True):
-    """One remembered text. `scope` is the workspace it belongs to, or empty when it holds everywhere."""
+    """One remembered text. `scope` is the workspace it belongs to, or empty when it holds everywhere.
+
+    `untrusted` means that the session which remembered it had read text that others wrote.
+    """
 
     text: str
     kind: MemoryKind = "fact"
@@ -33,6 +36,7 @@ class Memory(Struct, frozen=True, omit_defaults=True):
     session_id: str = ""
     id: str = ""
     at: float = 0.0
+    untrusted: bool = False
 
 
 class MemoryQuery(Struct, frozen=True):

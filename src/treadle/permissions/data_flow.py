@@ -1,41 +1,102 @@
-"""The rule against data leaks: untrusted text, private data and a way out must not meet unseen. Pure.
+"""The flow of data: what a session has seen, and which calls could send it out or let it last. Pure.
 
-The author of untrusted text may have chosen the data that is sent. So a person looks before private data leaves.
+Others may have written what a model read, and their text may have chosen what a call sends. So a person looks before
+private data leaves, and before a change outlasts the session. Labels say where text comes from, never what it says.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Literal, cast
+from typing import Literal, NamedTuple
 
 from treadle.events import Safety
-from treadle.messages import Json
 
-Trait = Literal["untrusted", "private", "way_out"]
-"""What the calls of a tool bring in or can do: text from strangers, private data, sending data out."""
+Trait = Literal["untrusted", "workspace", "private", "way_out", "network", "host", "lasting"]
+"""What a source or a call brings in, and what a call can do.
+
+The first three are labels of data. `untrusted`: strangers wrote it. `workspace`: whoever could write into the workspace
+wrote it, so it is untrusted too. `private`: it belongs to the user. Data without a label is trusted.
+
+The others are effects. `way_out`: it can send data out. `network`: it is known to do so. `host`: it runs code of the
+workspace outside of the sandbox. `lasting`: its change outlasts the session and may steer or reach others.
+"""
 
 SEEN_NOTE = "treadle.seen."
-"""How the name of a note begins that lists the tools another session used before it sent its result to this one."""
+"""How the name of a note begins with which older versions listed the sources of a helper and of its parent."""
 
 UNKNOWN_TOOL_TRAITS: frozenset[Trait] = frozenset(("untrusted", "private"))
 """The traits of a tool that no longer exists: nobody can be asked what it brought in."""
 
-
-def list_tools_seen(used: AbstractSet[str], notes: Mapping[str, Json]) -> set[str]:
-    """List the tools whose results a session may know: its own, and those of sessions that sent it their results."""
-    from_others = (cast("list[str]", data) for name, data in notes.items() if name.startswith(SEEN_NOTE))
-    return set(used).union(*from_others)
+MESSAGE, ANSWER, HISTORY = "text:message", "text:answer", "text:history"
+INSTRUCTIONS, SKILL = "text:instructions", "text:skill"
+MEMORY, UNTRUSTED_MEMORY = "text:memory", "text:untrusted_memory"
 
 
-def explain_leak_risk(own: AbstractSet[Trait], safety: Safety, seen: Iterable[AbstractSet[Trait]]) -> str:
-    """Say why a person must allow a call that could send data out. Return nothing when there is no risk.
+class Source(NamedTuple):
+    """A source of text that is no tool: how it is called, and the labels of its text."""
 
-    `own` are the traits of the call's tool and `seen` those of the tools that were used before.
+    words: str
+    labels: frozenset[Trait]
+
+
+SOURCES: dict[str, Source] = {
+    MESSAGE: Source("the user's message", frozenset(("private",))),
+    ANSWER: Source("an answer of the user", frozenset(("private",))),
+    HISTORY: Source("results in a conversation from elsewhere", frozenset(("untrusted", "private"))),
+    INSTRUCTIONS: Source("AGENTS.md and agents of the workspace", frozenset(("workspace",))),
+    SKILL: Source("a skill of the workspace", frozenset(("workspace",))),
+    MEMORY: Source("a memory", frozenset(("private",))),
+    UNTRUSTED_MEMORY: Source("a memory that others may have caused", frozenset(("untrusted", "private"))),
+}
+"""The sources that are no tools, by name. The colon keeps their names apart from names of tools."""
+
+_MAX_NAMED = 3
+_BETWEEN_WORDS = re.compile(r"[\s<>()\[\]{}\"'`|]+")
+
+
+def has_effect(own: AbstractSet[Trait], safety: Safety) -> bool:
+    """Whether a call can send data out or makes a lasting change. A safe call only reads."""
+    return "lasting" in own or ("way_out" in own and safety != "safe")
+
+
+def explain_flow_risk(tool: str, own: AbstractSet[Trait], seen: Mapping[str, AbstractSet[Trait]]) -> str:
+    """Say why a person must allow a call that has an effect. Return nothing when there is no risk.
+
+    `own` are the traits of the call. `seen` are the sources that the session knew, with their labels.
     """
-    if "way_out" not in own or safety == "safe":
+    # With full access the workspace's code runs on the host anyway, so its text adds no risk to a local command.
+    is_local = "host" in own and not own & {"network", "lasting"}
+    suspect: set[Trait] = {"untrusted"} if is_local else {"untrusted", "workspace"}
+    others = [name for name, labels in seen.items() if labels & suspect]
+    private = find_private(own, seen)
+    if not others or not private:
         return ""
-    before = frozenset[Trait]().union(*seen)
-    if "untrusted" in before and "private" in before | own:
-        return "it could carry private data out, and text from outside may have asked for it"
-    return ""
+    what = f"{tool} can send data out" if "lasting" not in own else f"what {tool} changes outlasts this session"
+    return (
+        f"{what}; private data is in reach ({_name_sources(private)}), "
+        f"and text that others wrote may have asked for it ({_name_sources(others)})"
+    )
+
+
+def find_private(own: AbstractSet[Trait], seen: Mapping[str, AbstractSet[Trait]]) -> list[str]:
+    """Find the sources of private data that a call could send: what was seen, and what the call reads itself."""
+    names = [name for name, labels in seen.items() if "private" in labels]
+    return [*names, ""] if "private" in own else names
+
+
+def names_address(texts: Iterable[str], address: str) -> bool:
+    """Whether an address stands in one of the texts as a word of its own, with or without its scheme."""
+    wanted = _strip_address(address)
+    return any(wanted in text and wanted in map(_strip_address, _BETWEEN_WORDS.split(text)) for text in texts)
+
+
+def _strip_address(word: str) -> str:
+    return word.rstrip(".,;:!?").removeprefix("https://").removeprefix("http://").rstrip("/")
+
+
+def _name_sources(names: list[str]) -> str:
+    words = [SOURCES[name].words if name in SOURCES else f"results of {name}" if name else "its own" for name in names]
+    more = f" and {len(words) - _MAX_NAMED} more" if len(words) > _MAX_NAMED else ""
+    return ", ".join(words[:_MAX_NAMED]) + more

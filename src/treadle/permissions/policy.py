@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from treadle.events import Decision, Grant, Safety, Tier
 from treadle.messages import Json
+from treadle.permissions.data_flow import Trait
 from treadle.permissions.patterns import (
     UNREADABLE_MARK,
     compile_name_glob,
@@ -56,7 +57,9 @@ class Assessment(Struct, frozen=True):
     `commands` are the simple commands it would run, redirections (`> path`) and assignments (`NAME=value`) included.
     `doubts` are reasons to ask that lie outside of the call. With `asks_each_time` the tool itself says that no yes
     may be remembered. A call that `affects_later_calls` may change what later calls of its tool mean, so they are
-    decided after it has ended.
+    decided after it has ended. `traits` are those of this call besides its tool's. `address` is set when the call sends
+    nothing but this address. `flow_risk` says how it could let private data out, or make a lasting change, because text
+    of others asked for it.
     """
 
     safety: Safety = "caution"
@@ -65,6 +68,9 @@ class Assessment(Struct, frozen=True):
     doubts: tuple[str, ...] = ()
     asks_each_time: bool = False
     affects_later_calls: bool = False
+    traits: frozenset[Trait] = frozenset()
+    address: str = ""
+    flow_risk: str = ""
 
     @property
     def unreadable_command(self) -> str | None:
@@ -96,7 +102,28 @@ def decide_call(
     arguments: Mapping[str, Json],
     assessment: Assessment,
 ) -> Verdict:
-    """Take the strictest verdict of all grants. A remembered answer can deny, or turn ask into allow."""
+    """Take the strictest verdict of all grants. A remembered answer can deny, or turn ask into allow.
+
+    A flow risk is a question of its own. To approve a tool does not answer it, neither beforehand nor for the session.
+    """
+    verdict = _decide_use(grants, remembered, tool, arguments, assessment)
+    risk, operator = assessment.flow_risk, grants[0] if grants else Grant()
+    if not risk or verdict.action == "deny" or operator.yes:
+        return verdict
+    if _find_covering_patterns(operator.approve_flow, tool, arguments, assessment.commands):
+        return verdict
+    why = risk if verdict.action == "allow" else f"{verdict.why}; {risk}"
+    return Verdict("ask", why, is_once_only=True, may_be_forbidden=verdict.may_be_forbidden)
+
+
+def _decide_use(
+    grants: Sequence[Grant],
+    remembered: Sequence[RememberedAnswer],
+    tool: str,
+    arguments: Mapping[str, Json],
+    assessment: Assessment,
+) -> Verdict:
+    """Decide whether a tool may be used in this way, whatever the session has seen."""
     verdicts = [_decide_by_grant(grant, tool, arguments, assessment) for grant in grants or (Grant(),)]
     verdict = verdicts[0] if len(verdicts) == 1 else choose_strictest(*verdicts)
     if verdict.action == "deny":
@@ -167,7 +194,7 @@ def apply_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
         )
         return (*patterns, *more)
 
-    names = ("approve", "ask", "forbid", "tools", "always")
+    names = ("approve", "ask", "forbid", "tools", "always", "approve_flow")
     return replace(grant, **{name: add_real_names(getattr(grant, name)) for name in names})
 
 

@@ -75,7 +75,8 @@ class Arguments(Struct, forbid_unknown_fields=True):
 class ToolResult(Struct, frozen=True):
     """What a tool returns when text or JSON is not enough: text with images or files, and what it used.
 
-    `timed_out` is for a tool that keeps its own time limit, and so can still say how far it came.
+    `timed_out` is for a tool that keeps its own time limit, and so can still say how far it came. `sources` are what
+    the text is made of, besides what the tool always brings in: names of tools or of `data_flow.SOURCES`.
     """
 
     text: str
@@ -83,6 +84,7 @@ class ToolResult(Struct, frozen=True):
     ok: bool = True
     usage: Usage = NO_USAGE
     timed_out: bool = False
+    sources: tuple[str, ...] = ()
 
 
 FOLDER_NOTE = "treadle.folder"
@@ -219,7 +221,8 @@ class ToolContext:
     `key` is the same when the same call is tried again: pass it to services that take an idempotency key.
     Nobody can stop a plain function in its thread, so one that takes long should check `cancelled` now and then.
     `tier` says whether commands run in the sandbox. `notes` are those that earlier calls saved with
-    `services.save_note`.
+    `services.save_note`. `flow_risk` is set if text that others wrote may have asked for a call that sends data out or
+    makes a lasting change.
     """
 
     session_id: str
@@ -232,6 +235,7 @@ class ToolContext:
     tier: events.Tier = "sandbox"
     notes: Mapping[str, Json] = field(default_factory=dict[str, Json])
     services: ToolServices = field(default_factory=ToolServices)
+    flow_risk: str = ""
 
     @property
     def key(self) -> str:
@@ -292,6 +296,11 @@ class Tool(ABC):
         return self.spec.name
 
     @property
+    def party(self) -> str:
+        """Who else takes part in every call of the tool, such as a server. Its tools share the name."""
+        return ""
+
+    @property
     def version(self) -> str:
         """A digest of the tool, where others can change it. A lasting approval holds for one version only."""
         return ""
@@ -333,7 +342,7 @@ class Tool(ABC):
         return Assessment(self.assess_safety(parsed.arguments))
 
     def list_traits(self, tier: events.Tier) -> frozenset[Trait]:
-        """List what a call lets in or out, whatever its arguments."""
+        """List what a call brings in and what it can do, whatever its arguments. `assess` adds traits of one call."""
         return frozenset()
 
     @abstractmethod

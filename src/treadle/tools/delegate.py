@@ -20,7 +20,6 @@ from treadle import events
 from treadle.engine.fold import fold
 from treadle.engine.state import State
 from treadle.errors import Conflict, NotFound
-from treadle.permissions.data_flow import SEEN_NOTE, list_tools_seen
 from treadle.tools.base import HelperAgent, HelperHost, HelperSession, Tool, ToolContext, ToolError, ToolResult
 from treadle.tools.function import tool
 
@@ -96,14 +95,13 @@ class Helper:
             async with self._host.open_session(self._agent.name, self._id, claim) as session:
                 outcome = await self._run_session(session, task)
                 state = await session.state()
-            # Its answer may be made of what its tools have read.
-            seen = sorted(list_tools_seen(state.used, state.notes))
-            await self._context.services.save_note(f"{SEEN_NOTE}{self._context.call_id}", seen)
+        sources = tuple(state.seen)  # its answer may be made of all that it has seen
         if outcome.reason == "answered":
-            return ToolResult(outcome.answer, usage=outcome.usage)
+            return ToolResult(outcome.answer, usage=outcome.usage, sources=sources)
         why = f"{outcome.reason.replace('_', ' ')}{f', {outcome.error}' if outcome.error else ''}"
         so_far = f" So far: {outcome.answer}" if outcome.answer else ""
-        return ToolResult(f"The helper did not finish ({why}).{so_far}", ok=False, usage=outcome.usage)
+        text = f"The helper did not finish ({why}).{so_far}"
+        return ToolResult(text, ok=False, usage=outcome.usage, sources=sources)
 
     async def _create(self, task: str, *, read_only: bool) -> None:
         """Create the session, unless an earlier attempt of this call did."""
@@ -113,13 +111,12 @@ class Helper:
         parent = fold(await host.log.read(context.session_id))
         grants = (*host.grants, events.Grant(tier="read-only")) if read_only else host.grants
         origin = events.Parent(context.session_id, parent.seq, context.call_id)
+        created = self._agent.build_created_fact(self._id, self._folder, grants, origin)
         facts: list[events.AnyFact] = [
-            self._agent.build_created_fact(self._id, self._folder, grants, origin),
+            replace(created, sources=tuple(parent.seen)),
             events.SessionRenamed(name=" ".join(task.split())[:60], by="auto"),
             events.SessionConfigured(limits=self._share_limits(parent), by="delegate"),
         ]
-        if seen := list_tools_seen(parent.used, parent.notes):
-            facts.append(events.Custom(name=f"{SEEN_NOTE}parent", data=sorted(seen)))
         try:
             facts = [events.validate_fact(fact) for fact in facts]
             await host.log.create(self._id, facts, claim=context.services.claim)

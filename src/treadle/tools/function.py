@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints, overload
@@ -42,7 +42,7 @@ class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `@tool(...)`; see the fields of `Tool`.
 
     `thread` says whether a function that is not async runs in a thread. None: a safe one that has proved to be short
-    does not, any other does.
+    does not, any other does. `traits` say what a call brings in and can do.
     """
 
     name: str = ""
@@ -56,10 +56,11 @@ class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
     aliases: Sequence[str] = ()
     argument_aliases: Mapping[str, ArgumentAlias] = msgspec.field(default_factory=dict[str, ArgumentAlias])
     thread: bool | None = None
+    traits: Collection[Trait] = ()
 
 
 class FunctionTool(Tool):
-    """A function as a tool. It can still be called as a function. `traits` are what a call lets in or out."""
+    """A function as a tool. It can still be called as a function. `traits` are what a call brings in and can do."""
 
     traits: frozenset[Trait] = frozenset()
 
@@ -67,6 +68,7 @@ class FunctionTool(Tool):
         self.function = function
         self.timeout, self.cap = options.timeout, options.cap
         self.polling, self.on_error = options.polling, options.on_error
+        self.traits |= frozenset(options.traits)
         self.aliases, self.argument_aliases = tuple(options.aliases), options.argument_aliases
         safety = options.safety
         self._classify: ClassifySafety = safety if callable(safety) else lambda arguments: safety
@@ -82,6 +84,8 @@ class FunctionTool(Tool):
             raise ToolDefinitionError(f"{name}: safety={safety!r} is not one of {_SAFETIES}.")
         if options.on_error is not None and options.on_error not in get_args(Recovery):
             raise ToolDefinitionError(f"{name}: on_error={options.on_error!r} is not one of {get_args(Recovery)}.")
+        if unknown := sorted(self.traits - frozenset(get_args(Trait))):
+            raise ToolDefinitionError(f"{name}: traits has {unknown[0]!r}, which is not one of {get_args(Trait)}.")
         if options.timeout is not None and not _is_positive(options.timeout):
             raise ToolDefinitionError(f"{name}: timeout={options.timeout!r} is no number of seconds; None is no limit.")
         if not _is_positive(options.cap):

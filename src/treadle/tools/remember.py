@@ -6,7 +6,8 @@ import time
 
 from treadle.errors import NotFound
 from treadle.memory.base import Memories, Memory, MemoryKind
-from treadle.tools.base import Tool, ToolContext, ToolError
+from treadle.permissions.data_flow import UNTRUSTED_MEMORY
+from treadle.tools.base import Tool, ToolContext, ToolError, ToolResult
 from treadle.tools.function import tool
 
 MAX_RECALLED = 20
@@ -20,6 +21,7 @@ RECALL_HEADER = (
     safety="caution",
     timeout=60,
     examples=[("remember that I like tabs", {"text": "The user likes tabs.", "kind": "preference"})],
+    traits=["lasting"],
 )
 async def remember(context: ToolContext, text: str, kind: MemoryKind = "fact", everywhere: bool = False) -> str:
     """Keep something short for later sessions: a fact, a preference of the user, or how something is done.
@@ -33,7 +35,8 @@ async def remember(context: ToolContext, text: str, kind: MemoryKind = "fact", e
     """
     scope = "" if everywhere else str(context.workspace)
     await context.services.check_claim()
-    memory = await _get_memories(context).add(Memory(text, kind, scope, context.session_id))
+    untrusted = bool(context.flow_risk)
+    memory = await _get_memories(context).add(Memory(text, kind, scope, context.session_id, untrusted=untrusted))
     return f"Remembered as {memory.id}, {_describe_scope(memory)}."
 
 
@@ -42,8 +45,9 @@ async def remember(context: ToolContext, text: str, kind: MemoryKind = "fact", e
     timeout=60,
     cap=6 * 1024,
     examples=[("what do you know about my taste?", {"query": "taste likes preference"})],
+    traits=["private"],
 )
-async def recall(context: ToolContext, query: str, limit: int = 8) -> str:
+async def recall(context: ToolContext, query: str, limit: int = 8) -> ToolResult:
     """Look up what was remembered in earlier sessions, here and for the user.
 
     Args:
@@ -52,16 +56,18 @@ async def recall(context: ToolContext, query: str, limit: int = 8) -> str:
     """
     found = await _get_memories(context).search(query, _list_scopes(context), min(max(limit, 1), MAX_RECALLED))
     if not found:
-        return "Nothing is remembered about this."
+        return ToolResult("Nothing is remembered about this.")
     lines = [RECALL_HEADER]
     for memory in found:
         day = time.strftime("%Y-%m-%d", time.gmtime(memory.at))
         text = " ".join(memory.text.split())
-        lines.append(f"- [{memory.id}, {memory.kind}, {_describe_scope(memory)}, {day}] {text}")
-    return "\n".join(lines)
+        caused = ", others may have caused it" if memory.untrusted else ""
+        lines.append(f"- [{memory.id}, {memory.kind}, {_describe_scope(memory)}, {day}{caused}] {text}")
+    sources = (UNTRUSTED_MEMORY,) if any(memory.untrusted for memory in found) else ()
+    return ToolResult("\n".join(lines), sources=sources)
 
 
-@tool(safety="caution", timeout=60, examples=[("forget mem_1f", {"id": "mem_1f"})])
+@tool(safety="caution", timeout=60, examples=[("forget mem_1f", {"id": "mem_1f"})], traits=["lasting"])
 async def forget(context: ToolContext, id: str) -> str:
     """Forget something that was remembered.
 

@@ -23,7 +23,7 @@ from treadle.messages import Json, ToolSpec
 from treadle.permissions.data_flow import Trait
 from treadle.permissions.paths import is_instruction_path
 from treadle.permissions.policy import Assessment
-from treadle.permissions.shell.classify import classify_command
+from treadle.permissions.shell.classify import LASTING_REASONS, classify_command, sends_data
 from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
@@ -136,7 +136,12 @@ class Shell(Tool):
         folder, in_sandbox = parsed.arguments.get("folder", ""), tier != "full"
         safety, why = classify_command(parts, os.path.realpath(workspace), folder, in_sandbox=in_sandbox)
         moves = safety != "safe" or any(part.name == "cd" for part in parts)
-        return Assessment(safety, why, render_commands(parts), affects_later_calls=moves)
+        sends = not in_sandbox and sends_data(parts)
+        traits: set[Trait] = {"network"} if sends else set()
+        if why.startswith(LASTING_REASONS):
+            traits.add("lasting")
+        commands = render_commands(parts)
+        return Assessment(safety, why, commands, affects_later_calls=moves, traits=frozenset(traits))
 
     def resolve_call(self, parsed: ParsedArguments, notes: Mapping[str, Json]) -> tuple[Tool, ParsedArguments]:
         """Add the folder where the last command ended. It is shown, and an approval holds for that folder."""
@@ -145,10 +150,14 @@ class Shell(Tool):
         return self, ParsedArguments(values, values)
 
     def list_traits(self, tier: Tier) -> frozenset[Trait]:
+        own: set[Trait] = {"workspace", "private"}
         if tier == "full" or self._network:
-            reads_strangers = self._network and not self._allow_hosts
-            return frozenset(("private", "way_out", "untrusted") if reads_strangers else ("private", "way_out"))
-        return frozenset(("private",))
+            own.add("way_out")
+        if tier == "full":
+            own.add("host")
+        elif self._network and not self._allow_hosts:
+            own.add("untrusted")
+        return frozenset(own)
 
     def describe_sandbox(self, tier: Tier) -> str:
         return "none" if tier == "full" else self._sandbox.probe().level

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from treadle.knowledge.base import Knowledge
-from treadle.tools.base import Tool, ToolContext, ToolError
+from treadle.permissions.data_flow import SKILL
+from treadle.tools.base import Tool, ToolContext, ToolError, ToolResult
 from treadle.tools.function import tool
 
 
@@ -11,7 +12,7 @@ def build_skill_tool(knowledge: Knowledge) -> Tool:
     """Build the tool that reads the skills of `knowledge`."""
 
     @tool(safety="safe", timeout=60, cap=32 * 1024, examples=[("use the skill for releases", {"name": "releases"})])
-    def use_skill(context: ToolContext, name: str, file: str = "") -> str:
+    def use_skill(context: ToolContext, name: str, file: str = "") -> ToolResult:
         """Read a skill: how to do something, as somebody wrote it down.
 
         Args:
@@ -22,10 +23,11 @@ def build_skill_tool(knowledge: Knowledge) -> Tool:
         skill = skills.get(name)
         if skill is None:
             raise ToolError(f"There is no skill named {name!r}. The skills are: {', '.join(sorted(skills)) or 'none'}.")
+        sources = (SKILL,) if skill.origin == "workspace" else ()
         if file:
-            return knowledge.read_resource(skill, file)
+            return ToolResult(knowledge.read_resource(skill, file), sources=sources)
         files = knowledge.read_resource(skill, "")
         more = f"\n\nFiles that come with it, in {skill.folder}:\n{files}" if files else ""
-        return f"{skill.body}{more}"
+        return ToolResult(f"{skill.body}{more}", sources=sources)
 
     return use_skill

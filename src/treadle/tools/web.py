@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -20,6 +21,7 @@ from msgspec import Meta
 from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
 from treadle.permissions.data_flow import Trait
+from treadle.permissions.policy import Assessment
 from treadle.sandbox.proxy import IsPublic, Resolve, resolve_host
 from treadle.tools.base import Arguments, ParsedArguments, Tool, ToolContext, ToolError, ToolInputError, ToolResult
 from treadle.tools.html_text import convert_html
@@ -77,6 +79,9 @@ class FetchUrl(Tool):
 
     def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return "caution"
+
+    def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
+        return Assessment("caution", address=parsed.arguments["url"])
 
     def list_traits(self, tier: Tier) -> frozenset[Trait]:
         return frozenset(("untrusted", "way_out"))

@@ -21,6 +21,9 @@ _CHANGES_PROTECTED = "it changes what runs at the next git or treadle command"
 _CHANGES_INSTRUCTIONS = "it changes a file that instructs agents, editors or build services"
 _WRITES_OUTSIDE = "it writes outside the workspace"
 
+LASTING_REASONS = (_CHANGES_PROTECTED, _CHANGES_INSTRUCTIONS, _WRITES_OUTSIDE)
+"""How the reasons begin for commands whose changes outlast the session and may steer or reach others."""
+
 _HARMLESS_PLACES = ("/dev/fd", *STANDARD_DEVICES)
 _PRIVATE_PLACES = ("/tmp", "/var/tmp")
 """Folders of which each command in the sandbox has its own."""
@@ -47,6 +50,22 @@ def classify_command(
         if why:
             return "destructive", f"{why} ({make_printable(part.text)})"
     return "safe" if parts and all(map(classifier.only_reads, parts)) else "caution", ""
+
+
+def sends_data(parts: Sequence[CommandPart]) -> bool:
+    """Whether a part is known to send data out, cannot be read, or may run any code."""
+    return any(map(_part_sends_data, parts))
+
+
+def _part_sends_data(part: CommandPart) -> bool:
+    if part.kind != "command":
+        return part.kind == "unknown" or "/dev/tcp" in part.text or "/dev/udp" in part.text
+    words = [word.text for word in part.words[1:]]
+    if part.name == "git":
+        table = load_command_table()
+        while words and words[0].startswith("-"):
+            words = words[2 if words[0] in table.git.value_options else 1 :]
+    return load_command_table().sends_data(posixpath.basename(part.name), " ".join(words))
 
 
 class _Classifier:

@@ -66,6 +66,13 @@ class DestructiveCommand(_Row, frozen=True):
         return name in self.commands and (self.when is None or self.when.match(words) is not None)
 
 
+class NetworkCommand(_Row, frozen=True):
+    """Commands that send data out, always or when their words match."""
+
+    commands: CommandNames
+    when: re.Pattern[str] | None = None
+
+
 class Wrapper(_Row, frozen=True):
     """A command that runs the command in the rest of its words, after its options and `skip` more words."""
 
@@ -175,6 +182,7 @@ class CommandTable(_Row, frozen=True):
 
     safe: tuple[SafeCommand, ...]
     destructive: tuple[DestructiveCommand, ...]
+    network: tuple[NetworkCommand, ...]
     wrapper: tuple[Wrapper, ...]
     helper: tuple[HelperOptions, ...]
     files: FileCommands
@@ -189,6 +197,11 @@ class CommandTable(_Row, frozen=True):
     def find_danger(self, name: str, words: str) -> str:
         """Say why a command with these words is destructive, or nothing."""
         return next((row.why for row in self.destructive if row.matches(name, words)), "")
+
+    def sends_data(self, name: str, words: str) -> bool:
+        """Whether a command with these words is known to send data out."""
+        rows = (row for row in self.network if name in row.commands)
+        return any(row.when is None or row.when.match(words) is not None for row in rows)
 
     def find_wrapper(self, name: str) -> Wrapper | None:
         return next((row for row in self.wrapper if name in row.commands), None)

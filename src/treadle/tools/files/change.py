@@ -15,6 +15,7 @@ from msgspec import Struct
 from treadle.events import KeptFile, Safety, Tier
 from treadle.history.content_store import ContentStore
 from treadle.messages import Json
+from treadle.permissions.data_flow import Trait
 from treadle.permissions.paths import explain_write_risk, is_secret_path
 from treadle.permissions.policy import Assessment
 from treadle.tools.base import FILE_NOTE_PREFIX, FileNote, ParsedArguments, ToolContext, ToolError, read_file_note
@@ -22,6 +23,7 @@ from treadle.tools.function import Function, FunctionTool, ToolOptions
 from treadle.workspace.folder import MAX_FILE_BYTES, FileContent, Folder, hash_content, render_diff
 from treadle.workspace.worker_threads import run_in_thread
 
+_LASTING: frozenset[Trait] = frozenset(("lasting",))
 _HOME_DOUBT = "this is where the user's shell and desktop look for what they run, outside of the sandbox"
 
 
@@ -48,7 +50,7 @@ class FileToolSettings(Struct, frozen=True):
 class WritingTool(FunctionTool):
     """A function that changes files. A rewind finds their old contents in `kept`."""
 
-    traits = frozenset(("private",))  # it shows what it changed
+    traits = frozenset(("workspace", "private"))  # it shows what it changed
 
     def __init__(self, settings: FileToolSettings, function: Function, options: ToolOptions) -> None:
         super().__init__(function, options)
@@ -68,13 +70,13 @@ class WritingTool(FunctionTool):
         paths = self.list_paths(arguments)
         why = next(filter(None, (explain_write_risk(path, roots) for path in paths)), "")
         if why:  # the file instructs later agents and programs, so approving one change does not approve the next
-            return Assessment("destructive", why, asks_each_time=True)
+            return Assessment("destructive", why, asks_each_time=True, traits=_LASTING)
         # Other programs of the user run files from home, such as `~/.profile`.
         home = os.path.realpath(os.path.expanduser("~"))
         places = [os.path.relpath(os.path.join(root, path), home) for root in roots for path in paths]
         names = [place.partition("/")[0] for place in places]
         is_at_home = any(name == "bin" or (name.startswith(".") and name != "..") for name in names)
-        return Assessment("caution", doubts=(_HOME_DOUBT,) if is_at_home else ())
+        return Assessment("caution", doubts=(_HOME_DOUBT,), traits=_LASTING) if is_at_home else Assessment("caution")
 
 
 def find_file(settings: FileToolSettings, context: ToolContext, path: str) -> tuple[str, FileContent | None]:

@@ -87,6 +87,7 @@ def build_list_files_tool(granted: Sequence[str]) -> Tool:
             return f"No file in {where} fits {pattern}."
         return f"No files in {where}, or only ones that ignore files leave out."
 
+    list_files.traits = frozenset(("workspace", "private"))  # names can be private, and can say something
     return list_files
 
 
@@ -198,7 +199,7 @@ def build_search_files_tool(granted: Sequence[str]) -> Tool:
             shown.append(f"[Stopped after {_SEARCH_TIMEOUT:g} s: there may be more.]")
         return "\n".join(shown)
 
-    search_files.traits = frozenset(("private",))
+    search_files.traits = frozenset(("workspace", "private"))
     return search_files
 
 

@@ -61,7 +61,8 @@ def build_read_file_tool(granted: Sequence[str]) -> Tool:
             await context.services.save_note(name, msgspec.to_builtins(FileNote(digest)))
         return _render_file(file, max(1, offset), max(1, limit))
 
-    read_file.traits = frozenset(("private",))
+    # Nobody can tell who wrote a file: the user, the author of a cloned repository, or an earlier session.
+    read_file.traits = frozenset(("workspace", "private"))
     return read_file
 
 

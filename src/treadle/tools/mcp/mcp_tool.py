@@ -73,6 +73,10 @@ class McpTool(Tool):
         )
 
     @property
+    def party(self) -> str:
+        return self._connection.server.name
+
+    @property
     def version(self) -> str:
         return compute_version(self._listed)
 

@@ -249,7 +249,8 @@ class ModelFailed(Fact, frozen=True):
 class ApprovalRequested(Fact, frozen=True):
     """`digest` binds an answer to the call that was shown. `rule` is the pattern that scope `pattern` remembers.
 
-    `once` means that a yes is valid for this call only, whatever its scope, because the call is too dangerous.
+    `once` means that a yes is valid for this call only, whatever its scope, because the call is too dangerous. `flow`
+    means that it could let private data out, or make a lasting change, because text of others asked for it.
     """
 
     call_id: str
@@ -259,6 +260,7 @@ class ApprovalRequested(Fact, frozen=True):
     why: str
     rule: str = ""
     once: bool = False
+    flow: bool = False
     digest: str = ""
     expires_at: float | None = None
 

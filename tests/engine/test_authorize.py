@@ -193,13 +193,15 @@ PEEK = TraitTool("peek", "way_out", safety="safe")
 TOOLS = [FETCH, READ, SEND, PEEK]
 
 
-HARMLESS = ["fetch", "read fetch", "read send", "fetch send", "fetch fetch", "fetch read", "fetch read peek"]
+HARMLESS = ["fetch", "read fetch", "read send", "fetch read", "fetch read peek"]
 
 
 @pytest.mark.parametrize(
     ("calls", "asked"),
     [
         *((calls, []) for calls in HARMLESS),
+        ("fetch send", ["send"]),  # the user's message is private too
+        ("fetch fetch", ["fetch"]),
         ("fetch read send", ["send"]),
         ("read fetch fetch", ["fetch"]),
         ("read fetch send", ["send"]),
@@ -210,7 +212,7 @@ async def test_a_call_is_asked_when_all_three_come_together(calls: str, asked: l
     run = await kit.run_script(*lines, "done", tools=TOOLS, gate=kit.build_gate(Answer("allow")))
     found = run.select(ApprovalRequested)
     assert [fact.tool for fact in found] == asked
-    assert all("private data out" in fact.why for fact in found)
+    assert all("private data is in reach" in fact.why for fact in found)
 
 
 async def test_seen_data_is_remembered_after_a_restart_and_for_missing_tools(store: Store) -> None:
@@ -230,10 +232,10 @@ async def test_a_denied_call_brings_nothing_in() -> None:
 @pytest.mark.parametrize(
     ("tier", "network", "hosts", "traits"),
     [
-        ("sandbox", False, (), {"private"}),
-        ("sandbox", True, ("example.org",), {"private", "way_out"}),
-        ("sandbox", True, (), {"private", "way_out", "untrusted"}),
-        ("full", False, (), {"private", "way_out"}),
+        ("sandbox", False, (), {"workspace", "private"}),
+        ("sandbox", True, ("example.org",), {"workspace", "private", "way_out"}),
+        ("sandbox", True, (), {"workspace", "private", "way_out", "untrusted"}),
+        ("full", False, (), {"workspace", "private", "way_out", "host"}),
     ],
 )
 def test_a_shell_is_a_way_out_where_it_has_the_network(

@@ -1,30 +1,67 @@
-"""A call with a way out is asked after the session has seen untrusted text and private data."""
+"""The rule for the flow of data: text of others, private data, and a way out or a lasting change."""
 
 import pytest
 
-from treadle.events import Safety
-from treadle.permissions.data_flow import Trait, explain_leak_risk, list_tools_seen
+from treadle.permissions.data_flow import SOURCES, Trait, explain_flow_risk, has_effect, names_address
+
+PAGE: set[Trait] = {"untrusted", "way_out"}
+FILE: set[Trait] = {"workspace", "private"}
+MESSAGE: set[Trait] = {"private"}
 
 
 @pytest.mark.parametrize(
-    ("own", "safety", "seen", "is_asked"),
+    ("own", "seen", "is_asked"),
     [
-        ({"way_out"}, "caution", [{"untrusted"}, {"private"}], True),
-        ({"way_out"}, "caution", [{"untrusted", "private"}], True),
-        ({"way_out", "private"}, "destructive", [{"untrusted"}], True),
-        ({"way_out", "untrusted"}, "caution", [{"private"}], False),
-        ({"way_out"}, "caution", [{"untrusted"}], False),
-        ({"way_out"}, "caution", [], False),
-        ({"way_out"}, "safe", [{"untrusted"}, {"private"}], False),
-        ({"private"}, "caution", [{"untrusted"}, {"private"}], False),
+        ({"way_out"}, {"fetch": PAGE, "read": FILE}, True),
+        ({"way_out"}, {"read": FILE}, True),
+        ({"lasting"}, {"read": FILE}, True),
+        ({"way_out", "private"}, {"fetch": PAGE}, True),
+        ({"way_out"}, {"fetch": PAGE}, False),
+        ({"way_out"}, {"text:message": MESSAGE}, False),
+        ({"way_out", "private"}, {}, False),
+        # On the host, text of the workspace counts only where a command is known to send data out.
+        ({"way_out", "host", "private"}, {"read": FILE}, False),
+        ({"way_out", "host", "private"}, {"read": FILE, "fetch": PAGE}, True),
+        ({"way_out", "host", "private", "network"}, {"read": FILE}, True),
+        ({"way_out", "host", "private", "lasting"}, {"read": FILE}, True),
     ],
 )
-def test_private_data_leaves_unasked_only_where_no_untrusted_text_was_read(
-    own: set[Trait], safety: Safety, seen: list[set[Trait]], is_asked: bool
+def test_a_person_looks_when_text_of_others_and_private_data_meet_an_effect(
+    own: set[Trait], seen: dict[str, set[Trait]], is_asked: bool
 ) -> None:
-    assert bool(explain_leak_risk(own, safety, seen)) is is_asked
+    assert bool(explain_flow_risk("send", own, seen)) is is_asked
 
 
-def test_a_session_knows_the_results_of_its_own_tools_and_of_the_sessions_it_heard_from() -> None:
-    notes = {"treadle.seen.parent": ["fetch"], "treadle.seen.c1": ["read"], "treadle.folder": "src"}
-    assert list_tools_seen({"shell"}, notes) == {"shell", "fetch", "read"}
+def test_a_safe_call_is_no_way_out() -> None:
+    assert has_effect({"way_out"}, "caution") and has_effect({"lasting"}, "safe")
+    assert not has_effect({"way_out"}, "safe") and not has_effect({"untrusted", "private"}, "caution")
+
+
+def test_the_reason_names_the_source_the_private_part_and_the_way_out() -> None:
+    seen = {name: SOURCES[name].labels for name in ("text:message", "text:instructions")}
+    assert explain_flow_risk("fetch_url", {"way_out"}, seen) == (
+        "fetch_url can send data out; private data is in reach (the user's message), "
+        "and text that others wrote may have asked for it (AGENTS.md and agents of the workspace)"
+    )
+    many: dict[str, set[Trait]] = {f"tool{number}": FILE for number in range(9)}
+    why = explain_flow_risk("remember", {"lasting"}, many)
+    assert "what remember changes outlasts this session" in why
+    assert "results of tool0, results of tool1, results of tool2 and 6 more" in why
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "is_named"),
+    [
+        ("Read https://example.org/docs, please.", "https://example.org/docs", True),
+        ("Read <https://example.org/docs/>!", "https://example.org/docs", True),
+        ("what does example.org say?", "https://example.org/", True),
+        ("[docs](https://example.org/a?b=c)", "https://example.org/a?b=c", True),
+        ("Read https://example.org/docs", "https://example.org/docs?q=secret", False),
+        ("Read https://example.org/docs", "https://example.org/doc", False),
+        ("Read https://example.org/docs", "https://example.org", False),
+        ("Read https://example.org.evil.net/docs", "https://example.org", False),
+        ("", "https://example.org", False),
+    ],
+)
+def test_an_address_counts_as_named_only_as_a_whole_word(text: str, address: str, is_named: bool) -> None:
+    assert names_address([text], address) is is_named

@@ -255,7 +255,7 @@ class RunOutput:
         if isinstance(question, events.InputRequested):
             comment = "Nobody can be asked here. Decide yourself, and say what you assumed."
         else:
-            option = f"--approve {question.rule!r}" if question.rule else "--yes"
+            option = f"--approve {question.rule!r}" if question.rule else "--approve-flow" if question.flow else "--yes"
             comment = f"Nobody can be asked here ({question.why}). "
             comment += f"Keep to what the sandbox allows, or tell the user to allow it with {option}. "
             comment += "--full-access runs tools without the sandbox."
@@ -293,7 +293,11 @@ class RunOutput:
         session = report.session_id[:12]
         if report.status == "denied":
             tools = _list_tools(report.denied)
+            has_flow = any(
+                isinstance(one, events.ApprovalRequested) and one.flow for one in self.report_builder.refused
+            )
             how = "--approve and --yes allow it, --full-access leaves the sandbox"
+            how = "--approve-flow and --yes allow it" if has_flow else how
             self.write_note(f"denied, because nobody could be asked: {tools}; {how}")
         if report.status == "waiting" and self.report_builder.asked:
             self.write_note(f"waits for an answer ({_list_tools(report.pending)}): treadle approvals list")

@@ -20,6 +20,7 @@ from treadle.engine.state import CallState, State
 from treadle.engine.steps import is_out_of_time
 from treadle.errors import describe_error
 from treadle.messages import Json
+from treadle.permissions.data_flow import EFFECTS
 from treadle.permissions.patterns import covers_call, pin_version, select_for_version, suggest_pattern, unpin_version
 from treadle.permissions.policy import (
     Assessment,
@@ -208,7 +209,8 @@ def _assess_call(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments
     doubts = list(assessment.doubts)
     if assessment.commands is not None and tool.describe_sandbox(tier) == "landlock":
         doubts.append("the sandbox is reduced on this machine, so every command is asked for")
-    risk = find_flow_risk(setup, state, tool, assessment)
+    own = tool.list_traits(tier) | assessment.traits
+    risk = find_flow_risk(setup, state, tool, own, assessment) if own & EFFECTS else ""
     return replace(assessment, doubts=tuple(doubts), flow_risk=risk) if doubts or risk else assessment
 
 
@@ -254,9 +256,8 @@ def _apply_verdict(
             comment = f" They say: {answer.comment}" if answer.comment else ""
             return _close_call(call, "denied", f"Denied: {answer.by or 'The user'} said no.{comment}", ready.safety)
         if call.asked is not None:
-            # A question about the flow of data is asked for one call. An answer to another question does not count.
-            is_other = bool(ready.flow_risk) and verdict.action == "ask" and not call.asked.once
-            if is_other or call.asked.digest != _compute_digest(setup, ready):
+            is_other_question = verdict.asks_flow and not call.asked.flow
+            if is_other_question or call.asked.digest != _compute_digest(setup, ready):
                 return _close_call(call, "denied", CHANGED_SINCE_APPROVAL, ready.safety)
         if verdict.action != "ask":
             return ready
@@ -264,7 +265,7 @@ def _apply_verdict(
     if verdict.action == "allow":
         return ready
     if setup.gate is None:
-        told = NOBODY_TO_ASK_ABOUT_FLOW if ready.flow_risk and ready.flow_risk in verdict.why else NOBODY_TO_ASK
+        told = NOBODY_TO_ASK_ABOUT_FLOW if verdict.asks_flow else NOBODY_TO_ASK
         return _close_call(call, "denied", told.format(why=verdict.why), ready.safety)
     arguments = ready.parsed.arguments
     pattern = suggest_pattern(tool.name, arguments, assessment.commands)
@@ -276,6 +277,7 @@ def _apply_verdict(
         why=verdict.why,
         rule="" if verdict.is_once_only else pin_version(pattern, tool.version),
         once=verdict.is_once_only,
+        flow=verdict.asks_flow,
         digest=_compute_digest(setup, ready),
         expires_at=_compute_expiry(setup),
     )

@@ -27,13 +27,12 @@ from treadle.permissions.policy import Assessment, find_narrowest_tier
 from treadle.tools.base import Tool
 
 
-def find_flow_risk(setup: Setup, state: State, tool: Tool, assessment: Assessment) -> str:
+def find_flow_risk(setup: Setup, state: State, tool: Tool, own: frozenset[Trait], assessment: Assessment) -> str:
     """Say how a call could let private data out or make a lasting change because text of others asked for it.
 
-    Return nothing when there is no such risk.
+    `own` are its traits. Return nothing when there is no such risk.
     """
     tier = find_narrowest_tier(setup.grants)
-    own = tool.list_traits(tier) | assessment.traits
     if not has_effect(own, assessment.safety):
         return ""
     # A call that reads nothing itself sends its arguments. The model wrote them before it knew any result of the reply.

@@ -23,6 +23,9 @@ The others are effects. `way_out`: it can send data out. `network`: it is known 
 workspace outside of the sandbox. `lasting`: its change outlasts the session and may steer or reach others.
 """
 
+EFFECTS: frozenset[Trait] = frozenset(("way_out", "lasting"))
+"""A call without any of these needs no check."""
+
 SEEN_NOTE = "treadle.seen."
 """How the name of a note begins with which older versions listed the sources of a helper and of its parent."""
 

@@ -41,14 +41,15 @@ _NARROWEST_FIRST: tuple[Tier, ...] = ("read-only", "sandbox", "full")
 class Verdict(Struct, frozen=True):
     """A decision, and the rule that made it.
 
-    If `is_once_only`, only an answer to this very call or one given beforehand allows it. If it `may_be_forbidden`,
-    only an answer to this very call does.
+    If `is_once_only`, only an answer to this very call or one given beforehand allows it. If it `may_be_forbidden`, or
+    `asks_flow` because of the flow of data, only an answer to this very call does.
     """
 
     action: Action
     why: str
     is_once_only: bool = False
     may_be_forbidden: bool = False
+    asks_flow: bool = False
 
 
 class Assessment(Struct, frozen=True):
@@ -113,7 +114,7 @@ def decide_call(
     if _find_covering_patterns(operator.approve_flow, tool, arguments, assessment.commands):
         return verdict
     why = risk if verdict.action == "allow" else f"{verdict.why}; {risk}"
-    return Verdict("ask", why, is_once_only=True, may_be_forbidden=verdict.may_be_forbidden)
+    return Verdict("ask", why, is_once_only=True, may_be_forbidden=verdict.may_be_forbidden, asks_flow=True)
 
 
 def _decide_use(
@@ -159,7 +160,13 @@ def find_narrowest_tier(grants: Sequence[Grant]) -> Tier:
 def choose_strictest(*verdicts: Verdict) -> Verdict:
     """Choose the verdict that allows least; the first of equals."""
     return max(
-        verdicts, key=lambda verdict: (_STRICTNESS[verdict.action], verdict.is_once_only, verdict.may_be_forbidden)
+        verdicts,
+        key=lambda verdict: (
+            _STRICTNESS[verdict.action],
+            verdict.is_once_only,
+            verdict.asks_flow,
+            verdict.may_be_forbidden,
+        ),
     )
 
 

@@ -175,7 +175,7 @@ def test_every_kind_of_fact_is_in_the_list_of_what_is_taken_over() -> None:
 async def test_the_importer_decides_workspace_agent_model_limits_and_grants() -> None:
     log, (first, *_) = await load()
     assert isinstance(first, SessionCreated)
-    assert first == replace(MINE, session_id=ID, seq=1, at=1001.0)
+    assert first == replace(MINE, session_id=ID, seq=1, at=1001.0, sources=("text:history",))
     info = await log.get_info(ID)
     assert (info.workspace, info.agent, info.parent, info.wake_at) == ("/mine", "agent", None, None)
 
@@ -293,7 +293,7 @@ async def test_notes_of_the_file_are_kept_where_no_tool_reads_them() -> None:
     notes = [Custom(name="treadle.file:a.txt", data={"digest": "d"}), Custom(name="imported.acme.audit", data=1)]
     _, facts = await load(*notes)
     names = [fact.name for fact in select_events(facts, Custom)]
-    assert names == ["imported.treadle.file:a.txt", "imported.acme.audit", "treadle.seen.import"]
+    assert names == ["imported.treadle.file:a.txt", "imported.acme.audit"]
 
 
 async def test_hidden_instructions_in_the_history_are_not_taken_over() -> None:
@@ -336,5 +336,5 @@ def test_whatever_the_file_holds_nothing_is_granted_and_nothing_is_left_to_do(hi
     state = fold(past)
     assert state.remembered == [] and state.run is None and next_step(state, NOW) == Rest()
     assert state.model == "" and state.agent == "agent" and not state.changed_files
-    assert all(name.startswith("imported.") or name == "treadle.seen.import" for name in state.notes)
+    assert all(name.startswith("imported.") for name in state.notes)
     assert [type(fact) for fact in past[: len(facts) + 1]] == [SessionCreated, *map(type, facts)], "positions stay"

@@ -21,7 +21,7 @@ from treadle.engine.steps import Record, next_step
 from treadle.errors import BadInput
 from treadle.log.base import Artifact, Log, SessionQuery
 from treadle.messages import ModelMessage, UserMessage
-from treadle.permissions.data_flow import SEEN_NOTE
+from treadle.permissions.data_flow import HISTORY
 
 IMPORTED_NOTE_PREFIX = "imported."
 """How the names of notes begin that came with the file. Tools do not read them."""
@@ -131,10 +131,10 @@ def strip_rights(facts: Sequence[events.AnyFact], created: events.SessionCreated
     session_id = created.session_id or first.session_id
     if not created.session_id and not _SESSION_ID.fullmatch(session_id):
         session_id = os.urandom(16).hex()
-    past: list[events.AnyFact] = [replace(created, session_id=session_id, at=min(first.at, now))]
+    # Others wrote this conversation, and it may hold private data.
+    sources, at = (*created.sources, HISTORY), min(first.at, now)
+    past: list[events.AnyFact] = [replace(created, session_id=session_id, sources=sources, at=at)]
     past += [_strip_fact(fact, created.limits, now) for fact in facts[1:]]
-    # Others wrote this conversation, and it may hold private data. An unknown source counts as both.
-    past.append(events.Custom(name=f"{SEEN_NOTE}import", data=["import"], at=past[-1].at))
     for seq, fact in enumerate(past, 1):
         events.stamp_fact(fact, seq, fact.at)
     return past + close_unfinished_work(past)

@@ -47,7 +47,7 @@ class Source(NamedTuple):
 SOURCES: dict[str, Source] = {
     MESSAGE: Source("the user's message", frozenset(("private",))),
     ANSWER: Source("an answer of the user", frozenset(("private",))),
-    HISTORY: Source("results in a conversation from elsewhere", frozenset(("untrusted", "private"))),
+    HISTORY: Source("a conversation from elsewhere", frozenset(("untrusted", "private"))),
     INSTRUCTIONS: Source("AGENTS.md and agents of the workspace", frozenset(("workspace",))),
     SKILL: Source("a skill of the workspace", frozenset(("workspace",))),
     MEMORY: Source("a memory", frozenset(("private",))),

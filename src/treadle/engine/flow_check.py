@@ -37,42 +37,34 @@ def find_flow_risk(setup: Setup, state: State, tool: Tool, own: frozenset[Trait]
         return ""
     # A call that reads nothing itself sends its arguments. The model wrote them before it knew any result of the reply.
     known = len(state.seen) if state.turn is None or "private" in own else state.turn.seen
-    tools = {name: _find_tool(setup, name) for name in islice(state.seen, known)}
+    tools = {name: setup.find_tool(name) for name in islice(state.seen, known)}
     seen: dict[str, frozenset[Trait]] = {}
     for name, used in tools.items():
         unknown = SOURCES[name].labels if name in SOURCES else UNKNOWN_TOOL_TRAITS
         seen[name] = used.list_traits(tier) if used is not None else unknown
     risk = explain_flow_risk(tool.name, own, seen)
-    if not risk or (assessment.address and names_address(_list_user_texts(state), assessment.address)):
+    if risk and find_private(own, seen) == [MESSAGE] and tool.party:
+        # Only the user's words could leave, and a server gets them with every question. So it may be asked again.
+        others = {name: labels for name, labels in seen.items() if getattr(tools[name], "party", "") != tool.party}
+        risk = explain_flow_risk(tool.name, own, others)
+    if risk and assessment.address and names_address(_list_texts(state, own, seen), assessment.address):
         return ""
-    if find_private(own, seen) != [MESSAGE]:
-        return risk
-    # Only the user's words could leave. A server that was asked may be asked again: it gets them with every question.
-    # The links of a page carry no more than the choice between them.
-    others = {name: labels for name, labels in seen.items() if not _has_party(tools[name], tool.party)}
-    pages = _list_results(state, seen) if assessment.address else ()
-    return "" if names_address(pages, assessment.address) else explain_flow_risk(tool.name, own, others)
+    return risk
 
 
-def _find_tool(setup: Setup, name: str) -> Tool | None:
-    """Find a tool that is offered, or that calls of another tool can resolve to."""
-    hidden = (tool.find_hidden_tool(name) for tool in setup.tools.values())
-    return setup.tools.get(name) or next(filter(None, hidden), None)
+def _list_texts(state: State, own: frozenset[Trait], seen: dict[str, frozenset[Trait]]) -> Iterator[str]:
+    """List the texts whose addresses carry nothing private: the user named them, or a page did before it knew anything.
 
-
-def _has_party(tool: Tool | None, party: str) -> bool:
-    return bool(party) and tool is not None and tool.party == party
-
-
-def _list_user_texts(state: State) -> Iterator[str]:
-    """List what the user wrote. The model of another session wrote the messages of a helper."""
+    The model of another session wrote the messages of a helper, so they are not the user's. The links of a page carry
+    the choice between them. That is accepted if nothing else is private than the user's words.
+    """
     parent = state.created.parent if state.created is not None else None
-    if parent is None or not parent.call_id:
-        yield from (render_parts(entry.parts) for entry in state.entries if isinstance(entry, MessageReceived))
-
-
-def _list_results(state: State, seen: dict[str, frozenset[Trait]]) -> Iterator[str]:
-    """List what strangers wrote, as the model read it."""
-    calls = (call for entry in state.entries if isinstance(entry, Turn) for call in entry.calls.values())
-    ended = (call.finished for call in calls if call.finished is not None)
-    return (fact.output for fact in ended if "untrusted" in seen.get(fact.tool, ()))
+    is_helper = parent is not None and bool(parent.call_id)
+    shows_links = find_private(own, seen) == [MESSAGE]
+    for entry in state.entries:
+        if isinstance(entry, MessageReceived) and not is_helper:
+            yield render_parts(entry.parts)
+        elif isinstance(entry, Turn) and shows_links:
+            for call in entry.calls.values():
+                if call.finished is not None and "untrusted" in seen.get(call.finished.tool, ()):
+                    yield call.finished.output

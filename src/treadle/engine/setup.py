@@ -187,6 +187,11 @@ class Setup(Struct, frozen=True):
     """The secret of the store. Without one, no approval outlives this setup."""
     sources: tuple[str, ...] = ()
 
+    def find_tool(self, name: str) -> Tool | None:
+        """Find a tool that is offered, or that calls of another tool can resolve to."""
+        hidden = (tool.find_hidden_tool(name) for tool in self.tools.values())
+        return self.tools.get(name) or next(filter(None, hidden), None)
+
     def choose_recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
         """Decide what follows a failed call. A call is retried twice at most."""
         chosen = tool.on_error or self.on_error

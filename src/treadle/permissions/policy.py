@@ -107,7 +107,7 @@ def decide_call(
 
     A flow risk is a question of its own. To approve a tool does not answer it, neither beforehand nor for the session.
     """
-    verdict = _decide_use(grants, remembered, tool, arguments, assessment)
+    verdict = decide_use(grants, remembered, tool, arguments, assessment)
     risk, operator = assessment.flow_risk, grants[0] if grants else Grant()
     if not risk or verdict.action == "deny" or operator.yes:
         return verdict
@@ -117,7 +117,7 @@ def decide_call(
     return Verdict("ask", why, is_once_only=True, may_be_forbidden=verdict.may_be_forbidden, asks_flow=True)
 
 
-def _decide_use(
+def decide_use(
     grants: Sequence[Grant],
     remembered: Sequence[RememberedAnswer],
     tool: str,

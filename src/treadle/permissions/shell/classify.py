@@ -54,18 +54,16 @@ def classify_command(
 
 def sends_data(parts: Sequence[CommandPart]) -> bool:
     """Whether a part is known to send data out, cannot be read, or may run any code."""
-    return any(map(_part_sends_data, parts))
-
-
-def _part_sends_data(part: CommandPart) -> bool:
-    if part.kind != "command":
-        return part.kind == "unknown" or "/dev/tcp" in part.text or "/dev/udp" in part.text
-    words = [word.text for word in part.words[1:]]
-    if part.name == "git":
-        table = load_command_table()
-        while words and words[0].startswith("-"):
+    table = load_command_table()
+    for part in parts:
+        name, words = posixpath.basename(part.name), [word.text for word in part.words[1:]]
+        while name == "git" and words and words[0].startswith("-"):  # the options before the verb
             words = words[2 if words[0] in table.git.value_options else 1 :]
-    return load_command_table().sends_data(posixpath.basename(part.name), " ".join(words))
+        if part.kind == "unknown" or (part.kind == "command" and table.sends_data(name, " ".join(words))):
+            return True
+        if any(word.text.startswith(("/dev/tcp/", "/dev/udp/")) for word in part.words[1:]):
+            return True
+    return False
 
 
 class _Classifier:

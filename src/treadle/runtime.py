@@ -351,7 +351,7 @@ class Runtime:
             config=replace(setup.config, instructions=instructions),
             attachments=attachments,
             helpers=SessionHelpers(self, created, setup),
-            approval_key=self.log.approval_key,
+            approval_key=await self.log.get_approval_key(),
             sources=sources,
         )
 

@@ -173,11 +173,6 @@ class Log(ABC):
     memories: Memories
     observer: Observer | None = None
 
-    @property
-    @abstractmethod
-    def approval_key(self) -> bytes:
-        """The secret that binds an approval to the call that was shown. It never leaves the store."""
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -291,6 +286,10 @@ class Log(ABC):
     @abstractmethod
     async def get_artifact(self, session_id: str, artifact_id: str) -> Artifact:
         """Return an artifact; raises `NotFound`."""
+
+    @abstractmethod
+    async def get_approval_key(self) -> bytes:
+        """Return the secret that binds an approval to the call that was shown. It never leaves the store."""
 
     @abstractmethod
     async def delete(self, session_id: str) -> None:

@@ -97,10 +97,6 @@ class InMemoryLog(HubLog):
         self._order: list[tuple[str, int, int]] = []  # session id, session number and seq of every fact ever stored
         self._hub = Hub(self.read, self._read_store)
 
-    @property
-    def approval_key(self) -> bytes:
-        return self._approval_key
-
     async def create(self, session_id: str, facts: Sequence[AnyFact], *, claim: Claim | None = None) -> None:
         self._check_open()
         self._check_claim(claim)
@@ -251,6 +247,9 @@ class InMemoryLog(HubLog):
         if artifact is None:
             raise records.build_no_artifact(session_id, artifact_id)
         return artifact
+
+    async def get_approval_key(self) -> bytes:
+        return self._approval_key
 
     async def delete(self, session_id: str) -> None:
         session = self._get_session(session_id)

@@ -80,13 +80,6 @@ class SqliteLog(HubLog):
         self._data_version = 0
         self._approval_key: bytes | None = None
 
-    @property
-    def approval_key(self) -> bytes:
-        if self._approval_key is None:
-            with self._file.connection as db:
-                self._approval_key = records.fetch_approval_key(db)
-        return self._approval_key
-
     @retry_while_busy()
     async def create(self, session_id: str, facts: Sequence[AnyFact], *, claim: Claim | None = None) -> None:
         self._file.check_not_moved()
@@ -140,8 +133,6 @@ class SqliteLog(HubLog):
                 return None
             db.execute(_CLAIM, (owner, now + ttl, num))
             db.execute(_CLAIM_WAITING, (num,))
-            approval_key = self._approval_key or records.fetch_approval_key(db)  # here it can wait for the lock
-        self._approval_key = approval_key
         self._cache_number(name, num)
         self._hub.mark_claimed(name, epoch + 1, head)
         self._schedule_poll()
@@ -307,6 +298,13 @@ class SqliteLog(HubLog):
         if row is None:
             raise records.build_no_artifact(session_id, artifact_id)
         return Artifact(artifact_id, row[0], row[1])
+
+    @retry_while_busy()
+    async def get_approval_key(self) -> bytes:
+        if self._approval_key is None:
+            with self._file.connection as db:
+                self._approval_key = records.fetch_approval_key(db)
+        return self._approval_key
 
     @retry_while_busy()
     async def delete(self, session_id: str) -> None:

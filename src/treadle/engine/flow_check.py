@@ -14,6 +14,7 @@ from treadle.engine.state import State, Turn
 from treadle.events import MessageReceived
 from treadle.messages import render_parts
 from treadle.permissions.data_flow import (
+    HISTORY,
     MESSAGE,
     SOURCES,
     UNKNOWN_TOOL_TRAITS,
@@ -55,14 +56,16 @@ def find_flow_risk(setup: Setup, state: State, tool: Tool, own: frozenset[Trait]
 def _list_texts(state: State, own: frozenset[Trait], seen: dict[str, frozenset[Trait]]) -> Iterator[str]:
     """List the texts whose addresses carry nothing private: the user named them, or a page did before it knew anything.
 
-    The model of another session wrote the messages of a helper, so they are not the user's. The links of a page carry
-    the choice between them. That is accepted if nothing else is private than the user's words.
+    The model of another session wrote the messages of a helper, and anyone those of an imported session, so they are
+    not the user's. The links of a page carry the choice between them. That is accepted if nothing else is private than
+    the user's words.
     """
-    parent = state.created.parent if state.created is not None else None
-    is_helper = parent is not None and bool(parent.call_id)
+    created = state.created
+    is_helper = created is not None and created.parent is not None and bool(created.parent.call_id)
+    is_imported = created is not None and HISTORY in created.sources
     shows_links = find_private(own, seen) == [MESSAGE]
     for entry in state.entries:
-        if isinstance(entry, MessageReceived) and not is_helper:
+        if isinstance(entry, MessageReceived) and not (is_helper or is_imported):
             yield render_parts(entry.parts)
         elif isinstance(entry, Turn) and shows_links:
             for call in entry.calls.values():

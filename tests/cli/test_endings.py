@@ -173,7 +173,9 @@ async def test_a_provider_that_refuses_is_one_in_every_form(place: Place) -> Non
 
 
 async def test_a_provider_that_is_not_there_is_one(place: Place) -> None:
-    done = await place.quick("run", "hello", "--model", "x", "--base-url", "http://127.0.0.1:9/v1", "--json")
+    done = await place.quick(
+        "run", "hello", "--model", "x", "--base-url", "http://127.0.0.1:9/v1", "--json", "--retry-seconds", "0"
+    )
     document = read_document(done)
     assert (done.code, document["status"]) == (1, "failed") and "127.0.0.1:9" in document["error"]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,16 @@ from aiohttp import web
 
 from tests.kit.terminal import Place, wait_until
 from treadle import ApprovalRequested
-from treadle.events import AnyFact, CallFinished, SessionCreated, TextDelta, serialize_event
+from treadle.events import (
+    AnyFact,
+    CallFinished,
+    Limits,
+    ModelFailed,
+    RunStarted,
+    SessionCreated,
+    TextDelta,
+    serialize_event,
+)
 
 SESSION = "5" * 32
 
@@ -126,3 +136,15 @@ async def test_the_note_of_leaving_stands_below_an_unfinished_reply(place: Place
         await screen.until("half a sen")
         assert await screen.leave() == 0
     assert screen.text.endswith(f"half a sen\ndetached; session {SESSION[:12]}")
+
+
+async def test_enter_ends_the_wait_for_a_provider_over_a_server(place: Place) -> None:
+    failed = ModelFailed(seq=3, at=time.time(), kind="overloaded", message="busy", retryable=True, wait=300, status=429)
+    run = RunStarted(seq=2, at=time.time(), run_id="run_1", limits=Limits())
+    server = Wobbly(SessionCreated(seq=1, session_id=SESSION), run, failed)
+    async with server.serve() as url, place.screen("attach", "job", "--url", url) as screen:
+        await screen.until("Enter: now, /stop: stop")
+        screen.type("\r")
+        await wait_until(lambda: bool(server.posted), "the retry is asked for")
+        assert await screen.leave() == 0
+    assert server.posted == [("retry", {})]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -121,10 +122,15 @@ def open_store(settings: Settings) -> Log:
 
 
 def is_abandoned(info: SessionInfo) -> bool:
-    """Whether a session is marked as running, but has no owner or its owner process is gone."""
+    """Whether a session is marked as running, but its owner is gone, or has no owner and is not parked."""
     from treadle.log.owner import is_gone
 
-    return info.status == "running" and (not info.owner or is_gone(info.owner))
+    return info.status == "running" and not is_parked(info) and (not info.owner or is_gone(info.owner))
+
+
+def is_parked(info: SessionInfo) -> bool:
+    """Whether a session's run waits for its provider, and no process keeps it meanwhile."""
+    return info.status == "running" and not info.owner and info.wake_at is not None and info.wake_at > time.time()
 
 
 async def choose_model(settings: Settings, keyring: Keyring | None = None) -> tuple[Model, str]:

@@ -68,6 +68,7 @@ class AttachedTerminal(InteractiveTerminal):
         self._ask = QuestionQueue()
         super().__init__(self._ask, COMMANDS, find_default_tools(), folder)
         self._session, self._facts = session, facts
+        self.screen.retry_keys = "Enter: now, /stop: stop"
         if isinstance(session, HttpSession):
             session.on_notice = lambda text: self.write_note(text, "dim")
 
@@ -130,6 +131,9 @@ class AttachedTerminal(InteractiveTerminal):
                 except TreadleError:
                     self.draft = text  # the user can send it again
                     raise
+
+    async def retry_now(self) -> None:
+        await self._session.retry_now()
 
     async def show_end(self) -> None:
         state = " continues" if self.screen.is_running else ""

@@ -92,6 +92,7 @@ class ChatTerminal(InteractiveTerminal):
         self.opened, self.session = opened, opened.session
         self.next_session = ""
         self.screen.window = opened.model.window
+        self.screen.retry_keys = "Enter: now, Esc: stop"
         self.notifier = Notifier(sys.stdout, settings.notify, settings.notify_after)
         self._images = images
         self._run: Run | None = None
@@ -178,6 +179,9 @@ class ChatTerminal(InteractiveTerminal):
             await self.session.send(parts)
         else:
             self.start_run(self.session.run(parts))
+
+    async def retry_now(self) -> None:
+        await self.session.retry_now()
 
     async def follow_events(self) -> None:
         """Show every event of the session. Only one watch is open at a time: of a run, or of the idle session."""

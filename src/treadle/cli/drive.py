@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Literal, Protocol, TextIO
 
 import msgspec
@@ -29,7 +30,7 @@ from treadle.cli.console import (
     style_text,
 )
 from treadle.cli.open_session import OpenSession, open_session
-from treadle.cli.questions import AgentQuestion, QuestionQueue, TerminalReader, describe_client_call
+from treadle.cli.questions import AgentQuestion, Keyboard, QuestionQueue, TerminalReader, describe_client_call
 from treadle.cli.screen import Screen
 from treadle.errors import BadInput, TreadleError
 from treadle.messages import Json, Usage, render_parts
@@ -162,6 +163,31 @@ def _describe_question(question: AgentQuestion | events.CallStarted) -> dict[str
     return {"tool": "ask_user", "call_id": question.call_id, "questions": [one.text for one in question.questions]}
 
 
+class RetryKey:
+    """Ends the wait for the provider of the model when the user presses Enter."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._keyboard = session, Keyboard(sys.stdin.fileno())
+        self._reading: asyncio.Task[None] | None = None
+
+    def handle_event(self, event: events.Event) -> None:
+        if not isinstance(event, events.Fact):
+            return
+        if self._reading is not None:
+            self._reading.cancel()
+        if isinstance(event, events.ModelFailed) and event.wait is not None:
+            self._reading = asyncio.create_task(self._read_key())
+
+    async def _read_key(self) -> None:
+        fd = sys.stdin.fileno()
+        if os.tcgetpgrp(fd) != os.getpgrp():  # reading would stop a job in the background
+            return
+        self._keyboard.discard_input()
+        if await self._keyboard.read_line() is not None:
+            with suppress(TreadleError):  # the wait has just ended
+                await self._session.retry_now()
+
+
 class EventSink(Protocol):
     """Receives the events of a run."""
 
@@ -229,9 +255,11 @@ class RunOutput:
             self.events = JsonLinesSink(sys.stderr if is_json else sys.stdout, ignore_errors=is_json)
         self.sinks: list[EventSink] = [self.report_builder, self.events]
         self.gate: Gate = later if args.ask_later else self._refuse
+        self.has_keyboard = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
+        self.screen.retry_keys = "Enter: now, Ctrl-C: stop" if self.has_keyboard else "Ctrl-C: stop"
         self._progress_messages: set[str] = set()
         self._questions: QuestionQueue | None = None
-        if not args.ask_later and self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin):
+        if not args.ask_later and self.has_keyboard:
             self.gate = self._questions = QuestionQueue()
             self.screen.asks_here = True
             self.sinks.append(self._questions)
@@ -342,6 +370,9 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
         output.screen.restore_run(facts)
     elif not opened.is_new:
         output.events.handle_event(facts[0])  # the first line always describes the session
+    if output.has_keyboard:
+        output.sinks.append(key := RetryKey(session))
+        key.handle_event(facts[-1])  # the run may wait already
     refreshing = asyncio.create_task(output.screen.refresh_status())
     try:
         async with stop_on_signals(session), run:

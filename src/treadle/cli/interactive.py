@@ -60,6 +60,10 @@ class InteractiveTerminal(ABC):
         """Handle a message or a slash command. A `TreadleError` is shown to the user."""
 
     @abstractmethod
+    async def retry_now(self) -> None:
+        """End the wait for the provider of the model. A `TreadleError` is shown to the user."""
+
+    @abstractmethod
     async def show_end(self) -> None:
         """Show how the session is when the user leaves."""
 
@@ -135,6 +139,8 @@ class InteractiveTerminal(ABC):
                 self.write_note(f"{PROMPT}{text}", "dim")
             if text.strip():
                 await self.handle_text(text)
+            elif self.screen.retry_in is not None:
+                await self.retry_now()
         except TreadleError as error:
             self.write_note(str(error), "red")
 

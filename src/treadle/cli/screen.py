@@ -32,10 +32,17 @@ _SIGNALS = {
     "invalid_output": "the answer has the wrong format: the model is asked again",
     "stray_calls": "calls of tools that were not offered are ignored",
 }
+_FAILURES = {
+    "overloaded": "Provider overloaded",
+    "network": "Provider unreachable",
+    "stalled": "Provider silent",
+    "quota": "Quota used up",
+}
 _HEADING = re.compile(r"^#{1,6} +(.*)$")
 _FENCE = re.compile(r"^\s*(```|~~~)")
 _BULLET = re.compile(r"^(\s*)[-*+] +")
 _INLINE = re.compile(r"`([^`]+)`|\*\*(\S(?:(?:(?!\*\*).)*?\S)?)\*\*")
+_ENDS_RETRY = (events.RetryRequested, events.ModelReplied, events.TurnStarted, events.RunFinished)
 MAIN_ARGUMENTS = ("command", "path", "url", "pattern", "query", "expression", "question", "name", "task", "text")
 STATUS_MARKS = {
     "ok": ("✓", "green"),
@@ -77,6 +84,9 @@ class Screen:
         self.own_message = ""
         """The id of a message that is not shown, because the user has just entered it."""
         self.is_running = False
+        self.retry_keys = ""
+        """The keys that end the wait for a provider, as the status line names them."""
+        self._failure: events.ModelFailed | None = None  # until the model is asked again
         self._hide_answer = hide_answer
         self._usage, self._context_tokens = Usage(), 0
         self._open_questions: set[str] = set()
@@ -89,7 +99,15 @@ class Screen:
         self._turn, self._max_turns, self._calls = 0, 0, 0
         self._turn_start = time.monotonic()
 
+    @property
+    def retry_in(self) -> float | None:
+        """The seconds until the model is asked again, if the run waits for its provider."""
+        left = (self._failure.at + (self._failure.wait or 0.0) - time.time()) if self._failure is not None else 0.0
+        return left if left > 0 else None
+
     def handle_event(self, event: events.Event) -> None:
+        if isinstance(event, _ENDS_RETRY):
+            self._failure = None
         match event:
             case events.TextDelta(text=text):
                 if not self._hide_answer:
@@ -151,6 +169,9 @@ class Screen:
             self.redraw_status()
 
     def _build_status(self) -> str:
+        if self._failure is not None and (left := self.retry_in) is not None:
+            keys = f" · {self.retry_keys}" if self.retry_keys else ""
+            return f"{describe_failure(self._failure, left)}{keys}"
         now, output = time.monotonic(), truncate_line(escape_controls(self._call_output), 40)
         parts = [f"turn {self._turn}/{self._max_turns}", f"{self._calls} call{'s' if self._calls != 1 else ''}"]
         if self.window and self._context_tokens:
@@ -235,8 +256,13 @@ class Screen:
         match event:
             case events.ModelFailed() if event.wait is not None:
                 self._end_text()
-                retry = f"retrying in {format_duration(event.wait)}, attempt {event.attempt + 1}"
-                self._write_dim(f"model error ({event.kind}): {event.message}; {retry}")
+                if event.attempt == 1:  # what the provider says hardly changes
+                    self._write_dim(event.message)
+                end = time.strftime("%H:%M", time.localtime(event.give_up_at)) if event.give_up_at else ""
+                self._write_dim(describe_failure(event, event.wait, f", giving up at {end}" if end else ""))
+                self._failure = event
+            case events.RetryRequested():
+                self._write_dim("Asking the model again now.")
             case events.SignalDetected() if event.kind in _SIGNALS:
                 self._write_dim(_SIGNALS[event.kind])
             case events.ContextCompacted(kind="undo"):
@@ -274,6 +300,13 @@ class Screen:
     def _write_dim(self, text: str) -> None:
         line = truncate_line(escape_controls(text), max(20, self.console.width * 3))
         self.console.write_line(style_text(line, "dim", self.console.has_colour))
+
+
+def describe_failure(fact: events.ModelFailed, left: float, more: str = "") -> str:
+    """Describe a failure after which the model is asked again, in `left` seconds. `more` is said of the attempt."""
+    status = f" ({fact.status})" if fact.status else ""
+    what = _FAILURES.get(fact.kind, "Provider error")
+    return f"{what}{status}, retrying in {format_duration(left)} (attempt {fact.attempt + 1}{more})"
 
 
 def _convert_time(fact: events.Fact) -> float:

@@ -44,6 +44,7 @@ class SessionLink(Protocol):
     async def approve(self, call_id: str, answer: Answer, *, digest: str) -> None: ...
     async def answer(self, call_id: str, *answers: str) -> None: ...
     async def cancel(self, *, why: str) -> object: ...
+    async def retry_now(self) -> None: ...
 
 
 class HttpSession:
@@ -99,6 +100,9 @@ class HttpSession:
 
     async def cancel(self, *, why: str) -> None:
         await self._post("cancel", {})
+
+    async def retry_now(self) -> None:
+        await self._post("retry", {})
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
         import aiohttp

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treadle.app.compose import is_abandoned, open_store
+from treadle.app.compose import is_abandoned, is_parked, open_store
 from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
 from treadle.cli.options import (
@@ -33,6 +34,7 @@ EXAMPLES = """\
   treadle sessions search "connection refused"
   treadle sessions resume 3f2a91            resume unfinished work, for example after a crash
   treadle sessions continue 3f2a91          continue after a limit, with new limits
+  treadle sessions retry 3f2a91             do not wait for an overloaded provider any longer
   treadle sessions fork 3f2a91 --at 40      a new session with the same history
   treadle sessions rename 3f2a91 "the red build"
   treadle sessions export 3f2a91 --form html --output talk.html
@@ -50,6 +52,7 @@ ACTIONS = {
     "search": "search the text of all sessions",
     "resume": "resume unfinished work",
     "continue": "continue with new limits",
+    "retry": "ask the model again now, instead of waiting for its provider",
     "fork": "create a new session with the same history",
     "rename": "name a session",
     "export": "export as Markdown, HTML, or JSON lines for import",
@@ -57,7 +60,12 @@ ACTIONS = {
     "delete": "delete a session permanently",
 }
 STATUSES = ("idle", "running", "waiting", "answered", "stopped", "failed", "cancelled")
-_STYLES = {"waiting": "yellow", "unfinished": "yellow", "running": "blue", "failed": "red", "answered": "green"}
+_STYLES = {
+    **dict.fromkeys(("waiting", "unfinished", "retries"), "yellow"),
+    "running": "blue",
+    "failed": "red",
+    "answered": "green",
+}
 
 
 def parser() -> Parser:
@@ -102,14 +110,19 @@ async def main(args: argparse.Namespace) -> int:
             return session.resume() if args.action == "resume" else session.continue_(opened.settings.build_limits())
 
         return await drive_run(args, load_command_settings(args), begin)
-    if args.action in ("fork", "rename"):
+    if args.action in ("fork", "rename", "retry"):
         from treadle.cli.open_session import open_stored_session
 
         if args.action == "rename" and not args.name.strip():
             raise BadInput("the name is empty; nothing was changed")
-        async with open_stored_session(args, args.session) as (session, _):
+        async with open_stored_session(args, args.session) as (session, info):
             if args.action == "fork":
                 console.print_line((await session.fork(args.at)).id)
+            elif args.action == "retry":
+                await session.retry_now()
+                console.print_note(
+                    f"the process that runs it asks again now; if none does: treadle sessions resume {info.id[:12]}"
+                )
             else:
                 await session.rename(args.name)
         return 0
@@ -168,6 +181,8 @@ async def _list_sessions(args: argparse.Namespace, log: Log) -> int:
 
 def describe_status(info: SessionInfo) -> str:
     """Describe the status for the user. A session that no process runs any more is unfinished, not running."""
+    if info.wake_at is not None and is_parked(info):
+        return f"retries at {time.strftime('%H:%M', time.localtime(info.wake_at))}"
     return "unfinished" if is_abandoned(info) else info.status
 
 

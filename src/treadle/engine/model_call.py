@@ -117,6 +117,8 @@ def build_failure_fact(setup: Setup, state: State, error: ModelError, attempt: i
             wait = None
         elif turn.wrap_up is not None:
             wait = None
+        else:
+            give_up_at += wait
     elif give_up_at - now < MIN_PAUSE_SECONDS:
         wait = None
     elif error.retry_after is None:

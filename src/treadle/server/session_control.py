@@ -224,6 +224,13 @@ async def cancel_session(service: CurrentService, token: Sender, session_id: str
     return CancelledView.from_ending(ending)
 
 
+@router.post("/sessions/{session_id}/retry")
+async def retry_now(service: CurrentService, token: Sender, session_id: str) -> ResolvedView:
+    """Ask the model again now, instead of waiting for its provider. 409 if no run waits for it."""
+    await (await service.open_for_use(session_id, token)).retry_now(by=token.name)
+    return ResolvedView()
+
+
 @router.post("/sessions/{session_id}/continue")
 async def continue_session(
     service: CurrentService, token: Sender, session_id: str, body: NextRunBody | None = None

@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 
 from treadle import ApprovalRequested, Grant, InputRequested, Limits, RunFinished, Session
+from treadle.app.compose import is_parked
 from treadle.dialects.base import build_approval_id, describe_question
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
@@ -152,7 +153,7 @@ class PendingQuestion(BaseModel):
 
 
 class SessionView(BaseModel):
-    """One entry in a list of sessions."""
+    """One entry in a list of sessions. `retry_at` is when a run that is parked asks its model again."""
 
     id: str
     name: str
@@ -165,13 +166,15 @@ class SessionView(BaseModel):
     created_at: float
     updated_at: float
     parent: str | None = None
+    retry_at: float | None = None
 
     @classmethod
     def from_info(cls, info: SessionInfo, agent: str = "") -> SessionView:
         """Build the entry. `agent` is the current agent, if it is known."""
-        fields: dict[str, Any] = {name: getattr(info, name) for name in SessionView.model_fields}
+        fields: dict[str, Any] = {name: getattr(info, name, None) for name in SessionView.model_fields}
         fields["agent"] = agent or info.agent
         fields["parent"] = info.parent.session_id if info.parent is not None else None
+        fields["retry_at"] = info.wake_at if is_parked(info) else None
         return cls(**fields)
 
 
@@ -238,7 +241,8 @@ class SessionDetail(SessionView):
     """A session with its messages and open questions, and how its last run ended.
 
     `web` says whether its next run may use the web tools: the operator, the project and the session allow them.
-    `context` and `web` are null when its model is not available.
+    `context` and `web` are null when its model is not available. While its run waits for its provider, `retry_at` is
+    when the model is asked again, and `retry_reason` why that is necessary.
     """
 
     model: str = ""
@@ -247,6 +251,7 @@ class SessionDetail(SessionView):
     last_run: RunOutcome | None = None
     context: ContextView | None = None
     web: bool | None = None
+    retry_reason: str = ""
 
 
 class SessionPageView(BaseModel):
@@ -323,8 +328,11 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
     context, web = None, None
     with suppress(TreadleError):  # the model may have no key here; the session can be read all the same
         context, web = ContextView(**asdict(await session.context())), await session.has_web()
+    view = SessionView.from_info(info, state.agent)
+    failed = state.turn.failed if state.turn is not None and state.retry_at is not None else None
     return SessionDetail(
-        **SessionView.from_info(info, state.agent).model_dump(),
+        **view.model_copy(update={"retry_at": state.retry_at}).model_dump(),
+        retry_reason=failed.message if failed is not None else "",
         model=state.model or (state.created.model if state.created is not None else ""),
         messages=messages,
         pending=PendingQuestion.list_open(session_id, state),

@@ -1,0 +1,128 @@
+"""An overloaded provider on the command line: the wait is shown with a countdown, and a key ends it."""
+
+import asyncio
+import re
+import signal
+
+import pytest
+
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.server import status
+from tests.kit.sessions import PATIENCE
+from tests.kit.terminal import Case, Place, Played, Shows, Start, model_options, play
+from treadle.events import ModelFailed, RetryRequested, RunFinished
+from treadle.messages import Reply
+
+DONE = Reply(text="At last.")
+BUSY = status(429, "slow down", retry_after="45")
+PARKED = status(429, "slow down", retry_after="400")
+
+
+CASES = [
+    Case(
+        "a chat counts down, and Enter asks again",
+        [BUSY, DONE],
+        [("hi\r", "44 s (attempt 2) · Enter: now, Esc: stop"), ("", "retrying in 43 s"), ("\r", "At last.")],
+        shows=("slow down", "Provider overloaded (429), retrying in N s (attempt 2", "Asking the model again now."),
+        facts={ModelFailed: 1, RetryRequested: 1, RunFinished: 1},
+    ),
+    Case(
+        "a chat whose run is parked counts down, and Enter asks again",
+        [PARKED, DONE],
+        [("hi\r", "6 min 38 s (attempt 2"), ("", "Enter: now, Esc: stop"), ("\r", "At last.")],
+        facts={RetryRequested: 1, RunFinished: 1},
+    ),
+    Case(
+        "Esc stops the wait",
+        [PARKED],
+        [("hi\r", "Enter: now, Esc: stop"), ("\x1b", Shows("cancelled", below="stopping …"))],
+        facts={ModelFailed: 1, RunFinished: 1},
+    ),
+    Case(
+        "a run counts down, and Enter asks again",
+        [PARKED, DONE],
+        [("", "Enter: now, Ctrl-C: stop"), ("", "6 min 38 s"), ("\r", 0)],
+        ("run", "hi"),
+        shows=("At last.",),
+        facts={RetryRequested: 1, RunFinished: 1},
+    ),
+    Case(
+        "Ctrl-C stops the wait of a run",
+        [PARKED],
+        [("", "Enter: now, Ctrl-C: stop"), ("\x03", 130)],
+        ("run", "hi"),
+        facts={RunFinished: 1},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_the_wait_is_shown_and_ends_at_a_key(place: Place, case: Case) -> None:
+    await play(place, case)
+
+
+async def test_a_killed_chat_goes_on_with_the_same_wait(place: Place) -> None:
+    def kill(played: Played) -> None:
+        played.screen.kill(signal.SIGKILL)
+
+    again = Start(("chat", "--continue"))
+    steps = [
+        ("hi\r", "Enter: now, Esc: stop"),
+        (kill, None),
+        (again, Shows("retrying in", below="resuming unfinished work")),
+        ("\r", "At last."),
+    ]
+    played = await play(place, Case("", [PARKED, DONE], steps, facts={ModelFailed: 1, RunFinished: 1}))
+    assert len([one for one in played.fake.seen if one.path == "/v1/chat/completions"]) == 2
+
+
+async def test_without_a_terminal_each_attempt_is_one_line(place: Place) -> None:
+    second = status(429, "slow down", retry_after="1")
+    async with StrictChat([second, second, DONE]) as fake:
+        done = await place.run("run", "hi", *model_options(fake))
+    assert (done.code, done.out) == (0, "At last.\n")
+    lines = [line for line in done.err.splitlines() if "Provider" in line]
+    assert [re.sub(r"\d\d:\d\d", "HH:MM", line) for line in lines] == [
+        f"Provider overloaded (429), retrying in 1.0 s (attempt {attempt}, giving up at HH:MM)" for attempt in (2, 3)
+    ]
+
+
+async def test_the_events_of_a_json_run_say_how_long_it_waits(place: Place) -> None:
+    async with StrictChat([status(503, retry_after="1"), DONE]) as fake:
+        done = await place.run("run", "hi", "--json", *model_options(fake))
+    assert done.document["answer"] == "At last."
+    (failed,) = [line for line in done.log_lines if line["type"] == "model_failed"]
+    assert (failed["wait"], failed["status"], failed["kind"]) == (1.0, 503, "overloaded")
+    assert failed["give_up_at"] == pytest.approx(failed["at"] + 600, abs=5)
+
+
+async def test_a_parked_run_is_listed_with_its_time_and_retried_from_another_process(place: Place) -> None:
+    async with StrictChat([PARKED, DONE]) as fake:
+        process = await place.start("run", "hi", *model_options(fake))
+        await place.wait_for_fact(ModelFailed)
+        async with asyncio.timeout(PATIENCE):
+            while not (listed := await place.quick("sessions")).out.splitlines()[1].startswith("retries at"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        session = listed.out.splitlines()[1].split()[3]
+        shown = await place.quick("sessions", "show", session)
+        assert "retries at" in shown.out and "Provider overloaded (429)" in shown.out
+        retried = await place.quick("sessions", "retry", session)
+        assert (retried.code, "asks again now" in retried.err) == (0, True)
+        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+        assert (process.returncode, out) == (0, b"At last.\n")
+        again = await place.quick("sessions", "retry", session)
+        assert again.code == 1 and "does not wait for its provider" in again.err
+
+
+async def test_an_attached_terminal_shows_the_wait_and_ends_it(place: Place) -> None:
+    async with StrictChat([PARKED, DONE]) as fake:
+        process = await place.start("run", "hi", *model_options(fake))
+        await place.wait_for_fact(ModelFailed)
+        session = (await place.quick("sessions", "list", "--json")).lines[0]["id"]
+        async with place.screen("attach", session) as screen:
+            await screen.until("(attempt 2) · Enter: now, /stop: stop")
+            screen.type("\r")
+            await screen.until("At last.")
+            screen.type("\x04")
+            await screen.end()
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0

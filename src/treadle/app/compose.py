@@ -125,12 +125,7 @@ def is_abandoned(info: SessionInfo) -> bool:
     """Whether a session is marked as running, but its owner is gone, or has no owner and is not parked."""
     from treadle.log.owner import is_gone
 
-    return info.status == "running" and not is_parked(info) and (not info.owner or is_gone(info.owner))
-
-
-def is_parked(info: SessionInfo) -> bool:
-    """Whether a session's run waits for its provider, and no process keeps it meanwhile."""
-    return info.status == "running" and not info.owner and info.wake_at is not None and info.wake_at > time.time()
+    return info.status == "running" and not info.is_parked(time.time()) and (not info.owner or is_gone(info.owner))
 
 
 async def choose_model(settings: Settings, keyring: Keyring | None = None) -> tuple[Model, str]:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treadle.app.compose import is_abandoned, is_parked, open_store
+from treadle.app.compose import is_abandoned, open_store
 from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
 from treadle.cli.options import (
@@ -181,7 +181,7 @@ async def _list_sessions(args: argparse.Namespace, log: Log) -> int:
 
 def describe_status(info: SessionInfo) -> str:
     """Describe the status for the user. A session that no process runs any more is unfinished, not running."""
-    if info.wake_at is not None and is_parked(info):
+    if info.wake_at is not None and info.is_parked(time.time()):
         return f"retries at {time.strftime('%H:%M', time.localtime(info.wake_at))}"
     return "unfinished" if is_abandoned(info) else info.status
 

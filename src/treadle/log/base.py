@@ -57,6 +57,10 @@ class SessionInfo(Struct, frozen=True):
     wake_at: float | None = None
     owner: str = ""
 
+    def is_parked(self, now: float) -> bool:
+        """Whether the run waits for its provider until `wake_at`, and no process keeps it meanwhile."""
+        return self.status == "running" and not self.owner and self.wake_at is not None and self.wake_at > now
+
 
 class SessionQuery(Struct, frozen=True):
     """Which sessions to list. Empty fields match every session, except `agent`, which does not match stored responses.

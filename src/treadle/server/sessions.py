@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,6 @@ from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 
 from treadle import ApprovalRequested, Grant, InputRequested, Limits, RunFinished, Session
-from treadle.app.compose import is_parked
 from treadle.dialects.base import build_approval_id, describe_question
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
@@ -174,7 +174,7 @@ class SessionView(BaseModel):
         fields: dict[str, Any] = {name: getattr(info, name, None) for name in SessionView.model_fields}
         fields["agent"] = agent or info.agent
         fields["parent"] = info.parent.session_id if info.parent is not None else None
-        fields["retry_at"] = info.wake_at if is_parked(info) else None
+        fields["retry_at"] = info.wake_at if info.is_parked(time.time()) else None
         return cls(**fields)
 
 

@@ -174,7 +174,7 @@ class SessionView(BaseModel):
         fields: dict[str, Any] = {name: getattr(info, name, None) for name in SessionView.model_fields}
         fields["agent"] = agent or info.agent
         fields["parent"] = info.parent.session_id if info.parent is not None else None
-        fields["retry_at"] = info.wake_at if info.is_parked(time.time()) else None
+        fields["retry_at"] = info.wake_at if info.wake_at is not None and info.is_parked(time.time()) else None
         return cls(**fields)
 
 

@@ -193,7 +193,7 @@ PEEK = TraitTool("peek", "way_out", safety="safe")
 TOOLS = [FETCH, READ, SEND, PEEK]
 
 
-HARMLESS = ["fetch", "read fetch", "read send", "fetch read", "fetch read peek"]
+HARMLESS = ["fetch", "read fetch", "read send", "fetch read"]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,7 @@ HARMLESS = ["fetch", "read fetch", "read send", "fetch read", "fetch read peek"]
         ("fetch send", ["send"]),  # the user's message is private too
         ("fetch fetch", ["fetch"]),
         ("fetch read send", ["send"]),
+        ("fetch peek", ["peek"]),  # a search only reads, and its words still leave
         ("read fetch fetch", ["fetch"]),
         ("read fetch send", ["send"]),
     ],

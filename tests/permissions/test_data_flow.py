@@ -2,7 +2,7 @@
 
 import pytest
 
-from treadle.permissions.data_flow import SOURCES, Trait, explain_flow_risk, has_effect, names_address
+from treadle.permissions.data_flow import SOURCES, Trait, explain_flow_risk, names_address
 
 PAGE: set[Trait] = {"untrusted", "way_out"}
 FILE: set[Trait] = {"workspace", "private"}
@@ -30,11 +30,6 @@ def test_a_person_looks_when_text_of_others_and_private_data_meet_an_effect(
     own: set[Trait], seen: dict[str, set[Trait]], is_asked: bool
 ) -> None:
     assert bool(explain_flow_risk("send", own, seen)) is is_asked
-
-
-def test_a_safe_call_is_no_way_out() -> None:
-    assert has_effect({"way_out"}, "caution") and has_effect({"lasting"}, "safe")
-    assert not has_effect({"way_out"}, "safe") and not has_effect({"untrusted", "private"}, "caution")
 
 
 def test_the_reason_names_the_source_the_private_part_and_the_way_out() -> None:

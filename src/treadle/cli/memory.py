@@ -74,7 +74,7 @@ def _print_memories(found: list[Memory], folder: str) -> None:
             one.id,
             one.kind,
             places.get(one.scope, one.scope),
-            one.session_id[:8] or "you",
+            f"{one.session_id[:8] or 'you'}{', untrusted' if one.untrusted else ''}",
             format_time_since(one.at),
             one.text,
         ]

@@ -21,7 +21,6 @@ from treadle.permissions.data_flow import (
     Trait,
     explain_flow_risk,
     find_private,
-    has_effect,
     names_address,
 )
 from treadle.permissions.policy import Assessment, find_narrowest_tier
@@ -34,7 +33,7 @@ def find_flow_risk(setup: Setup, state: State, tool: Tool, own: frozenset[Trait]
     `own` are its traits. Return nothing when there is no such risk.
     """
     tier = find_narrowest_tier(setup.grants)
-    if not has_effect(own, assessment.safety):
+    if assessment.commands is not None and assessment.safety == "safe":  # a command that is known to only read
         return ""
     # A call that reads nothing itself sends its arguments. The model wrote them before it knew any result of the reply.
     known = len(state.seen) if state.turn is None or "private" in own else state.turn.seen
@@ -69,5 +68,6 @@ def _list_texts(state: State, own: frozenset[Trait], seen: dict[str, frozenset[T
             yield render_parts(entry.parts)
         elif isinstance(entry, Turn) and shows_links:
             for call in entry.calls.values():
-                if call.finished is not None and "untrusted" in seen.get(call.finished.tool, ()):
-                    yield call.finished.output
+                # The answer to a call that never started may repeat what the model wrote.
+                if call.started is not None and call.finished is not None:
+                    yield call.finished.output if "untrusted" in seen.get(call.finished.tool, ()) else ""

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple
 
-from treadle.events import Safety
-
 Trait = Literal["untrusted", "workspace", "private", "way_out", "network", "host", "lasting"]
 """What a source or a call brings in, and what a call can do.
 
@@ -57,11 +55,6 @@ SOURCES: dict[str, Source] = {
 
 _MAX_NAMED = 3
 _BETWEEN_WORDS = re.compile(r"[\s<>()\[\]{}\"'`|]+")
-
-
-def has_effect(own: AbstractSet[Trait], safety: Safety) -> bool:
-    """Whether a call can send data out or makes a lasting change. A safe call only reads."""
-    return "lasting" in own or ("way_out" in own and safety != "safe")
 
 
 def explain_flow_risk(tool: str, own: AbstractSet[Trait], seen: Mapping[str, AbstractSet[Trait]]) -> str:

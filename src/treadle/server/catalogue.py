@@ -137,7 +137,8 @@ class ModelName(StrictBody):
 class MemoryView(BaseModel):
     """A memory. `scope` is its workspace; an empty scope means every workspace.
 
-    `session_id` is the session that it comes from, and empty when a person added it.
+    `session_id` is the session that it comes from, and empty when a person added it. It is `untrusted` if that session
+    had read text that others wrote.
     """
 
     id: str
@@ -146,10 +147,11 @@ class MemoryView(BaseModel):
     scope: str
     session_id: str
     created_at: float
+    untrusted: bool = False
 
     @classmethod
     def from_memory(cls, memory: Memory) -> MemoryView:
-        fields = {name: getattr(memory, name) for name in ("id", "kind", "scope", "session_id")}
+        fields = {name: getattr(memory, name) for name in ("id", "kind", "scope", "session_id", "untrusted")}
         return cls(content=memory.text, created_at=memory.at, **fields)
 
 

@@ -154,6 +154,8 @@ def _strip_fact(fact: events.AnyFact, limits: events.Limits, now: float) -> even
             )
         case events.RunStarted():
             kept["limits"] = limits
+        case events.ContextCompacted():  # a summary of the future would replace what the user says later
+            kept["through"] = min(fact.through, fact.seq)
         case events.FilesKept():
             kept["left_out"] = (*(file.path for file in fact.files), *fact.left_out)
         case events.Custom():

@@ -38,6 +38,7 @@ _LIST_KEYS = frozenset(("approve", "ask", "forbid", "network", "model_roots"))
 _LIMIT_KEYS = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout", "retry_seconds"))
 _FLAG_KEYS = frozenset(("yes", "workspace", "always"))
 _TIERS: tuple[Tier, ...] = get_args(Tier)
+_AGE_UNITS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 _TYPE_NAMES: dict[object, str] = {
     str: "text",
     bool: "true or false",
@@ -95,6 +96,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model_roots: tuple[str, ...] = ()
     mcp: dict[str, dict[str, Json]] = {}
     model_aliases: dict[str, str] = {}
+    retention: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.turn_ceiling <= MAX_CEILING:
@@ -113,6 +115,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise BadInput(f"{key} is {value}; it must be more than 0. Leave it out for no limit")
         if self.web_proxy and not re.fullmatch(r"https?://[^\s/@?#]+/?", self.web_proxy):
             raise BadInput("web_proxy must be an address such as http://proxy.example:3128, without user and password")
+        if self.retention:
+            parse_age(self.retention)
         if self.api_key_env and self.api_key_file:
             raise BadInput("api_key_env and api_key_file are both set; remove one")
 
@@ -177,6 +181,14 @@ class LoadedSettings(Struct, frozen=True):
         file = folder / WORKSPACE_FILE
         workspace = self.read.workspace if file == self.read.workspace_file else _read_toml(file)
         return _merge(replace(self.read, flags=merged, workspace_file=file, workspace=workspace), folder)
+
+
+def parse_age(text: str) -> float:
+    """Read an age such as `90d`, `12h` or `2w` as seconds."""
+    found = re.fullmatch(r"(\d{1,6})([hdw])", text.strip())
+    if found is None or not int(found[1]):
+        raise BadInput(f"{text!r} is not an age; write a number of hours, days or weeks, such as 12h, 90d or 2w")
+    return int(found[1]) * _AGE_UNITS[found[2]]
 
 
 def config_file(chosen: str = "") -> Path:

@@ -207,9 +207,13 @@ async def _show_session(args: argparse.Namespace, log: Log) -> int:
 async def _search_sessions(args: argparse.Namespace, log: Log) -> int:
     rows: list[list[str]] = []
     progress = console.TerminalConsole(sys.stderr)
-    while (hits := await log.search(args.words, args.limit)).unindexed:
+    left = sys.maxsize
+    while (hits := await log.search(args.words, args.limit)).unindexed and hits.unindexed < left:
+        left = hits.unindexed
         progress.set_status(f"indexing for the first search: {hits.unindexed} facts to go (Ctrl-C keeps what is done)")
     progress.set_status("")
+    if hits.unindexed:
+        console.print_note(f"{hits.unindexed} facts are not indexed yet, because another process writes; try again")
     for hit in hits:
         info = await log.get_info(hit.session_id)
         rows.append([hit.session_id[:12], str(hit.seq), info.name or "–", hit.snippet])

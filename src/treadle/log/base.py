@@ -56,6 +56,7 @@ class SessionInfo(Struct, frozen=True):
     parent: Parent | None = None
     wake_at: float | None = None
     owner: str = ""
+    named_by_user: bool = False
 
     def is_parked(self, now: float) -> bool:
         """Whether the run waits for its provider until `wake_at`, and no process keeps it meanwhile."""
@@ -66,7 +67,8 @@ class SessionQuery(Struct, frozen=True):
     """Which sessions to list. Empty fields match every session, except `agent`, which does not match stored responses.
 
     `name` is the whole name, and `text` must occur in it. `parent` is the session that they were forked from, or whose
-    calls started them. `prefix` is the beginning of the id. `cursor` is the end of the previous page.
+    calls started them. `prefix` is the beginning of the id. They last changed before `before`. `cursor` is the end of
+    the previous page.
     """
 
     status: Status | None = None
@@ -78,6 +80,7 @@ class SessionQuery(Struct, frozen=True):
     limit: int = 50
     cursor: str = ""
     name: str = ""
+    before: float | None = None
 
 
 class SessionPage(Struct, frozen=True):

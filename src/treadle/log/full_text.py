@@ -32,29 +32,20 @@ MAX_INDEXED = 1_000_000
 
 def extract_text(fact: AnyFact) -> str:
     """Extract the searchable text of a fact, or the beginning of a long one. Most kinds have none."""
-    return _extract_whole(fact)[:MAX_INDEXED]
-
-
-def _extract_whole(fact: AnyFact) -> str:
     match fact:
         case MessageReceived(parts=parts, history=history):
             said = (part.text for part in parts if isinstance(part, TextPart))
-            return "\n".join((*map(render_message, history), *said))
-        case ModelReplied(text=text):
-            return text
-        case CallFinished(output=output):
-            return output
-        case ContextCompacted(summary=summary):
-            return summary
-        case SessionRenamed(name=name):
-            return name
+            text = "\n".join((*map(render_message, history), *said))
+        case (
+            ModelReplied(text=text)
+            | CallFinished(output=text)
+            | ContextCompacted(summary=text)
+            | SessionRenamed(name=text)
+        ):
+            pass
         case _:
-            return ""
-
-
-def has_unspaced_script(text: str) -> bool:
-    """Whether some of the text is in a script that does not separate words."""
-    return not text.isascii() and _UNSPACED_RUN.search(_normalize(text)) is not None
+            text = ""
+    return text[:MAX_INDEXED]
 
 
 def _normalize(text: str) -> str:

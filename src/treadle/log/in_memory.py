@@ -48,7 +48,7 @@ class _Session:
 
     @property
     def info(self) -> SessionInfo:
-        return replace(self.entry, wake_at=self.wake_at, owner=self.owner)
+        return replace(self.entry, wake_at=self.wake_at, owner=self.owner, named_by_user=self.named_by_user)
 
     def add(self, facts: Sequence[AnyFact], now: float, key: str) -> None:
         records.stamp_facts(facts, len(self.facts), now)
@@ -80,6 +80,7 @@ class _Session:
             and (not query.parent or (entry.parent is not None and entry.parent.session_id == query.parent))
             and (not query.text or records.contains_text(entry.name, query.text))
             and (not query.name or entry.name == query.name)
+            and (query.before is None or entry.updated_at < query.before)
             and entry.id.startswith(query.prefix)
         )
 

@@ -191,7 +191,7 @@ HEAD_SQL = f"(SELECT place & {SEQ_MASK} FROM facts WHERE place <= (num << 32 | {
 """The head of a row of `sessions`. Every session has a fact, so the last place up to its end is its own."""
 
 INFO_COLUMNS = f"""id, agent, status, {HEAD_SQL} AS head, created_at, updated_at, name, workspace, turns, cost, parent,
-    wake_at, owner, num"""
+    wake_at, owner, num, named_by_user"""
 
 # The union has two halves, so that each uses its own small index instead of scanning all sessions.
 _DUE = f"""SELECT num, id, agent, {HEAD_SQL}, epoch FROM sessions WHERE num = (
@@ -330,12 +330,13 @@ def save_key(db: sqlite3.Connection, num: int, key: str, head: int, count: int) 
     db.execute("INSERT INTO keys VALUES (?, ?, ?, ?)", (num, key, head + 1, head + count))
 
 
-def insert_session(db: sqlite3.Connection, info: SessionInfo, *, named_by_user: bool) -> int:
-    """Add a session to the list and return its number."""
+def insert_session(db: sqlite3.Connection, info: SessionInfo, *, named_by_user: bool, number: int | None = None) -> int:
+    """Add a session to the list and return its number, which is a new one unless it is given."""
     num = db.execute(
-        """INSERT INTO sessions (id, agent, status, created_at, updated_at, name, workspace, turns,
-            cost, parent, named_by_user) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        """INSERT INTO sessions (num, id, agent, status, created_at, updated_at, name, workspace, turns,
+            cost, parent, named_by_user) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         (
+            number,
             *(info.id, info.agent, info.status, info.created_at, info.updated_at),
             *(info.name, info.workspace, info.turns, info.cost),
             msgspec.json.encode(info.parent) if info.parent is not None else None,
@@ -368,7 +369,7 @@ def build_update(now: float, changes: SessionChanges) -> tuple[str, tuple[object
 
 def build_session_info(row: Sequence[Any]) -> SessionInfo:
     """Build the list entry from a row of `INFO_COLUMNS`, which are in the order of its fields."""
-    info = SessionInfo(*row[:10], wake_at=row[11], owner=row[12])
+    info = SessionInfo(*row[:10], wake_at=row[11], owner=row[12], named_by_user=bool(row[14]))
     return replace(info, parent=msgspec.json.decode(row[10], type=events.Parent)) if row[10] is not None else info
 
 

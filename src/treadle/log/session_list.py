@@ -15,6 +15,8 @@ _FEW = 1000
 the list."""
 _LISTED = f"agent <> '{RESPONSES_AGENT}'"
 _NAMED = "num IN (SELECT rowid FROM names WHERE names MATCH :match)"
+_HAS_NAMES = "SELECT 1 FROM sqlite_master WHERE name = 'names'"
+"""A store of an older version, which is only read, has no index of names."""
 _NARROW = {
     "name": "name = :name AND name <> ''",
     "parent": "parent IS NOT NULL AND json_extract(CAST(parent AS TEXT), '$.session_id') = :parent",
@@ -28,6 +30,8 @@ _ORDER = "ORDER BY updated_at DESC, num DESC"
 def fetch_page(db: sqlite3.Connection, query: SessionQuery) -> SessionPage:
     """Fetch a page of the list, the last changed first."""
     updated_at, num = records.parse_cursor(query.cursor) if query.cursor else (float("inf"), 0)
+    if query.before is not None and query.before <= updated_at:
+        updated_at, num = query.before, 0
     match = _build_name_match(query.text)
     values = {
         **msgspec.structs.asdict(query),
@@ -37,8 +41,10 @@ def fetch_page(db: sqlite3.Connection, query: SessionQuery) -> SessionPage:
         "limit": query.limit + 1,
     }
     conditions = [_NARROW[field] for field in _NARROW if getattr(query, field)]
-    if match and not conditions and _has_few(db, match):
-        conditions.append(_NAMED)
+    if match and not conditions and db.execute(_HAS_NAMES).fetchone():
+        count = "SELECT count(*) FROM (SELECT 1 FROM names WHERE names MATCH ? LIMIT ?)"
+        if db.execute(count, (match, _FEW + 1)).fetchone()[0] <= _FEW:
+            conditions.append(_NAMED)
     # The inner query selects the page: a head costs a look-up, so only the rows of the page get one.
     sql = f"""SELECT {records.INFO_COLUMNS} FROM sessions WHERE num IN (
         SELECT num FROM ({_build_selection(query, conditions)}) {_ORDER} LIMIT :limit) {_ORDER}"""
@@ -76,10 +82,3 @@ def _build_name_match(text: str) -> str:
     """Build an FTS5 query for names that contain a text. Empty when the index of names cannot answer it."""
     folded = text.casefold()
     return "" if len(folded) < 3 or "\0" in folded else f'"{folded.replace(chr(34), chr(34) * 2)}"'
-
-
-def _has_few(db: sqlite3.Connection, match: str) -> bool:
-    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'names'").fetchone() is None:
-        return False  # a store of an older version that cannot be written
-    sql = "SELECT count(*) FROM (SELECT 1 FROM names WHERE names MATCH ? LIMIT ?)"
-    return db.execute(sql, (match, _FEW + 1)).fetchone()[0] <= _FEW

@@ -34,7 +34,7 @@ from treadle.log.hub import Channel, Hub, HubLog, HubStoreWatch
 from treadle.log.lock_wait import retry
 from treadle.log.owner import is_gone
 from treadle.log.session_list import fetch_page
-from treadle.log.sqlite_file import Durability, SideConnection, SqliteFile, retry_while_busy
+from treadle.log.sqlite_file import Durability, SideConnection, SqliteFile, give_back_space, retry_while_busy
 from treadle.log.text_index import TextIndex
 from treadle.memory.store import SqliteMemories
 
@@ -321,6 +321,7 @@ class SqliteLog(HubLog):
             db.execute("DELETE FROM sessions WHERE num = ?", (num,))
         self._numbers.pop(session_id, None)
         self._hub.end_session(session_id)
+        self._side.repeat(give_back_space)
 
     async def check_writable(self, seconds: float) -> None:
         self._file.check_not_moved()

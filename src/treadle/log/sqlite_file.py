@@ -48,6 +48,8 @@ SIDE_TIMEOUT = 0.2
 """For how many seconds a side connection waits to write. What it writes can wait."""
 MIN_FREE_BYTES = 32 * 1024 * 1024
 """With less room on the disk, the store is said to be full soon."""
+FREE_PAGES_KEPT, FREE_PAGES_STEP = 64, 256
+"""How many unused pages stay for new facts, and how many are given back in one transaction."""
 QUICK_CHECK_BELOW = 32 * 1024 * 1024
 NETWORK_FILESYSTEMS = (
     "afs beegfs ceph cifs coda davfs fuse.ceph fuse.davfs2 fuse.gcsfuse fuse.glusterfs fuse.rclone fuse.s3fs "
@@ -212,6 +214,7 @@ class SideConnection:
         self._file = file
         self._db: sqlite3.Connection | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._repeated: set[Work[bool]] = set()
 
     async def run(self, work: Work[T]) -> T:
         """Run a function in the thread and return its result."""
@@ -225,6 +228,27 @@ class SideConnection:
 
             self._thread = ThreadPoolExecutor(1, "treadle-store")
         return self._thread.submit(self._run, work)
+
+    def repeat(self, step: Work[bool]) -> None:
+        """Run a function in the background until it returns False. Others come in between."""
+        if step not in self._repeated:
+            self._repeated.add(step)
+            self._submit_step(step)
+
+    def _submit_step(self, step: Work[bool]) -> None:
+        with suppress(StoreError, RuntimeError):  # the log or the process is ending
+            self.submit(partial(self._run_step, step))
+
+    def _run_step(self, step: Work[bool], db: sqlite3.Connection) -> None:
+        began, has_more = time.monotonic(), False
+        try:
+            has_more = step(db)
+        finally:
+            if not has_more:
+                self._repeated.discard(step)
+        if has_more:
+            self.is_closing.wait(time.monotonic() - began)  # others write meanwhile
+            self._submit_step(step)
 
     def _run(self, work: Work[T]) -> T:
         try:
@@ -267,7 +291,7 @@ def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreDamaged(
             f"{path} is damaged or is not a treadle store ({error}). Do not write to it; restore a backup, "
-            "or save what `sqlite3 FILE .recover` still reads"
+            "or save what is still readable with `treadle store recover`"
         )
     if isinstance(error, sqlite3.ProgrammingError):
         return StoreError(f"{path} cannot be used here: a log belongs to the thread that opened it ({error})")
@@ -317,6 +341,7 @@ def _connect(
         try:
             read_version(db, path, migrations)  # before anything in it is changed
             if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only a new store takes this
                 mode: str = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
                 if mode != "wal":
                     raise StoreError(f"{path} cannot use a write-ahead log here (mode {mode}); use a local disk")
@@ -351,7 +376,23 @@ def _configure(db: sqlite3.Connection, durability: Durability) -> None:
     db.execute("PRAGMA journal_size_limit = 33554432")
     db.execute("PRAGMA cache_size = -500")  # in kB; the system caches the rest
     db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA secure_delete = ON")  # what is deleted cannot be read from the file
     db.create_function("casefold", 1, str.casefold, deterministic=True)
+
+
+def give_back_space(db: sqlite3.Connection) -> bool:
+    """Give some unused pages back to the disk. True when there are more. An older store needs a `VACUUM` first."""
+    if db.execute("PRAGMA auto_vacuum").fetchone()[0] != 2:
+        return False
+    try:
+        if db.execute("PRAGMA freelist_count").fetchone()[0] > FREE_PAGES_KEPT:
+            db.execute(f"PRAGMA incremental_vacuum({FREE_PAGES_STEP})").fetchall()
+            return True
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # only this makes the file shorter
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+    return False
 
 
 def _check_damage(db: sqlite3.Connection, path: Path, pragma: str) -> None:
@@ -359,7 +400,7 @@ def _check_damage(db: sqlite3.Connection, path: Path, pragma: str) -> None:
     if found != ["ok"]:
         raise StoreDamaged(
             f"{path} is damaged ({'; '.join(found)}). Do not write to it; restore a backup, or save what "
-            "`sqlite3 FILE .recover` still reads"
+            "is still readable with `treadle store recover`"
         )
 
 

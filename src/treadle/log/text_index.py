@@ -9,10 +9,9 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 
-from treadle.errors import StoreError
 from treadle.log import records
 from treadle.log.base import SearchHit, SearchHits
 from treadle.log.full_text import build_match_query, extract_text, make_snippet, prepare_for_index, split_search
@@ -40,7 +39,6 @@ class TextIndex:
 
     def __init__(self, side: SideConnection) -> None:
         self._side = side
-        self._is_indexing = False
 
     async def search(self, text: str, limit: int) -> SearchHits:
         """Find the facts that have all words of `text`, the best first."""
@@ -53,25 +51,9 @@ class TextIndex:
             pass
         hits = SearchHits(_read_hits(db, words, db.execute(_MATCH, (build_match_query(words), limit)).fetchall()))
         hits.unindexed = records.fetch_last_cursor(db) - _fetch_position(db)
-        if hits.unindexed and not self._is_indexing:
-            self._is_indexing = True
-            self._index_later()
+        if hits.unindexed:
+            self._side.repeat(_try_batch)
         return hits
-
-    def _index_later(self) -> None:
-        with suppress(StoreError, RuntimeError):  # the log or the process is ending
-            self._side.submit(self._index_step)
-
-    def _index_step(self, db: sqlite3.Connection) -> None:
-        """Index a batch in the background. Searches come in between."""
-        began, has_more = time.monotonic(), False
-        try:
-            has_more = _try_batch(db)
-        finally:
-            self._is_indexing = has_more
-        if has_more:
-            self._side.is_closing.wait(time.monotonic() - began)  # others write meanwhile
-            self._index_later()
 
 
 def _try_batch(db: sqlite3.Connection) -> bool:

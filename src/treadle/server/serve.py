@@ -22,7 +22,8 @@ import uvicorn
 from treadle.app.absent_model import AbsentModel
 from treadle.app.compose import open_keyring, open_runtime, open_store
 from treadle.app.root_user import check_root
-from treadle.app.settings import Settings, data_folder
+from treadle.app.settings import Settings, data_folder, parse_age
+from treadle.app.store_care import run_retention
 from treadle.errors import BadInput
 from treadle.server.app import ServerApp, create_app
 from treadle.server.config import ServerConfig
@@ -62,6 +63,8 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     file, config = _build_config(settings, options)
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(open_store(settings))
+        if settings.retention:
+            await stack.enter_async_context(run_retention(log, parse_age(settings.retention)))
         keyring = open_keyring(settings)
         opened = await open_runtime(stack, settings, log, keyring, grace=options.grace, needs_model=False)
         agents = opened.built.agents

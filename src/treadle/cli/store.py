@@ -1,0 +1,141 @@
+"""`treadle store`: check, back up, recover and shrink the store, and delete old sessions."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treadle.app import store_care
+from treadle.app.compose import open_store
+from treadle.app.settings import Settings, parse_age
+from treadle.cli import console
+from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
+
+EXAMPLES = """\
+  treadle store check
+  treadle store backup ~/backups/treadle.db
+  treadle store recover                     save what is still readable in a damaged store
+  treadle store vacuum                      give the space of deleted sessions back
+  treadle store prune --older-than 90d --keep-named --dry-run
+
+A backup may be made while a server runs. `retention = "90d"` in config.toml lets `treadle serve` prune by itself."""
+
+
+def parser() -> Parser:
+    options = create_parser("store", "Look after the store of the sessions.", EXAMPLES)
+    actions = add_actions(options, EXAMPLES)
+    actions.add_parser("check", help="check the whole store for damage; exits with 1 if it finds some")
+    backup = actions.add_parser("backup", help="copy the store to a file, also while others use it")
+    backup.add_argument("file", metavar="FILE")
+    backup.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    recover = actions.add_parser("recover", help="save what is still readable in a damaged store into a new one")
+    recover.add_argument("--output", metavar="FILE", default="", help="default: the store's name with .recovered")
+    actions.add_parser("vacuum", help="give the space of deleted sessions back to the disk")
+    prune = actions.add_parser("prune", help="delete sessions that ended long ago")
+    prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 90d, 12h or 2w")
+    prune.add_argument("--keep-named", action="store_true", help="keep the sessions that you named")
+    prune.add_argument("--dry-run", action="store_true", help="only list what would be deleted")
+    for action in actions.choices.values():
+        action.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        add_store_options(action)
+    return options
+
+
+def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
+    settings = load_command_settings(args).settings
+    command = _Command(args, settings, store_care.find_store_file(settings))
+    actions = {
+        "check": command.check,
+        "backup": command.back_up,
+        "recover": command.recover,
+        "vacuum": command.vacuum,
+        "prune": command.prune,
+    }
+    return actions[args.action]()
+
+
+class _Command:
+    """One action on the file of a store."""
+
+    def __init__(self, args: argparse.Namespace, settings: Settings, file: Path) -> None:
+        self._args, self._settings, self._file = args, settings, file
+        self._console = console.TerminalConsole(sys.stderr, ignore_errors=True)
+        self._next_report = 0.0
+
+    def check(self) -> int:
+        found = store_care.check_store(self._file, self._report)
+        about = f"{found.sessions} sessions, {found.facts} facts, {_format_size(found.bytes)}"
+        if found.problems:
+            summary = f"{self._file} is damaged" + (f" ({about})" if found.facts else "")
+            advice = "do not write to it; restore a backup, or run `treadle store recover`"
+            lines = [summary, *(f"  {problem}" for problem in found.problems), advice]
+        else:
+            lines = [f"{self._file} is whole: {about}, {_format_size(found.free_bytes)} of it free"]
+        self._print_result({"ok": not found.problems, **msgspec.structs.asdict(found)}, *lines)
+        return 1 if found.problems else 0
+
+    def back_up(self) -> int:
+        target = Path(self._args.file).expanduser().absolute()
+        found = store_care.backup_store(self._file, target, self._report, replace=self._args.force)
+        about = f"{found.sessions} sessions, {found.facts} facts, {_format_size(found.bytes)}; checked"
+        self._print_result(found, f"{target}: {about}")
+        return 0
+
+    def recover(self) -> int:
+        chosen = self._args.output or f"{self._file}.recovered"
+        target = Path(chosen).expanduser().absolute()
+        found = store_care.recover_store(self._file, target, self._report)
+        self._print_result(
+            found,
+            f"{target}: {found.sessions} sessions, {found.facts} facts, {found.artifacts} artifacts",
+            *(f"  lost: {text}" for text in found.losses),
+            f"{self._file} was not changed. `--store {target}` uses the new one",
+        )
+        return 0
+
+    def vacuum(self) -> int:
+        before, after = store_care.vacuum_store(self._file, self._report)
+        line = f"{_format_size(before - after)} given back; {self._file} has {_format_size(after)}"
+        self._print_result({"store": str(self._file), "before": before, "after": after}, line)
+        return 0
+
+    async def prune(self) -> int:
+        args, before = self._args, time.time() - parse_age(self._args.older_than)
+        async with open_store(self._settings) as log:
+            old = await store_care.find_old_sessions(log, before, keep_named=args.keep_named)
+            if not args.dry_run:
+                old = await store_care.prune_sessions(log, old, self._report)
+        freed = 0 if args.dry_run else store_care.shrink_store(self._file)
+        self._console.set_status("")
+        rows = [
+            [info.id[:12], console.format_time_since(info.updated_at), info.status, info.name or "–"] for info in old
+        ]
+        if rows and not args.json:
+            console.print_table(rows, ["session", "age", "status", "name"])
+        what = f"{len(old)} sessions {'would be' if args.dry_run else 'were'} deleted"
+        document = {"deleted": [info.id for info in old], "dry_run": args.dry_run, "freed": freed}
+        self._print_result(document, f"{what}, {_format_size(freed)} given back" if freed else what)
+        return 0
+
+    def _report(self, text: str) -> None:
+        if time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + 0.1
+            self._console.set_status(text)
+
+    def _print_result(self, document: object, *lines: str) -> None:
+        self._console.set_status("")
+        if self._args.json:
+            sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        else:
+            for line in lines:
+                console.print_line(line)
+
+
+def _format_size(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"

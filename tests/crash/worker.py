@@ -124,9 +124,11 @@ async def _run_session(runtime: Runtime, name: str) -> None:
                     return
 
         steering = asyncio.create_task(steer())
-        async with session.run("go", key="start") as run:
-            outcome = await run.wait()
-        assert outcome is not None and outcome.reason == "answered", outcome
+        outcome = None
+        while outcome is None:  # it ends without an outcome while the gate of another worker has the question
+            async with session.run("go", key="start") as run:
+                outcome = await run.wait()
+        assert outcome.reason == "answered", outcome
         await steering
         async with session.resume() as rest:  # a message that came too late to steer starts its own run
             await rest.wait()

@@ -190,7 +190,7 @@ class Coordinator:
     async def load_state(self, session_id: str) -> State:
         """Return the session's current state. The caller must not change it."""
         entry = self._entries.get(session_id)
-        if entry is None or not entry.users or entry.task is not None:
+        if entry is None or not entry.users or entry.loop is not None:  # a loop is ahead of the log
             return fold(await self.log.read(session_id))
         state = entry.state
         for fact in await self.log.read(session_id, after=state.seq):
@@ -383,7 +383,8 @@ class Coordinator:
                 return
             state, projection = entry.state, entry.projection
             for fact in await self.log.read(entry.id, after=state.seq):
-                apply(state, fact)
+                if fact.seq > state.seq:  # as in `load_state`
+                    apply(state, fact)
             if state.created is None:
                 raise NotFound(f"session {entry.id} has no beginning")
             setup = await self.build_setup(state)

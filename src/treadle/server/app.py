@@ -83,8 +83,8 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         generate_unique_id_function=attrgetter("name"),  # so an id does not change when a path does
     )
     for part in (
+        sessions,  # first, because most requests are for them
         home,
-        sessions,
         session_control,
         session_history,
         loop_api,

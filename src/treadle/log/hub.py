@@ -239,6 +239,8 @@ class HubWatch(Watch):
 
     def ready(self) -> list[Event]:
         events: list[Event] = []
+        if not self._taken and self._index == self._channel.start + len(self._channel.items):
+            return events
         while len(events) < BATCH and (event := self._take_next()) is not None:
             events.append(event)
         return events

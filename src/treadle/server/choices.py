@@ -19,7 +19,7 @@ from treadle.models.base import Model
 from treadle.server.problems import build_refusal
 from treadle.server.replies import ask_model, encode_error, send_json
 from treadle.server.service import Service
-from treadle.server.streams import StreamedResponse, encode_frames
+from treadle.server.streams import PieceStream, encode_frames
 
 MOST_AT_ONCE = 8
 """How many choices are asked for at the same time. Providers and the embedded model limit requests, too."""
@@ -32,7 +32,7 @@ async def answer_with_choices(
 ) -> Response:
     """Have a model answer each request, and send the replies as the choices of one completion."""
     if is_streamed:
-        return StreamedResponse(
+        return PieceStream(
             service.streams,
             _write_choices(model, requests, choices),
             lambda error: encode_error(build_refusal(error)) + _END,

@@ -19,7 +19,7 @@ from treadle.events import Progress
 from treadle.models.base import Model
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_field_error
-from treadle.server.streams import SHUTDOWN_COMMENT, OpenStreams, StreamedResponse
+from treadle.server.streams import SHUTDOWN_COMMENT, OpenStreams, PieceStream
 
 PROBE_SECONDS = 5.0
 _LOCAL = "local:"
@@ -143,7 +143,7 @@ class ModelLoader:
             watcher.set()
 
 
-class ModelStream(StreamedResponse):
+class ModelStream(PieceStream):
     """Sends every model and then each change, until the client leaves or the server stops.
 
     `describe` returns the models as JSON, by name. A slow client gets the last state only.

@@ -13,7 +13,7 @@ from treadle import Runtime
 from treadle.dialects.registry_events import COUNTED_FIELDS, RegistryDialect, RunStatus, SessionCounts, classify_run
 from treadle.errors import NotFound
 from treadle.log.base import Log, SessionInfo, Status, StoreWatch
-from treadle.server.streams import SHUTDOWN_COMMENT, StreamedResponse, encode_frames
+from treadle.server.streams import SHUTDOWN_COMMENT, PieceStream, encode_frames
 
 if TYPE_CHECKING:
     from treadle.server.service import Service
@@ -81,7 +81,7 @@ class Registry:
         )
 
 
-class AllSessionsStream(StreamedResponse):
+class AllSessionsStream(PieceStream):
     """Sends the registry events of all sessions until the client leaves or the server stops. `id:` is the cursor."""
 
     def __init__(self, service: Service, watch: StoreWatch) -> None:

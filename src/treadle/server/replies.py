@@ -32,7 +32,7 @@ from treadle.server.agent_runs import PostedFact, ReplyEvent, follow_run
 from treadle.server.guard import Refusal, build_error_body
 from treadle.server.problems import build_field_error, build_refusal
 from treadle.server.service import AGENT_PREFIX, Service, Token
-from treadle.server.streams import StreamedResponse, describe_content, encode_frames
+from treadle.server.streams import PieceStream, describe_content, encode_frames
 
 _logger = logging.getLogger("treadle.server")
 MOST_NAMED_TOOLS = 40
@@ -106,7 +106,7 @@ async def _send_reply(
     if not is_streamed:
         completing = _complete_run(events, write) if dialect.session_id else _complete_reply(events, write)
         return send_json(await completing, added)
-    return StreamedResponse(
+    return PieceStream(
         service.streams, write.relay(events), lambda error: write.encode_error(build_refusal(error)), added
     )
 

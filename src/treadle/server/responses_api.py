@@ -44,7 +44,7 @@ from treadle.server.replies import (
 from treadle.server.response_runs import LiveResponse, build_request
 from treadle.server.service import AGENT_PREFIX, CurrentService, Sender, Service, Token, Viewer
 from treadle.server.stored_responses import InputRecord, ResponseSession, StoredTurn, draft_session
-from treadle.server.streams import StreamedResponse, describe_content, encode_frames
+from treadle.server.streams import PieceStream, describe_content, encode_frames
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 Order = Literal["asc", "desc"]
@@ -107,7 +107,7 @@ async def create_response(service: CurrentService, token: Sender, request: Reque
         def describe(error: Exception) -> bytes:
             return encode_error(error) if isinstance(error, Refusal) else _encode_events(live.events)
 
-        return StreamedResponse(service.streams, pieces, describe, headers)
+        return PieceStream(service.streams, pieces, describe, headers)
     if not body.background:
         await live.wait()
         if live.failure is not None:
@@ -140,7 +140,7 @@ async def _ask_agent(
     dialect = found.open_dialect()
     headers = {SESSION_HEADER: session.id, **report_ignored_tools(dialect.ignored_tools)}
     if body.stream:
-        return StreamedResponse(service.streams, _send_events(found.follow(-1)), _describe_error, headers)
+        return PieceStream(service.streams, _send_events(found.follow(-1)), _describe_error, headers)
     if not body.background:
         return send_json(await found.wait(), headers)
     first = dialect.begin()[0].response
@@ -277,7 +277,7 @@ async def get_response(
     """Show a stored response. With `stream` its events follow, from after number `starting_after` on."""
     found = await service.responses.find(response_id, token)
     if stream:
-        return StreamedResponse(service.streams, _send_events(found.follow(starting_after)), _describe_error)
+        return PieceStream(service.streams, _send_events(found.follow(starting_after)), _describe_error)
     return send_json(await found.read(include or ()))
 
 

@@ -17,7 +17,7 @@ from treadle.dialects.base import Dialect, encode_frame
 from treadle.errors import BadInput
 from treadle.events import AnyFact, Custom, Delta, Event, SessionCreated, serialize_event
 from treadle.log.base import RESPONSE_FACTS, RESPONSES_AGENT, StoredFact, StoreWatch, Watch
-from treadle.server.guard import AsgiScope, Receive, Send, build_shutdown_refusal
+from treadle.server.guard import CONNECTION_KEY, AsgiScope, Receive, Send, build_shutdown_refusal
 
 Item = TypeVar("Item")
 EventWriter: TypeAlias = Callable[[Item], bytes]
@@ -175,6 +175,12 @@ class OpenStreams:
                     task.add_done_callback(self._pings.discard)
 
 
+class DirectConnection(Protocol):
+    """A connection of `treadle serve`, which can write pieces of a response itself."""
+
+    def write_piece(self, data: bytes) -> bool: ...
+
+
 class StreamedResponse(Response):
     """A response of pieces that come over time. The pieces stop when the client leaves.
 
@@ -185,14 +191,14 @@ class StreamedResponse(Response):
     def __init__(
         self,
         streams: OpenStreams,
-        pieces: AsyncGenerator[bytes],
         problem: Callable[[Exception], bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self._more_headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self._streams, self._pieces, self._problem = streams, pieces, problem
+        self._streams, self._problem = streams, problem
         self._send: Send | None = None
+        self._connection: DirectConnection | None = None
         self._writing = asyncio.Lock()
         self._has_begun = self._is_over = False
         self.last = time.monotonic()
@@ -204,6 +210,8 @@ class StreamedResponse(Response):
                 pass
 
         self._send = send
+        if not scope["app"].user_middleware:  # which might change the pieces
+            self._connection = scope.get("state", {}).get(CONNECTION_KEY)
         relaying, gone = asyncio.ensure_future(self._relay()), asyncio.ensure_future(wait_for_disconnect())
         self._streams.add(self)
         try:
@@ -226,19 +234,25 @@ class StreamedResponse(Response):
             await asyncio.gather(relaying, gone, return_exceptions=True)
 
     async def _relay(self) -> None:
-        async with aclosing(self._pieces) as pieces:
-            try:
-                async for piece in pieces:
-                    await self._send_piece(piece)
-            except Exception as error:
-                if not self._has_begun or self._problem is None:
-                    raise
-                await self._send_piece(self._problem(error))
+        try:
+            await self._send_pieces()
+        except Exception as error:
+            if not self._has_begun or self._problem is None:
+                raise
+            await self._send_piece(self._problem(error))
         self._is_over = True
         await self._send_piece(b"", more=False)
 
+    async def _send_pieces(self) -> None:
+        """Send the pieces, up to the end of the response."""
+        raise NotImplementedError
+
     async def _send_piece(self, data: bytes, *, more: bool = True) -> None:
         assert self._send is not None
+        is_plain = self._has_begun and more and data and not self._writing.locked()
+        if is_plain and self._connection is not None and self._connection.write_piece(data):
+            self.last = time.monotonic()
+            return
         async with self._writing:  # the head must be sent first
             if not self._has_begun:
                 self._has_begun = True
@@ -258,6 +272,25 @@ class StreamedResponse(Response):
                 await self._send_piece(PING)
         finally:
             self.pinging = False
+
+
+class PieceStream(StreamedResponse):
+    """Sends pieces as a generator yields them."""
+
+    def __init__(
+        self,
+        streams: OpenStreams,
+        pieces: AsyncGenerator[bytes],
+        problem: Callable[[Exception], bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(streams, problem, headers)
+        self._pieces = pieces
+
+    async def _send_pieces(self) -> None:
+        async with aclosing(self._pieces) as pieces:
+            async for piece in pieces:
+                await self._send_piece(piece)
 
 
 class EventSource(Protocol[Item]):
@@ -283,21 +316,22 @@ class EventStream(StreamedResponse):
         head: bytes = b"",
         at_shutdown: Callable[[], bytes] = lambda: b"",
     ) -> None:
-        super().__init__(streams, self._write_events(events, write, head, at_shutdown))
+        super().__init__(streams)
         self._events: EventSource[Any] = events
+        self._write: EventWriter[Any] = write
+        self._head, self._at_shutdown = head, at_shutdown
 
-    async def _write_events(
-        self, events: EventSource[Item], write: EventWriter[Item], head: bytes, at_shutdown: Callable[[], bytes]
-    ) -> AsyncGenerator[bytes]:
-        yield head  # also sends the status, however late the first event comes
+    async def _send_pieces(self) -> None:
+        events, write = self._events, self._write
+        await self._send_piece(self._head)  # also sends the status, however late the first event comes
         async for event in events:
             data = write(event)
             for more in events.ready():
                 data += write(more)
             if data:
-                yield data
+                await self._send_piece(data)
         if self._streams.is_closed:
-            yield at_shutdown() + SHUTDOWN_COMMENT
+            await self._send_piece(self._at_shutdown() + SHUTDOWN_COMMENT)
 
     def stop(self) -> None:
         """End the events."""

@@ -190,14 +190,15 @@ class Coordinator:
     async def load_state(self, session_id: str) -> State:
         """Return the session's current state. The caller must not change it."""
         entry = self._entries.get(session_id)
-        if entry is None or not entry.users or entry.loop is not None:  # a loop is ahead of the log
-            return fold(await self.log.read(session_id))
-        state = entry.state
-        for fact in await self.log.read(session_id, after=state.seq):
-            if fact.seq > state.seq:  # another caller may have applied it while this one was reading
-                apply(state, fact)
-        self.on_kept(session_id, state)
-        return state
+        if entry is not None and entry.users:
+            state, facts = entry.state, await self.log.read(session_id, after=entry.state.seq)
+            if entry.loop is None:  # the state of a loop is its own, and ahead of the log
+                for fact in facts:
+                    if fact.seq > state.seq:  # another caller may have applied it while this one was reading
+                        apply(state, fact)
+                self.on_kept(session_id, state)
+                return state
+        return fold(await self.log.read(session_id))
 
     def is_running(self, session_id: str) -> bool:
         """Whether this process runs the session just now."""
@@ -492,10 +493,7 @@ class Coordinator:
 
     async def _claim_due(self) -> int:
         started = 0
-        while self._is_scanning:
-            claim = await self.log.claim(self.owner, self.ttl, agents=self.agents)
-            if claim is None:
-                break
+        while self._is_scanning and (claim := await self.log.claim(self.owner, self.ttl, agents=self.agents)):
             self._start(claim)
             started += 1
         return started

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -383,3 +384,43 @@ async def test_a_question_is_answered_once_by_whom_and_wherever(tmp_path: Path) 
         assert (await sending)["reply"] == "the second"
         answers = [fact["answers"] for fact in await client.facts(session_id) if fact["type"] == "input_answered"]
         assert len(answers) == 2 and answers[1] == ["green"]
+
+
+async def test_a_message_to_a_session_in_use_reads_no_old_facts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve_script("one", "two", "three", store=tmp_path / "store.db") as client:
+        session_id = await client.session()
+        await client.send(session_id, "go")
+        seen = (await client.facts(session_id))[-1]["seq"]
+        read_from: list[int] = []
+        log = client.app.state.service.runtime.log
+        read = log.read
+
+        async def record_read(session_id: str, after: int = 0, **options: Any) -> Any:
+            read_from.append(after)
+            return await read(session_id, after, **options)
+
+        monkeypatch.setattr(log, "read", record_read)
+        await client.send(session_id, "again")
+        assert read_from and min(read_from) >= seen
+
+
+async def test_plain_messages_and_others_are_checked_and_answered_alike() -> None:
+    async with serve_script("one", "two") as client:
+        session_id = await client.session()
+        path = f"/v1/sessions/{session_id}/messages"
+        plain = await client.json("POST", path, {"content": "go"}, headers={"idempotency-key": "a"})
+        other = await client.json("POST", f"{path}?wait=60", {"content": "go"}, headers={"idempotency-key": "a"})
+        assert plain == other and plain["reply"] == "one"
+        for body in (
+            {"content": 5},
+            {"content": "", "more": 1},
+            [],
+            {"content": "x", "mode": "other"},
+            {"content": ""},
+        ):
+            refused = [await client.problem("POST", one, body, 422) for one in (path, f"{path}?wait=60")]
+            assert refused[0] == refused[1]
+        async with Client(client.base, "") as anyone:
+            assert (await anyone.problem("POST", path, {"content": "go"}, 401))["type"] == "unauthorized"

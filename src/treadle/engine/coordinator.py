@@ -190,7 +190,7 @@ class Coordinator:
     async def load_state(self, session_id: str) -> State:
         """Return the session's current state. The caller must not change it."""
         entry = self._entries.get(session_id)
-        if entry is not None and entry.users:
+        if entry is not None and entry.users and entry.loop is None:
             state, facts = entry.state, await self.log.read(session_id, after=entry.state.seq)
             if entry.loop is None:  # the state of a loop is its own, and ahead of the log
                 for fact in facts:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from treadle.app.settings import Settings
+from treadle.app.settings import Settings, data_folder
 from treadle.errors import BadInput, TreadleError
 from treadle.events import Progress
 from treadle.secrets.keyring import Keyring, forbid_memory_inspection
@@ -104,7 +104,7 @@ def _create_mcp_servers(settings: Settings) -> McpServers:
     from treadle.tools.mcp.server_config import read_mcp_servers
     from treadle.tools.mcp.servers import McpServers
 
-    return McpServers(read_mcp_servers(settings.mcp))
+    return McpServers(read_mcp_servers(settings.mcp), known=data_folder() / "mcp_tools.json")
 
 
 def find_default_tools() -> dict[str, Tool]:

@@ -88,6 +88,8 @@ async def run_checks(loaded: LoadedSettings) -> AsyncIterator[Check]:
             elif command and shutil.which(command) is None:
                 advice = "install it, or configure its full path"
                 yield Check(f"mcp {name}", "bad", f"the program {command} was not found", advice)
+            elif command and server.get("sandbox", True) and sandbox.level != "bubblewrap":
+                yield Check(f"mcp {name}", "bad", "it runs in the full sandbox only", sandbox.hint)
             else:
                 yield Check(f"mcp {name}", "ok", command or str(server.get("url", "")))
 

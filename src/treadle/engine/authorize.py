@@ -221,8 +221,16 @@ def _select_for_tool_version(
     remembered: Sequence[RememberedAnswer],
     assessment: Assessment,
 ) -> tuple[Sequence[events.Grant], Sequence[RememberedAnswer], Assessment]:
-    """Select the permissions for this version of the tool. A yes to another version is a reason to ask."""
+    """Select the permissions for this version of the tool. A yes to another version is a reason to ask.
+
+    A yes to every version does not count for a tool that has changed: who gave it knew the tool as it was.
+    """
     version = tool.version
+
+    def select(patterns: Sequence[str]) -> tuple[str, ...]:
+        kept = [one for one in patterns if unpin_version(one) != one] if assessment.is_changed else patterns
+        return select_for_version(kept, version)
+
     allowed = [answer.pattern for answer in remembered if answer.decision == "allow"]
     patterns = {*allowed, *(pattern for grant in grants for pattern in (*grant.approve, *grant.always))}
     other_versions = (unpin_version(pattern) for pattern in patterns if not select_for_version((pattern,), version))
@@ -230,16 +238,11 @@ def _select_for_tool_version(
         assessment = replace(
             assessment, why=assessment.why or CHANGED_DESCRIPTION, doubts=(CHANGED_DESCRIPTION, *assessment.doubts)
         )
-    grants = [
-        replace(
-            grant, approve=select_for_version(grant.approve, version), always=select_for_version(grant.always, version)
-        )
-        for grant in grants
-    ]
+    grants = [replace(grant, approve=select(grant.approve), always=select(grant.always)) for grant in grants]
     remembered = [
         replace(answer, pattern=pattern)
         for answer in remembered
-        for pattern in select_for_version((answer.pattern,), version)
+        for pattern in (select((answer.pattern,)) if answer.decision == "allow" else (unpin_version(answer.pattern),))
     ]
     return grants, remembered, assessment
 

@@ -57,10 +57,10 @@ class Assessment(Struct, frozen=True):
 
     `commands` are the simple commands it would run, redirections (`> path`) and assignments (`NAME=value`) included.
     `doubts` are reasons to ask that lie outside of the call. With `asks_each_time` the tool itself says that no yes
-    may be remembered. A call that `affects_later_calls` may change what later calls of its tool mean, so they are
-    decided after it has ended. `traits` are those of this call besides its tool's. `address` is set when the call sends
-    nothing but this address. `flow_risk` says how it could let private data out, or make a lasting change, because text
-    of others asked for it.
+    may be remembered. If the tool `is_changed`, only a yes to its present version counts. A call that
+    `affects_later_calls` may change what later calls of its tool mean, so they are decided after it has ended. `traits`
+    are those of this call besides its tool's. `address` is set when the call sends nothing but this address.
+    `flow_risk` says how it could let private data out, or make a lasting change, because text of others asked for it.
     """
 
     safety: Safety = "caution"
@@ -68,6 +68,7 @@ class Assessment(Struct, frozen=True):
     commands: tuple[str, ...] | None = None
     doubts: tuple[str, ...] = ()
     asks_each_time: bool = False
+    is_changed: bool = False
     affects_later_calls: bool = False
     traits: frozenset[Trait] = frozenset()
     address: str = ""

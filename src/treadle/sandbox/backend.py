@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from treadle.errors import BadInput
 from treadle.sandbox.base import INSTALL_HINT, CommandResult, Job, OnOutput, ProbeResult, SandboxUnavailable
+
+if TYPE_CHECKING:
+    from treadle.sandbox.long_running import WaitingProgram
 
 _MAX_ARGUMENT_BYTES = 128 * 1024
 _MAX_BOUND = 1 << 40
@@ -50,6 +55,20 @@ async def run_in_sandbox(job: Job, on_output: OnOutput) -> CommandResult:
 
         return await landlock.run_in_landlock(job, on_output)
     raise SandboxUnavailable(f"The command was not run. {found.why} {found.hint}")
+
+
+def prepare_program(job: Job, *, is_private: bool) -> AbstractAsyncContextManager[WaitingProgram]:
+    """Prepare a program that runs for long in the full sandbox; raises `SandboxUnavailable` when there is none.
+
+    `is_private` says that nobody else uses its workspace, so nothing in it is protected.
+    """
+    _check_job(job)
+    found = probe()
+    if found.level != "bubblewrap":
+        raise SandboxUnavailable(f"The program was not run. {found.why} {found.hint}")
+    from treadle.sandbox import long_running
+
+    return long_running.prepare_program(job, is_private=is_private)
 
 
 async def run_on_host(job: Job, on_output: OnOutput) -> CommandResult:

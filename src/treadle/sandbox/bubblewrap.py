@@ -23,6 +23,7 @@ from treadle.sandbox import process
 from treadle.sandbox.base import CommandResult, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
 from treadle.sandbox.guarded_paths import (
+    GuardedPaths,
     find_guarded_paths,
     hold_protected_paths,
     resolve_sandbox_workspace,
@@ -82,26 +83,8 @@ class BubblewrapPlan(Struct, frozen=True):
 
 async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
     """Run a command to its end in the full sandbox. `open_network` opens a network when the job grants one."""
-    workspace = resolve_sandbox_workspace(job)
-    cwd = resolve_working_folder(job, workspace)
-    found = await asyncio.to_thread(find_guarded_paths, workspace)
-    masked = (*found.own_files, *(() if job.show_env_files else found.env_files))
-    if len(masked) + len(found.repositories) > _MAX_MOUNTS:
-        raise BadInput(
-            f"{workspace} holds {len(masked)} env files and logs and {len(found.repositories)} repositories, and no "
-            f"more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. Choose a folder with fewer."
-        )
     with ExitStack() as stack:
-        parents = found.find_parent_folders(workspace) if job.writable else ()
-        below = (*parents, *found.repositories) if job.writable else ()
-        descriptors = stack.enter_context(hold_protected_paths(workspace, below))
-        if not descriptors.keys() >= set(PROTECTED):
-            # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
-            job = msgspec.structs.replace(job, writable=False)
-        environment = build_sandbox_environment(job, workspace, HOME)
-        if job.network:
-            environment = {**build_proxy_environment(), **environment}
-        plan = BubblewrapPlan(job, workspace, cwd, descriptors, frozenset(map(str, parents)), masked, environment)
+        plan = await build_plan(job, stack)
         box = _Box(plan, stack)
         try:
             pid = await box.set_up()
@@ -109,6 +92,29 @@ async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNet
                 return await box.follow(pid, on_output)
         finally:
             box.abandon()
+
+
+async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) -> BubblewrapPlan:
+    """Find what the sandbox of a job must protect in its workspace. `stack` holds it. A private one holds nothing."""
+    workspace = resolve_sandbox_workspace(job)
+    cwd = resolve_working_folder(job, workspace)
+    found = GuardedPaths((), (), ()) if is_private else await asyncio.to_thread(find_guarded_paths, workspace)
+    masked = (*found.own_files, *(() if job.show_env_files else found.env_files))
+    if len(masked) + len(found.repositories) > _MAX_MOUNTS:
+        raise BadInput(
+            f"{workspace} holds {len(masked)} env files and logs and {len(found.repositories)} repositories, and no "
+            f"more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. Choose a folder with fewer."
+        )
+    parents = found.find_parent_folders(workspace) if job.writable else ()
+    below = (*parents, *found.repositories) if job.writable else ()
+    descriptors = {} if is_private else stack.enter_context(hold_protected_paths(workspace, below))
+    if not is_private and not descriptors.keys() >= set(PROTECTED):
+        # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
+        job = msgspec.structs.replace(job, writable=False)
+    environment = build_sandbox_environment(job, workspace, HOME)
+    if job.network:
+        environment = {**build_proxy_environment(), **environment}
+    return BubblewrapPlan(job, workspace, cwd, descriptors, frozenset(map(str, parents)), masked, environment)
 
 
 class _Box:
@@ -143,15 +149,16 @@ class _Box:
                     await process.wait_until_readable(self._status_pipe)
                     is_ready = self._read_status()
         except TimeoutError:
-            raise self._build_error(f"it was not ready within {_TIMEOUT:g} s") from None
+            raise _build_error(f"it was not ready within {_TIMEOUT:g} s") from None
         if not is_ready:
-            raise self._build_error(self._output.head.decode(errors="replace").strip() or "it ended at once")
+            raise _build_error(self._output.head.decode(errors="replace").strip() or "it ended at once")
         pid = cast("dict[str, int]", json.loads(self._status.partition(b"\n")[0]))["child-pid"]
         self._first = os.pidfd_open(pid)
         self._stack.callback(os.close, self._first)
         for waiting in find_descendants(pid):
             process.set_limits(waiting, process.build_limits(self._plan.job.bounds, per_namespace=True))
-            self._check_mounts(waiting)
+            if not _can_bind_descriptors():
+                check_mounts(self._plan, waiting)
         return pid
 
     def _read_status(self) -> bool:
@@ -162,18 +169,6 @@ class _Box:
             return True
         self._status += data
         return bool(data)
-
-    def _check_mounts(self, pid: int) -> None:
-        """Check the mounts: another command may have replaced a repository by a link before it was mounted."""
-        for name, descriptor in self._plan.descriptors.items():
-            if name in PROTECTED or _can_bind_descriptors():
-                continue
-            try:
-                found = os.stat(f"/proc/{pid}/root{self._plan.workspace / name}", follow_symlinks=False)
-            except OSError as error:
-                raise self._build_error(f"it cannot be seen what is mounted at {name} ({error.strerror})") from None
-            if not os.path.samestat(found, os.fstat(descriptor)):
-                raise self._build_error(f"{name} was exchanged meanwhile. Run it again.")
 
     async def follow(self, pid: int, on_output: OnOutput) -> CommandResult:
         """Release the command, and follow it to its end."""
@@ -207,8 +202,22 @@ class _Box:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
-    def _build_error(self, why: str) -> SandboxUnavailable:
-        return SandboxUnavailable(f"The sandbox could not be set up, so the command was not run: {why}")
+
+def check_mounts(plan: BubblewrapPlan, pid: int) -> None:
+    """Check mounts that were made by path: another command may have replaced a repository by a link before."""
+    for name, descriptor in plan.descriptors.items():
+        if name in PROTECTED:
+            continue
+        try:
+            found = os.stat(f"/proc/{pid}/root{plan.workspace / name}", follow_symlinks=False)
+        except OSError as error:
+            raise _build_error(f"it cannot be seen what is mounted at {name} ({error.strerror})") from None
+        if not os.path.samestat(found, os.fstat(descriptor)):
+            raise _build_error(f"{name} was exchanged meanwhile. Run it again.")
+
+
+def _build_error(why: str) -> SandboxUnavailable:
+    return SandboxUnavailable(f"The sandbox could not be set up, so the command was not run: {why}")
 
 
 def explain_unavailable() -> str:
@@ -236,8 +245,11 @@ def detect_machine() -> Machine:
     raise SandboxUnavailable(f"There is no list of system calls for {name}, so nothing was run. Use x86_64 or aarch64.")
 
 
-def build_arguments(plan: BubblewrapPlan) -> list[str]:
-    """Build the arguments of bubblewrap, without its descriptors. Later mounts cover earlier ones."""
+def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]:
+    """Build the arguments of bubblewrap, without its descriptors. Later mounts cover earlier ones.
+
+    `by_path` is for a bubblewrap that does not inherit the descriptors of the plan. Then check the mounts.
+    """
     uid, gid = os.getuid() or 1000, os.getgid() or 1000  # the same as ours, but never root
     size = str(plan.job.bounds.tmp_mb * 1024 * 1024)
     arguments = [
@@ -270,7 +282,8 @@ def build_arguments(plan: BubblewrapPlan) -> list[str]:
     mounts = [(str(plan.workspace / name), descriptor) for name, descriptor in plan.descriptors.items()]
     for path, descriptor in sorted(mounts, key=lambda mount: mount[0] not in plan.parent_folders):
         option = "--bind" if path in plan.parent_folders else "--ro-bind"
-        arguments += (f"{option}-fd", str(descriptor), path) if _can_bind_descriptors() else (option, path, path)
+        is_open = _can_bind_descriptors() and not by_path
+        arguments += (f"{option}-fd", str(descriptor), path) if is_open else (option, path, path)
     for masked in plan.masked:
         if masked.is_dir():
             arguments += ("--tmpfs", str(masked), "--remount-ro", str(masked))

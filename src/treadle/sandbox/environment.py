@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from treadle.permissions.paths import list_own_folders
 from treadle.sandbox.base import Job
 
 _PASSED_ON = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "COLORTERM", "NO_COLOR", "COLUMNS", "LINES", "TZ")
 _USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TMPDIR", "XDG_RUNTIME_DIR")
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 _SECRET_FOLDERS = {".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config", ".password-store"}
 
 
@@ -57,6 +61,40 @@ def find_interpreter_folders() -> tuple[Path, ...]:
             and not _SECRET_FOLDERS.intersection(folder.parts)
         )
     )
+
+
+def find_program_files(program: Path) -> tuple[Path, ...]:
+    """Find what a program outside of the system needs to run: where it is installed, and its interpreter.
+
+    Of PREFIX/bin/x that is the prefix, or the file itself when the prefix could hold secrets. Links are followed.
+    """
+    found, steps = dict[Path, Path](), [program]
+    while steps:
+        path = Path(os.path.abspath(steps.pop()))
+        if path in found or not path.exists() or any(path.is_relative_to(top) for top in _SYSTEM_FOLDERS):
+            continue
+        found[path] = choose_visible(path, path.parent.parent if path.parent.name == "bin" else path)
+        steps += [path.parent / path.readlink() if path.is_symlink() else path.resolve(), *_find_interpreters(path)]
+    return tuple(dict.fromkeys(found.values()))
+
+
+def choose_visible(file: Path, folder: Path) -> Path:
+    """Choose the folder of a file if it can be shown: not the home, what is above or hidden in it, or secrets."""
+    home, real = Path.home().resolve(), folder.resolve()
+    is_hidden = real.parent == home and real.name.startswith(".")
+    holds_ours = any(own.is_relative_to(real) or real.is_relative_to(own) for own in list_own_folders())
+    is_secret = bool(_SECRET_FOLDERS.intersection(real.parts))
+    return file if home.is_relative_to(real) or is_hidden or holds_ours or is_secret else folder
+
+
+def _find_interpreters(script: Path) -> list[Path]:
+    """Find the program that the first line of a script names, also after `env`."""
+    with suppress(OSError), script.open("rb") as file:
+        if file.read(2) == b"#!":
+            words = file.readline(500).decode(errors="replace").split()
+            named = words[1:2] if words and words[0].endswith("/env") else []
+            return [Path(program) for word in (*words[:1], *named) if (program := shutil.which(word)) is not None]
+    return []
 
 
 def _select_variables(names: tuple[str, ...]) -> Mapping[str, str]:

@@ -22,8 +22,8 @@ HERE = Path(__file__).parent
 
 
 def child(name: str = "served", *args: str, script: str = "served.py", **options: Any) -> McpServer:
-    """A server written with the SDK, started by us."""
-    options = {"start_timeout": PATIENCE, **options}
+    """A server written with the SDK, started by us: without a sandbox, since it leaves traces for the test."""
+    options = {"start_timeout": PATIENCE, "sandbox": False, "trusted": True, **options}
     return McpServer(name=name, command=sys.executable, args=(str(HERE / script), *args), **options)
 
 
@@ -107,8 +107,8 @@ class McpClient:
 
 
 @asynccontextmanager
-async def connect(*servers: McpServer, **limits: int) -> AsyncIterator[McpClient]:
-    async with McpServers(servers, **limits) as opened:
+async def connect(*servers: McpServer, **options: Any) -> AsyncIterator[McpClient]:
+    async with McpServers(servers, **options) as opened:
         yield McpClient(opened, await opened.list_tools())
 
 

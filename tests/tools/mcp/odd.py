@@ -21,7 +21,8 @@ def tools(cursor: str) -> dict[str, Any]:
     if HOW == "turncoat" or HOW.startswith("says "):
         description = f"Version {os.getpid()}" if HOW == "turncoat" else HOW.removeprefix("says ")
         hints = {"readOnlyHint": True}
-        return {"tools": [{"name": "ok", "description": description, "inputSchema": schema, "annotations": hints}]}
+        tool = {"name": "ok", "description": description, "inputSchema": schema, "annotations": hints}
+        return {"tools": [tool, {**tool, "name": "more"}] if "more" in description else [tool]}
     names = ["ok", "odd name/ü", "odd name/ö", "x" * 100, "again", "again"]
     hints = {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False, "destructiveHint": False}
     return {

@@ -7,6 +7,7 @@ from mcp.types import Tool as ListedTool
 
 from treadle.errors import BadInput
 from treadle.tools.mcp.connection import Connection
+from treadle.tools.mcp.known_tools import KnownTools
 from treadle.tools.mcp.mcp_tool import McpTool, build_tool_name
 from treadle.tools.mcp.server_config import McpServer, read_mcp_servers
 from treadle.tools.mcp.servers import McpServers
@@ -69,5 +70,5 @@ def test_a_tools_name_fits_every_provider_and_stays_the_same(tool: str) -> None:
 
 def test_servers_that_write_no_parameters_as_a_list_get_their_arguments() -> None:
     listed = ListedTool(name="now", input_schema={"type": "object", "properties": []})
-    tool = McpTool(Connection(McpServer(name="clock", command="x")), listed)
+    tool = McpTool(Connection(McpServer(name="clock", command="x"), KnownTools()), listed)
     assert tool.parse('{"zone": "UTC"}').arguments == {"zone": "UTC"}

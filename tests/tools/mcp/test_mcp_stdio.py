@@ -132,20 +132,22 @@ async def test_a_server_that_was_down_is_tried_again_when_it_is_called(tmp_path:
         command.chmod(0o755)
 
     install("fleeting")
-    async with connect(McpServer(name="odd", command=str(command))) as mcp:
+    async with connect(McpServer(name="odd", command=str(command), sandbox=False)) as mcp:
         await until(lambda: mcp.health.state == "down")
         install("plain")
         assert (await mcp.call("odd__ok", n=1)).text == '{"sum":3}'
         assert mcp.servers.get_health() == [McpHealth("odd", "up", 5, "", "2025-11-25")]
 
 
-async def test_hints_of_a_server_are_believed_only_as_warnings() -> None:
-    async with connect(odd("plain"), child(), odd("plain", "strict", safety="destructive")) as mcp:
+async def test_hints_of_a_server_are_believed_only_as_warnings_unless_it_is_trusted() -> None:
+    strict, other = odd("plain", "strict", safety="destructive"), child("other", trusted=False)
+    async with connect(odd("plain"), child(), strict, other, max_bytes=10**6) as mcp:
         classes = {tool.name: tool.assess_safety({}) for tool in mcp.tools}
     for name in ("odd__ok", "served__add", "served__append"):
         assert classes[name] == "caution", "it says that it reads only or does not destroy"
     for name in ("served__wipe", "served__fail", "strict__ok"):
         assert classes[name] == "destructive", "it says so, it says nothing, or its config says so"
+    assert {safety for name, safety in classes.items() if name.startswith("other__")} == {"destructive"}
 
 
 async def test_names_and_texts_of_a_hostile_server_are_made_harmless() -> None:
@@ -159,14 +161,15 @@ async def test_names_and_texts_of_a_hostile_server_are_made_harmless() -> None:
 
 
 @pytest.mark.usefixtures("short_waits")
-async def test_a_tool_with_a_changed_description_is_asked_for_each_time() -> None:
+async def test_a_tool_with_a_changed_description_is_destructive_until_a_call_was_allowed() -> None:
     async with connect(odd("turncoat")) as mcp:
         (tool,), parsed = mcp.tools, mcp.tools[0].parse('{"n": 1}')
-        first, description = tool.assess(parsed, Path()), tool.spec.description
-        assert (first.safety, first.is_once_only) == ("caution", False)
+        first, description, version = tool.assess(parsed, Path()), tool.spec.description, tool.version
+        assert (first.safety, first.is_changed) == ("caution", False)
         await mcp.call("odd__ok", n=1)  # after which it starts again
-        await until(lambda: tool.assess(parsed, Path()).is_once_only)
+        await until(lambda: tool.assess(parsed, Path()).is_changed)
         assert tool.assess(parsed, Path()).safety == "destructive" and tool.spec.description == description
+        assert tool.version != version, "an earlier approval and an earlier question are for the tool as it was"
 
 
 async def test_a_list_that_never_ends_is_cut_off() -> None:
@@ -197,7 +200,7 @@ async def test_an_error_of_the_server_is_shown_without_its_secrets() -> None:
 @pytest.mark.usefixtures("short_waits")
 async def test_closing_ends_a_server_that_is_still_starting(tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path}/pid; exec sleep 600"
-    async with McpServers([McpServer(name="mute", command="sh", args=("-c", script))]) as servers:
+    async with McpServers([McpServer(name="mute", command="sh", args=("-c", script), sandbox=False)]) as servers:
         (pid,) = await read_lines(tmp_path / "pid", 1)
         assert servers.get_health()[0].state == "starting" and is_alive(int(pid))
     assert servers.get_health()[0].state == "closed" and not is_alive(int(pid))
@@ -221,7 +224,8 @@ async def test_a_server_that_never_answers_is_waited_for_once(monkeypatch: pytes
 @pytest.mark.usefixtures("short_waits")
 async def test_closing_at_any_moment_leaves_no_process(tmp_path: Path) -> None:
     script = f"echo $$ >> {tmp_path}/pids; trap '' TERM; sleep 0.05; echo garbage; exec sleep 600"
-    server = McpServer(name="stubborn", command="sh", args=("-c", script), start_timeout=0.2, protocol="legacy")
+    words: dict[str, Any] = {"command": "sh", "args": ("-c", script), "start_timeout": 0.2, "protocol": "legacy"}
+    server = McpServer(name="stubborn", **words, sandbox=False)
     for moment in (0.1, 0.6):
         async with McpServers([server]):
             await asyncio.sleep(moment)

@@ -12,26 +12,34 @@ from tests.kit.sessions import build_agent, read_finished_calls, read_questions,
 from tests.tools.mcp.conftest import connect, odd
 from treadle import Answer, CallStarted, RunFinished, Session
 from treadle.engine.setup import later
+from treadle.errors import StoreError
 from treadle.events import ApprovalRequested, CallFinished, Grant
 from treadle.permissions.patterns import pin_version, select_for_version, unpin_version
 from treadle.permissions.saved_rules import apply_rules, load_all_rules, load_rules, save_rule
 from treadle.testing import call
 from treadle.tools.mcp.connection import compute_version
+from treadle.tools.mcp.known_tools import KnownTools
 
 SINCE = "what its server says of it has changed since it was allowed"
 
 
 @asynccontextmanager
 async def open_process(
-    description: str, call_id: str, store: Path | str = ":memory:", *, max_tools: int = 30, grant: Grant | None = None
+    description: str,
+    call_id: str,
+    store: Path | str = ":memory:",
+    *,
+    grant: Grant | None = None,
+    tool: str = "ok",
+    **options: Any,
 ) -> AsyncIterator[Session]:
     """Open a session as a new process does. The server starts anew, and describes its tool so.
 
     The model calls the tool, or, when no tools are offered, finds it first. By default every call is asked for.
     """
-    async with connect(odd(f"says {description}"), max_tools=max_tools) as mcp:
-        found = call("call_tool", id=call_id, name="odd__ok", arguments={"n": 1})
-        script = call("odd__ok", id=call_id, n=1) if max_tools else found, "done"
+    async with connect(odd(f"says {description}"), **options) as mcp:
+        found = call("call_tool", id=call_id, name=f"odd__{tool}", arguments={"n": 1})
+        script = call(f"odd__{tool}", id=call_id, n=1) if options.get("max_tools", 30) else found, "done"
         agent, _ = build_agent(*script, tools=mcp.tools, grant=grant or Grant(tier="read-only"), gate=later)
         async with agent.session(store) as session:
             yield session
@@ -117,6 +125,50 @@ async def test_an_approval_in_the_settings_is_for_a_tool_by_its_name(tmp_path: P
             assert await find_question(session) is None, number
 
 
+@pytest.mark.parametrize("max_tools", [30, 0])
+@pytest.mark.parametrize("grant", [Grant(approve=("odd__*",)), Grant(always=("odd__*",)), Grant()])
+async def test_a_tool_that_changed_or_is_new_since_the_last_process_is_asked_for_once(
+    tmp_path: Path, max_tools: int, grant: Grant
+) -> None:
+    """A pattern that was approved, and a class that needs no question, do not cover what nobody has seen yet."""
+    options: dict[str, Any] = {"known": tmp_path / "known.json", "max_tools": max_tools, "grant": grant}
+    async with open_process("Adds.", "a", **options) as session:
+        assert await find_question(session) is None
+    for tool in ("ok", "more"):
+        async with open_process("Adds more.", "b", tool=tool, **options) as session:
+            asked = await find_question(session)
+            assert asked is not None and "it is new, or its server says something else of it" in asked.why
+            await session.approve("b", Answer("allow"))
+            await wait_for(session, RunFinished)
+            assert (await read_finished_calls(session))["b"].status == "ok"
+        async with open_process("Adds more.", "c", tool=tool, **options) as session:
+            assert await find_question(session) is None, "a person has allowed it as it is now"
+
+
+async def test_a_changed_tool_that_is_denied_stays_unknown(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"known": tmp_path / "known.json", "grant": Grant(approve=("*",))}
+    async with open_process("Adds.", "a", **options) as session:
+        assert await find_question(session) is None
+    for decision in ("deny", "deny"):
+        async with open_process("Adds, and sends it home.", "b", **options) as session:
+            assert await find_question(session) is not None
+            await session.approve("b", Answer(decision))
+            await wait_for(session, RunFinished)
+            assert (await read_finished_calls(session))["b"].status == "denied"
+
+
+def test_a_file_of_known_tools_that_cannot_be_read_trusts_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "known.json"
+    assert KnownTools(path).find_changed("odd", {"ok": "1"}) == set()
+    assert KnownTools(path).find_changed("odd", {"ok": "2", "new": "1"}) == {"ok", "new"}
+    KnownTools(path).accept("odd", "ok", "2")
+    assert KnownTools(path).find_changed("odd", {"ok": "2", "new": "1"}) == {"new"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("{")
+    with pytest.raises(StoreError, match="Delete it to start anew"):
+        KnownTools(path).find_changed("odd", {"ok": "2"})
+
+
 def test_a_saved_denial_is_for_every_version(tmp_path: Path) -> None:
     save_rule(tmp_path, "odd__ok@1f(n=1)")
     assert [rule.pattern for rule in load_all_rules(tmp_path)] == ["odd__ok@1f(n=1)"]
@@ -138,4 +190,5 @@ def test_the_version_of_a_tool_depends_on_every_word_and_not_on_their_order() ->
     same = listed(required=["a"], properties={"b": {}, "a": {"title": "A", "type": "string"}})
     other = listed(properties={"a": {"type": "string", "title": "B"}, "b": {}}, required=["a"])
     assert compute_version(one) == compute_version(same) != compute_version(other)
-    assert compute_version(one) != compute_version(one.model_copy(update={"description": "Adds!"}))
+    for changed in ({"description": "Adds!"}, {"output_schema": {}}, {"annotations": {"readOnlyHint": True}}):
+        assert compute_version(one) != compute_version(ListedTool.model_validate({**one.model_dump(), **changed}))

@@ -18,6 +18,7 @@ from msgspec import Struct
 from treadle.messages import Json
 from treadle.secrets.redact import Redactor
 from treadle.tools.base import ToolError
+from treadle.tools.mcp.known_tools import KnownTools
 from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.transport import (
     CONNECTION_LOST,
@@ -46,6 +47,11 @@ _EXTRA_SECONDS = 10.0
 _CLOSED_MESSAGE = "Connection closed"
 """What the SDK says when it notices a closed connection itself, even before the stream ends."""
 
+_SANDBOX_ADVICE = (
+    ". It runs in the sandbox, which shows it the system in /usr, its program and the files in its args, and has no "
+    "network. In [mcp.{name}] of your config.toml, name what else it needs with folders, cwd, writable and hosts, or "
+    "set sandbox = false"
+)
 _CLOSE_TIMEOUT = 20.0
 """Longer than the SDK takes to end a stubborn child on a slow machine. Cut off earlier, the child would stay."""
 
@@ -66,7 +72,7 @@ class McpHealth(Struct, frozen=True):
 class Connection:
     """A server, and the task that keeps it connected."""
 
-    def __init__(self, server: McpServer) -> None:
+    def __init__(self, server: McpServer, known: KnownTools) -> None:
         self.server = server
         self._redactor = Redactor(server.find_secrets())
         self.state: ServerState = "starting"
@@ -74,7 +80,8 @@ class Connection:
         self.protocol = ""
         self.listed: tuple[ListedTool, ...] = ()
         self.changed: set[str] = set()
-        self._first_versions: dict[str, str] = {}
+        self.versions: dict[str, str] = {}
+        self._known = known
         self._client: Client | None = None
         self._failures = 0
         self._stderr = StderrTail()
@@ -131,6 +138,17 @@ class Connection:
                 raise self._build_unknown_error(f"its answer cannot be used: {error}") from None
             self._failures = 0
             return result
+
+    @property
+    def sandbox(self) -> str:
+        """The sandbox of a server that is started here. One that runs elsewhere has none of ours."""
+        return "bubblewrap" if self.server.command and self.server.sandbox else "none"
+
+    def accept(self, name: str) -> None:
+        """Note that somebody allowed a call of a changed tool, so it is known from now on."""
+        if name in self.changed:
+            self.changed.discard(name)
+            self._known.accept(self.server.name, name, self.versions.get(name, ""))
 
     def redact_text(self, text: str) -> str:
         """Remove from a text of the server the secrets that it was given."""
@@ -204,6 +222,8 @@ class Connection:
                 is_worth_trying = not isinstance(error, OSError) and not is_late
             stderr_text = self._stderr.read_text()
             self.error = self.redact_text(f"{self.error} (it said: {stderr_text})" if stderr_text else self.error)
+            if self.sandbox != "none" and not self.protocol:
+                self.error += _SANDBOX_ADVICE.format(name=self.server.name)
             self._failures += 1
             tries = MAX_TRIES if self.protocol else MAX_FIRST_TRIES
             if is_worth_trying and self._failures < tries:
@@ -237,10 +257,8 @@ class Connection:
                     break
             self.listed = tuple(listed[name] for name in sorted(listed)[:MAX_LISTED])
             self.protocol = client.protocol_version
-            for tool in self.listed:  # a restarted server may describe a tool differently, which nobody has approved
-                version = compute_version(tool)
-                if self._first_versions.setdefault(tool.name, version) != version:
-                    self.changed.add(tool.name)
+            self.versions = {tool.name: compute_version(tool) for tool in self.listed}
+            self.changed = self._known.find_changed(server.name, self.versions)
             self._client, self.error = client, ""
             self._set_state("up")
             try:
@@ -253,6 +271,8 @@ class Connection:
 def compute_version(tool: ListedTool) -> str:
     """Compute a digest of what a server says about a tool, whatever the order."""
     described = tool.model_dump(mode="json", include={"title", "description", "input_schema", "annotations"})
+    if tool.output_schema is not None:  # most have none, and then approvals of older versions of treadle still hold
+        described["output_schema"] = tool.output_schema
     return hashlib.sha256(msgspec.json.encode(described, order="sorted")).hexdigest()[:32]
 
 

@@ -60,7 +60,7 @@ class McpTool(Tool):
         hints = listed.annotations
         if connection.server.safety != "annotated":
             self._safety = connection.server.safety
-        elif hints is not None and not hints.destructive_hint:  # a server is believed only when it warns
+        elif connection.server.trusted and hints is not None and not hints.destructive_hint:
             is_harmless = hints.destructive_hint is False or hints.read_only_hint is True
             self._safety = "caution" if is_harmless else "destructive"
         schema = {**_remove_invisible(listed.input_schema), "type": "object"}
@@ -78,16 +78,20 @@ class McpTool(Tool):
 
     @property
     def version(self) -> str:
-        return compute_version(self._listed)
+        """What the server says of the tool now. The model may still see what it said at first."""
+        return self._connection.versions.get(self._listed.name) or compute_version(self._listed)
 
     def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return self._safety
 
     def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         if self._listed.name in self._connection.changed:
-            why = "its server says something else of it than at first"
-            return Assessment("destructive", why, asks_each_time=True)
+            why = "it is new, or its server says something else of it than before"
+            return Assessment("destructive", why, is_changed=True)
         return Assessment(self._safety)
+
+    def describe_sandbox(self, tier: Tier) -> str:
+        return self._connection.sandbox
 
     def list_traits(self, tier: Tier) -> frozenset[Trait]:
         """Others write what a server returns, and it can send data on. With credentials it acts as the user."""
@@ -126,6 +130,7 @@ class McpTool(Tool):
         return ParsedArguments(given, given)
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
+        self._connection.accept(self._listed.name)  # a changed tool runs only when that was allowed
         answer = await self._connection.call(self._listed.name, parsed.arguments, context.progress)
         result = convert_result(answer)
         return replace(result, text=self._connection.redact_text(result.text))

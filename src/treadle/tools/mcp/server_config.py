@@ -24,8 +24,13 @@ class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An MCP server: `command` with `args` for one that is started here, or the `url` of one that runs elsewhere.
 
     A started server gets `env` and a few harmless variables (PATH, HOME, LANG, …), and nothing else of ours. It starts
-    in an empty folder of its own, or in `cwd`. `headers` go with every request to `url`. `safety` overrides what the
-    server says about its tools. `protocol="legacy"` is for a server that fails when it is asked for its version.
+    in an empty folder of its own, or in `cwd`. It runs in the sandbox: it can read its program, `cwd` and `folders`,
+    write to its own folder, or to `cwd` if it is `writable`, and reach `hosts`. With `sandbox=False` it can do
+    everything that you can.
+
+    `headers` go with every request to `url`. What a server says about its tools can only make them stricter, unless it
+    is `trusted`. `safety` overrides that. `protocol="legacy"` is for a server that fails when it is asked for its
+    version.
     """
 
     name: str
@@ -37,7 +42,12 @@ class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout: float = DEFAULT_TIMEOUT
     start_timeout: float = 30.0
+    trusted: bool = False
     safety: Literal["annotated", "caution", "destructive"] = "annotated"
+    sandbox: bool = True
+    folders: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    writable: bool = False
     protocol: Literal["auto", "legacy"] = "auto"
 
     def __post_init__(self) -> None:
@@ -49,8 +59,13 @@ class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         if bool(self.command) == bool(self.url):
             raise BadInput(f"{subject}: give either a command to start or a url, not both and not neither")
-        if self.url and (self.args or self.env or self.cwd):
-            raise BadInput(f"{subject}: args, env and cwd are for a server that is started; with a url use headers")
+        if self.url and (self.args or self.env or self.cwd or self.folders or self.hosts or self.writable):
+            raise BadInput(
+                f"{subject}: args, env, cwd, folders, hosts and writable are for a server that is started; with a url "
+                "use headers"
+            )
+        if self.writable and not self.cwd:
+            raise BadInput(f"{subject}: writable is about cwd, its folder; give that too")
         if self.command and self.headers:
             raise BadInput(f"{subject}: headers are for a url; a server that is started takes its secrets from env")
         if self.url:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from treadle.errors import BadInput
 from treadle.tools.base import Tool
 from treadle.tools.mcp.connection import Connection, McpHealth
+from treadle.tools.mcp.known_tools import KnownTools
 from treadle.tools.mcp.mcp_tool import McpTool
 from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.tool_search import CallTool, SearchTools
@@ -25,13 +27,24 @@ class McpServers:
 
     A server that dies is started again. One that stays away is `down` in `get_health()`, and its tools say so when they
     are called. `list_tools()` decides once which tools are offered, because the start of a prompt must not change.
+
+    A tool that is new, or that its server describes differently, is asked for until a call of it was allowed, whatever
+    was approved before. The file `known` keeps what servers said, so that this also holds after a restart.
     """
 
-    def __init__(self, servers: Sequence[McpServer], *, max_tools: int = MAX_TOOLS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        servers: Sequence[McpServer],
+        *,
+        max_tools: int = MAX_TOOLS,
+        max_bytes: int = MAX_BYTES,
+        known: Path | None = None,
+    ) -> None:
         names = [server.name for server in servers]
         if len(set(names)) < len(names):
             raise BadInput("two MCP servers have the same name; their tools are named after them, so rename one")
         self._servers, self._max_tools, self._max_bytes = tuple(servers), max_tools, max_bytes
+        self._known = known
         self._connections: list[Connection] = []
 
     async def __aenter__(self) -> McpServers:
@@ -44,7 +57,8 @@ class McpServers:
             logger = logging.getLogger(mcp.__name__)
             if not logger.handlers:
                 logger.addHandler(logging.NullHandler())
-        self._connections = [Connection(server) for server in self._servers]
+        tools = KnownTools(self._known)
+        self._connections = [Connection(server, tools) for server in self._servers]
         for connection in self._connections:
             connection.open()
         return self

@@ -1,4 +1,4 @@
-"""The streams to one MCP server: a child process with few variables, or HTTP with errors for each request.
+"""The streams to one MCP server: a child process in the sandbox, or HTTP with errors for each request.
 
 Nothing here knows of calls. It notices what is lost; connection.py decides what to do.
 """
@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from treadle.errors import BadInput
+from treadle.permissions.paths import list_own_folders
+from treadle.sandbox.backend import prepare_program
+from treadle.sandbox.base import Job
+from treadle.sandbox.environment import choose_visible, find_program_files
 from treadle.tools.mcp.server_config import McpServer
 
 if TYPE_CHECKING:
     import httpx2
     from mcp.client._transport import ReadStream, TransportStreams
     from mcp.shared.message import SessionMessage
+
+    from treadle.sandbox.long_running import WaitingProgram
 
 NOT_REACHED = -32091
 """Our own code for a request that certainly did not reach the server."""
@@ -94,18 +103,46 @@ async def start_child(server: McpServer, gone: asyncio.Event, tail: StderrTail) 
             TemporaryDirectory(prefix="treadle-mcp-", ignore_cleanup_errors=True)
         )
         variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        argv, variables = (server.command, *server.args), {**variables, **server.env}
+        program: WaitingProgram | None = None
+        if server.sandbox:
+            job = build_job(server, folder)
+            program = await stack.enter_async_context(prepare_program(job, is_private=not server.cwd))
+            argv, variables, folder = program.argv, {}, "/"
         parameters = StdioServerParameters(
-            command=server.command,
-            args=list(server.args),
-            env={**variables, **server.env},
-            cwd=folder,
-            encoding_error_handler="replace",
+            command=argv[0], args=list(argv[1:]), env=variables, cwd=folder, encoding_error_handler="replace"
         )
         read, write = await stack.enter_async_context(stdio_client(parameters, errlog=errors))
+        if program is not None:
+            await program.release()
         try:
             yield _WatchedStream(read, gone), write
         finally:
             gone.set()
+
+
+def build_job(server: McpServer, folder: str) -> Job:
+    """Build the sandbox of a server. It shows its program, the files that its arguments name, and its folders."""
+    found = shutil.which(server.command, path=server.env.get("PATH"))
+    if found is None:
+        raise FileNotFoundError(f"there is no program {server.command!r}")
+    files = [Path(word) for word in server.args if os.path.isabs(word) and os.path.isfile(word)]
+    folders = [Path(shown).expanduser() for shown in server.folders]
+    for shown in folders:
+        if any(
+            own.is_relative_to(shown.resolve()) or shown.resolve().is_relative_to(own) for own in list_own_folders()
+        ):
+            raise BadInput(f"MCP server {server.name!r}: {shown} holds files of treadle; name the folders beside them")
+    read_only = (*find_program_files(Path(found)), *(choose_visible(file, file.parent) for file in files), *folders)
+    return Job(
+        argv=(os.path.abspath(found), *server.args),
+        workspace=Path(folder).expanduser(),
+        network=bool(server.hosts),
+        allow_hosts=server.hosts,
+        env=server.env,
+        read_only=tuple(dict.fromkeys(read_only)),
+        writable=server.writable or not server.cwd,
+    )
 
 
 @asynccontextmanager

@@ -74,7 +74,11 @@ def find_program_files(program: Path) -> tuple[Path, ...]:
         if path in found or not path.exists() or any(path.is_relative_to(top) for top in _SYSTEM_FOLDERS):
             continue
         found[path] = choose_visible(path, path.parent.parent if path.parent.name == "bin" else path)
-        steps += [path.parent / path.readlink() if path.is_symlink() else path.resolve(), *_find_interpreters(path)]
+        steps.append(path.parent / path.readlink() if path.is_symlink() else path.resolve())
+        with suppress(OSError), path.open("rb") as file:
+            if file.read(2) == b"#!":  # it names its interpreter, maybe after `env`
+                words = file.readline(500).decode(errors="replace").split()[:2]
+                steps += [Path(interpreter) for word in words if (interpreter := shutil.which(word)) is not None]
     return tuple(dict.fromkeys(found.values()))
 
 
@@ -85,16 +89,6 @@ def choose_visible(file: Path, folder: Path) -> Path:
     holds_ours = any(own.is_relative_to(real) or real.is_relative_to(own) for own in list_own_folders())
     is_secret = bool(_SECRET_FOLDERS.intersection(real.parts))
     return file if home.is_relative_to(real) or is_hidden or holds_ours or is_secret else folder
-
-
-def _find_interpreters(script: Path) -> list[Path]:
-    """Find the program that the first line of a script names, also after `env`."""
-    with suppress(OSError), script.open("rb") as file:
-        if file.read(2) == b"#!":
-            words = file.readline(500).decode(errors="replace").split()
-            named = words[1:2] if words and words[0].endswith("/env") else []
-            return [Path(program) for word in (*words[:1], *named) if (program := shutil.which(word)) is not None]
-    return []
 
 
 def _select_variables(names: tuple[str, ...]) -> Mapping[str, str]:

@@ -22,17 +22,14 @@ def main() -> None:
             settings: dict[str, bytes] = marshal.loads(file.read(int(file.readline())))
         os.dup2(channel.fileno(), CONTROL)
         os.dup2(channel.fileno(), STATUS)
-    files = [_create_file(settings[name]) for name in ("arguments", "seccomp")]
-    arguments = ["--args", str(files[0]), "--seccomp", str(files[1]), "--json-status-fd", str(STATUS)]
+    arguments = ["--json-status-fd", str(STATUS)]
+    for option in ("args", "seccomp"):
+        descriptor = os.memfd_create(option, 0)
+        os.write(descriptor, settings[option])
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        arguments += [f"--{option}", str(descriptor)]
     program = os.fsdecode(settings["program"])
     os.execv(program, [program, *arguments, "--", *map(os.fsdecode, settings["command"].split(b"\0"))])
-
-
-def _create_file(data: bytes) -> int:
-    descriptor = os.memfd_create("settings", 0)
-    os.write(descriptor, data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 if __name__ == "__main__":

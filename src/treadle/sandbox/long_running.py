@@ -58,7 +58,7 @@ class WaitingProgram:
         shell = ("/bin/sh", "-c", _WAIT_SCRIPT, "sh", *self._plan.job.argv)
         settings = {
             "program": os.fsencode(bubblewrap.BWRAP),
-            "arguments": b"\0".join(map(os.fsencode, bubblewrap.build_arguments(self._plan, by_path=True))),
+            "args": b"\0".join(map(os.fsencode, bubblewrap.build_arguments(self._plan, by_path=True))),
             "seccomp": build_program(bubblewrap.detect_machine()),
             "command": b"\0".join(map(os.fsencode, shell)),
         }

@@ -138,6 +138,17 @@ async def test_a_parked_run_is_taken_up_by_any_process(on_file: Store) -> None:
     assert len(kit.select_events(await on_file.open().read(session_id), RunStarted)) == 1
 
 
+async def test_a_process_keeps_nothing_of_a_parked_run(store: Store) -> None:
+    agent, _ = kit.build_agent(IN_FIVE_MINUTES)
+    async with Runtime(store.open(), [agent]) as runtime:
+        session = await runtime.create()
+        await session.send("go")
+        await kit.wait_for(session, ModelFailed)
+        async with asyncio.timeout(PATIENCE):
+            await runtime.coordinator.wait_until_idle(session.id)
+        assert runtime.coordinator._entries == {}
+
+
 async def test_the_caller_of_a_parked_run_waits_for_it(store: Store) -> None:
     clock = store.use_stepping_clock()
     agent, _ = kit.build_agent(IN_FIVE_MINUTES, "at last", clock=clock)

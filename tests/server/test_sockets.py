@@ -14,7 +14,7 @@ from tests.kit.fake_model import HangingModel
 from tests.kit.server import OWNER, Client, create_token, serve_agents, serve_script
 from tests.kit.sessions import PATIENCE, build_agent
 from treadle import Agent
-from treadle.errors import StoreError
+from treadle.errors import ModelError, StoreError
 from treadle.server.sockets import _send_statuses
 from treadle.testing import ScriptedModel, call
 
@@ -81,6 +81,18 @@ async def test_a_run_is_approved_answered_and_cancelled_over_the_socket() -> Non
         assert "answered already" in (await socket.receive_last(type="error"))["message"]
         session_id = asked["id"].partition(".")[0]
         assert (await client.facts(session_id))[-1]["reason"] == "cancelled"
+
+
+async def test_the_wait_for_a_provider_is_shown_and_ended_over_the_socket() -> None:
+    busy = ModelError("slow down", kind="overloaded", retryable=True, retry_after=300)
+    async with serve_script(busy, "at last") as client, client.open_socket() as socket:
+        await socket.send(type="user", content="go")
+        shown = await socket.receive_last(type="retry")
+        assert (shown["message"], shown["wait"]) == ("slow down", 300.0)
+        await socket.send(type="retry")
+        assert (await socket.receive_last(type="done"))["reason"] == "answered"
+        await socket.send(type="retry")
+        assert "does not wait" in (await socket.receive_last(type="error"))["message"]
 
 
 async def test_an_invalid_frame_is_answered_and_a_binary_one_is_read() -> None:
@@ -259,7 +271,7 @@ async def test_a_token_that_may_only_view_cannot_send_over_the_socket() -> None:
         path = f"/v1/sessions/{await client.session()}/stream"
         async with Client(client.base, viewer.value).open_socket(path) as socket:
             approval = {"type": "approval", "id": "x", "approved": True}
-            for frame in ({"type": "user", "content": "x"}, {"type": "cancel"}, approval):
+            for frame in ({"type": "user", "content": "x"}, {"type": "cancel"}, {"type": "retry"}, approval):
                 await socket.send(frame)
                 assert "may not" in (await socket.receive_last(type="error"))["message"]
 

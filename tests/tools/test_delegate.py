@@ -42,7 +42,7 @@ from treadle.log.base import Log, SessionInfo, SessionQuery
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Request, Usage, UserMessage, render_parts
 from treadle.runtime import MAX_PARALLEL_HELPERS
-from treadle.testing import ScriptedModel, call, crash_points, say
+from treadle.testing import ScriptedModel, SteppingClock, call, crash_points, say
 from treadle.tools.delegate import build_delegate_tool, derive_helper_id
 
 store, tables = either_store, some_tables
@@ -399,3 +399,15 @@ async def test_after_a_cut_at_any_fact_of_the_parent_there_is_one_helper_and_one
                 done = await read_finished_calls(reopened)
                 assert len(await list_helpers(other, reopened)) <= 1
                 assert done["d"].output == "did it", point
+
+
+async def test_a_parent_waits_for_a_helper_whose_provider_is_overloaded() -> None:
+    replies: list[Any] = [ModelError("busy", kind="overloaded", retryable=True, retry_after=300), "ok"]
+    clock = SteppingClock()
+    agent = build_parent(DELEGATE, "Done.", helper=lambda task, turn: replies.pop(0), clock=clock)
+    before = clock.now()
+    async with asyncio.timeout(PATIENCE), agent.session() as session, session.run("go") as run:
+        messages = [event.message for event in [event async for event in run] if isinstance(event, Progress)]
+    assert run.outcome is not None and run.outcome.answer == "Done."
+    assert clock.now() - before >= 300 and not replies
+    assert "agent: provider overloaded, retrying in 5 min" in messages

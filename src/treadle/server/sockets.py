@@ -44,6 +44,10 @@ class CancelFrame(StrictBody):
     type: Literal["cancel"]
 
 
+class RetryNowFrame(StrictBody):
+    type: Literal["retry"]
+
+
 class ApprovalFrame(StrictBody):
     type: Literal["approval"]
     id: str = Field(max_length=600)
@@ -57,7 +61,7 @@ class AnswerFrame(StrictBody):
     answers: list[str] = Field(min_length=1, max_length=100)
 
 
-ClientFrame = UserFrame | CancelFrame | ApprovalFrame | AnswerFrame
+ClientFrame = UserFrame | CancelFrame | RetryNowFrame | ApprovalFrame | AnswerFrame
 _frames: TypeAdapter[ClientFrame] = TypeAdapter(Annotated[ClientFrame, Field(discriminator="type")])
 
 
@@ -145,7 +149,7 @@ class SocketConnection:
 async def serve_session_socket(
     socket: WebSocket, service: CurrentService, token: Viewer, session_id: str, after: int = -1
 ) -> None:
-    """Frames of a session, from now on or from `after`; takes `user`, `cancel`, `approval` and `answer`."""
+    """Frames of a session, from now on or from `after`; takes `user`, `cancel`, `retry`, `approval` and `answer`."""
     session = await service.runtime.open(session_id)
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
     after = await service.limit_position(session_id, after if after >= 0 else sys.maxsize)
@@ -175,6 +179,8 @@ async def _handle_frame(service: Service, token: Token, session: Session, frame:
             await service.post_message(session, frame.build_parts(), frame.mode, frame.key)
         case CancelFrame():
             await session.cancel(by=require_right(token, "send").name)
+        case RetryNowFrame():
+            await session.retry_now(by=require_right(token, "send").name)
         case ApprovalFrame():
             by = require_right(token, "approve").name
             call_id = _find_call_id(session, frame.id)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from treadle import events
 from treadle.engine.fold import fold
 from treadle.engine.state import State
-from treadle.errors import Conflict, NotFound
+from treadle.errors import Conflict, NotFound, describe_wait
 from treadle.tools.base import HelperAgent, HelperHost, HelperSession, Tool, ToolContext, ToolError, ToolResult
 from treadle.tools.function import tool
 
@@ -167,6 +167,9 @@ class Helper:
                             self._context.progress(f"{self._agent.name}: turn {event.turn}")
                         elif isinstance(event, events.CallStarted):
                             self._context.progress(f"{self._agent.name}: {event.tool}")
+                        elif isinstance(event, events.ModelFailed) and event.wait is not None:
+                            retry = f"retrying in {describe_wait(event.wait)}"
+                            self._context.progress(f"{self._agent.name}: provider {event.kind}, {retry}")
                 except asyncio.CancelledError:  # the host cancels the helper, if it still may
                     run.detach()
                     raise

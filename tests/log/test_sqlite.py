@@ -17,7 +17,7 @@ from tests.log.conftest import claim, sqlite_log
 from tests.log.workers import Start, fill_store, read_line, read_pragma
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 from treadle.events import Custom, SessionCreated
-from treadle.log import records, schema
+from treadle.log import records, schema, sqlite_open
 from treadle.log import sqlite_file as store
 from treadle.log.base import Claim
 from treadle.log.sqlite import SqliteLog
@@ -86,11 +86,11 @@ async def test_a_store_on_a_network_filesystem_is_refused(tmp_path: Path) -> Non
     named = str(shared).replace(" ", "\\040")
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {named} nfs4 rw 0 0\nnonsense\n")
     with pytest.raises(StoreError, match=r"network filesystem \(nfs4\).*local disk"):
-        store.refuse_network_filesystem(shared / "log.db", mounts)
-    store.refuse_network_filesystem(tmp_path / "log.db", mounts)
-    store.refuse_network_filesystem(tmp_path / "log.db", tmp_path / "no such file")
+        sqlite_open.refuse_network_filesystem(shared / "log.db", mounts)
+    sqlite_open.refuse_network_filesystem(tmp_path / "log.db", mounts)
+    sqlite_open.refuse_network_filesystem(tmp_path / "log.db", tmp_path / "no such file")
     mounts.write_text(f"server:/x {named} nfs4 rw 0 0\n/dev/sdb {named} ext4 rw 0 0\n")
-    store.refuse_network_filesystem(shared / "log.db", mounts)
+    sqlite_open.refuse_network_filesystem(shared / "log.db", mounts)
 
 
 @pytest.mark.parametrize("new", [[], ["log.db"]], ids=["moved", "replaced"])
@@ -118,7 +118,9 @@ async def test_a_store_that_cannot_be_written_says_so(start: Start, visible_fold
     await fill_store(path)
     os.chmod(path, 0o444)
     os.chmod(visible_folder, mode)
-    assert read_line(start("open_as_nobody", path)).startswith("StoreReadOnly")
+    worker = start("open_as_nobody", path)
+    assert read_line(worker).startswith("StoreReadOnly")
+    assert read_line(worker) == "read s 2 0", "it can be read all the same"
 
 
 @pytest.mark.parametrize("name", ["log.db", "sub/log.db"])
@@ -134,7 +136,7 @@ async def test_a_store_opened_read_only_by_sqlite_is_reported_as_read_only(path:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         with pytest.raises(sqlite3.OperationalError) as caught:
             db.execute("DELETE FROM facts")
-        assert isinstance(store.explain_error(caught.value, path), StoreReadOnly)
+        assert isinstance(sqlite_open.explain_error(caught.value, path), StoreReadOnly)
 
 
 # --- versions
@@ -284,7 +286,7 @@ async def test_a_damaged_store_is_found_when_it_is_opened(path: Path) -> None:
 
 
 async def test_a_large_store_is_checked_only_when_asked(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(store, "QUICK_CHECK_BELOW", 4096)
+    monkeypatch.setattr(sqlite_open, "QUICK_CHECK_BELOW", 4096)
     await fill_store(path, notes=500)
     async with SqliteLog(path) as log:
         log.check_integrity()

@@ -4,12 +4,15 @@ It says on its standard output what it has done, line by line, so that the test 
 """
 
 import asyncio
+import importlib
 import os
 import sys
 from pathlib import Path
 
 from treadle.errors import TreadleError
 from treadle.events import Custom, SessionCreated
+from treadle.log.base import SessionQuery
+from treadle.log.open_log import open_log
 from treadle.log.owner import make_owner_name
 from treadle.log.sqlite import SqliteLog
 
@@ -71,6 +74,8 @@ UNKNOWN = b'{"type":"dream_dreamt","of":"sheep"}'
 
 async def open_as_nobody(path: str) -> None:
     """Try to open a store without the rights of root, which chmod does not bind."""
+    for name in ("treadle.log.read_only", "concurrent.futures.thread"):  # nobody may not read the folders of root
+        importlib.import_module(name)
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -81,6 +86,10 @@ async def open_as_nobody(path: str) -> None:
         say("opened")
     except TreadleError as error:
         say(type(error).__name__, error)
+    if Path(path).exists():
+        async with open_log(path, read_only=True) as log:
+            found = [info.id async for info in log.iterate_sessions(SessionQuery())]
+            say("read", *found, len(await log.read("s")), len(await log.search("x")))
 
 
 async def hold(path: str) -> None:

@@ -114,11 +114,11 @@ def find_default_tools() -> dict[str, Tool]:
     return {tool.name: tool for tool in build_default_tools()}
 
 
-def open_store(settings: Settings) -> Log:
-    """Open the log that the settings name. Close it, or use it with `async with`."""
+def open_store(settings: Settings, *, read_only: bool = False) -> Log:
+    """Open the log that the settings name. Close it, or use it with `async with`. For `read_only` see `open_log`."""
     from treadle.log.open_log import open_log
 
-    return open_log(settings.store_location)
+    return open_log(settings.store_location, read_only=read_only)
 
 
 def is_abandoned(info: SessionInfo) -> bool:

@@ -13,9 +13,9 @@ MIN_PREFIX = 3
 """Minimum length of an id prefix, so that a typing error does not select a session."""
 
 
-def open_command_store(args: argparse.Namespace) -> Log:
+def open_command_store(args: argparse.Namespace, *, read_only: bool = False) -> Log:
     """Open the store that the arguments and settings of a command select."""
-    return open_store(load_command_settings(args).settings)
+    return open_store(load_command_settings(args).settings, read_only=read_only)
 
 
 async def find_session(log: Log, reference: str) -> SessionInfo:

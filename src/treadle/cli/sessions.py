@@ -135,7 +135,8 @@ async def main(args: argparse.Namespace) -> int:
         "export": _export_session,
         "delete": _delete_session,
     }
-    async with open_command_store(args) as log:
+    is_reading = args.action in ("list", "show", "search", "export")
+    async with open_command_store(args, read_only=is_reading) as log:
         return await actions[args.action](args, log)
 
 

@@ -15,7 +15,8 @@ from treadle.errors import BadInput, StoreBusy, StoreDamaged, StoreError, StoreF
 from treadle.log import records
 from treadle.log.read_only import connect_read_only
 from treadle.log.schema import MIGRATIONS, read_version
-from treadle.log.sqlite_file import SqliteFile, explain_error, give_back_space
+from treadle.log.sqlite_file import SqliteFile, give_back_space
+from treadle.log.sqlite_open import explain_error
 
 MAX_PROBLEMS = 20
 COPIED_PAGES = 2000

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treadle.errors import BadInput
+from treadle.errors import BadInput, StoreReadOnly
 from treadle.log.base import Log
 from treadle.log.in_memory import InMemoryLog
 
 
-def open_log(store: str | Path | Log) -> Log:
-    """Open the log at a path. `":memory:"` opens one that is not stored; a log is returned as it is."""
+def open_log(store: str | Path | Log, *, read_only: bool = False) -> Log:
+    """Open the log at a path. `":memory:"` opens one that is not stored; a log is returned as it is.
+
+    With `read_only` a store that cannot be written is opened all the same. It can only be read.
+    """
     if isinstance(store, Log):
         return store
     if store == ":memory:":
@@ -23,4 +26,9 @@ def open_log(store: str | Path | Log) -> Log:
             raise BadInput(f"{store!r} is not a log; pass a path, or ':memory:'")
     from treadle.log.sqlite import SqliteLog
 
-    return SqliteLog(store)
+    try:
+        return SqliteLog(store)
+    except StoreReadOnly:
+        if not read_only:
+            raise
+        return SqliteLog(store, read_only=True)

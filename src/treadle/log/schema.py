@@ -16,6 +16,9 @@ from treadle.memory.store import KIND_SQL, TEXT_SQL
 
 APPLICATION_ID = 0x7472646C  # "trdl", shown by file(1) and checked when a store is opened
 
+INDEX_VERSION = 6
+"""From this version on, a store knows up to which position its facts are in the index of words."""
+
 Migration = Sequence[str]
 
 MIGRATIONS: tuple[Migration, ...] = (

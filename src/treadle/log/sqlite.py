@@ -34,7 +34,8 @@ from treadle.log.hub import Channel, Hub, HubLog, HubStoreWatch
 from treadle.log.lock_wait import retry
 from treadle.log.owner import is_gone
 from treadle.log.session_list import fetch_page
-from treadle.log.sqlite_file import Durability, SideConnection, SqliteFile, give_back_space, retry_while_busy
+from treadle.log.sqlite_file import SideConnection, SqliteFile, give_back_space, retry_while_busy
+from treadle.log.sqlite_open import Durability
 from treadle.log.text_index import TextIndex
 from treadle.memory.store import SqliteMemories
 
@@ -55,7 +56,7 @@ class SqliteLog(HubLog):
 
     A write waits up to `busy_timeout` seconds for other processes, and the owner of a session as long as it takes.
     Facts survive the death of the process. With `durability="power"` they also survive a power cut, and every append
-    waits for the disk.
+    waits for the disk. With `read_only` nothing is written, and a store of an older version stays one.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class SqliteLog(HubLog):
         durability: Durability = "process",
         busy_timeout: float = 10.0,
         clock: Callable[[], float] = time.time,
+        read_only: bool = False,
     ) -> None:
         self.path, self.busy_timeout = Path(path).expanduser().absolute(), busy_timeout
         self._clock = clock
-        self._file = SqliteFile(self.path, durability, busy_timeout)
+        self._file = SqliteFile(self.path, durability, busy_timeout, read_only=read_only)
         self._side = SideConnection(self._file)
-        self._words = TextIndex(self._side)
+        self._words = TextIndex(self._file, self._side)
         self.memories = SqliteMemories(self._file, clock)
         read_batch = partial(self.read, most_bytes=records.BATCH_BYTES)
         self._hub = Hub(read_batch, self._read_store, on_wait=self._schedule_poll)
@@ -82,7 +84,6 @@ class SqliteLog(HubLog):
 
     @retry_while_busy()
     async def create(self, session_id: str, facts: Sequence[AnyFact], *, claim: Claim | None = None) -> None:
-        self._file.check_not_moved()
         with self._file.transaction as db:
             self._check_claim(db, claim)
             if db.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone() is not None:
@@ -119,11 +120,12 @@ class SqliteLog(HubLog):
     async def claim(
         self, owner: str, ttl: float, session_id: str = "", agents: Sequence[str] | None = None
     ) -> Claim | None:
-        self._file.check_not_moved()
         now = self._clock()
-        with self._file.connection as db:
-            if not session_id and records.find_longest_due(db, now, agents) is None:
-                return None  # the usual case, answered without the write lock
+        if not session_id:
+            self._file.check_unharmed(thorough=True)
+            with self._file.connection as db:
+                if records.find_longest_due(db, now, agents) is None:
+                    return None  # the usual case, answered without the write lock
         with self._file.transaction as db:
             row = self._find_claimable(db, session_id, now) if session_id else records.find_longest_due(db, now, agents)
             if row is None:
@@ -148,8 +150,7 @@ class SqliteLog(HubLog):
 
     @retry_while_busy(forever=True)
     async def renew(self, claim: Claim) -> None:
-        self._file.check_not_moved()
-        with self._file.connection as db:
+        with self._file.single_write as db:
             renewed = db.execute(
                 "UPDATE sessions SET lease = ? WHERE num = ? AND epoch = ? AND owner = ?",
                 (self._clock() + claim.ttl, self._get_number(claim.session_id), claim.epoch, claim.owner),
@@ -161,7 +162,7 @@ class SqliteLog(HubLog):
     async def release(
         self, claim: Claim, expected_seq: int | None, wake_at: float | None = None, *, waiting: bool = False
     ) -> bool:
-        with self._file.connection as db:
+        with self._file.single_write as db:
             values = {
                 "num": self._get_number(claim.session_id),
                 "epoch": claim.epoch,
@@ -192,7 +193,7 @@ class SqliteLog(HubLog):
         if key or changes is not records.NO_CHANGES:
             self._append_in_transaction(claim, facts, key, changes)
         else:
-            with self._file.connection as db:
+            with self._file.single_write as db:
                 if not records.append_facts(db, self._get_number(claim.session_id), claim, facts):
                     raise self._explain_refusal(db, claim, expected_seq)
         self._announce(claim.session_id, facts, time.perf_counter() - began, from_owner=True)
@@ -324,7 +325,7 @@ class SqliteLog(HubLog):
         self._side.repeat(give_back_space)
 
     async def check_writable(self, seconds: float) -> None:
-        self._file.check_not_moved()
+        self._file.check_unharmed(thorough=True)
         await retry(self._file.check_writable, self.path, seconds)
 
     def check_integrity(self) -> None:

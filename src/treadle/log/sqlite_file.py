@@ -1,4 +1,4 @@
-"""One SQLite file on a local disk: opening it, transactions, and errors that tell the user what to do.
+"""One SQLite file that is in use: transactions, whether it is still unharmed, and a second connection beside the loop.
 
 It knows nothing of sessions or facts.
 """
@@ -6,9 +6,9 @@ It knows nothing of sessions or facts.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import sqlite3
+import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,16 +16,23 @@ from functools import partial, wraps
 from pathlib import Path
 from threading import Event
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
-from treadle.log.lock_wait import describe_busy, retry
-from treadle.log.schema import APPLICATION_ID, MIGRATIONS, Migration, migrate_tables, read_version
+from treadle.log.lock_wait import retry
+from treadle.log.schema import APPLICATION_ID, MIGRATIONS, Migration, read_version
+from treadle.log.sqlite_open import (
+    Durability,
+    add_functions,
+    check_damage,
+    configure,
+    connect,
+    create_file,
+    explain_error,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
-
-Durability = Literal["process", "power"]
 
 
 class LockedFile(Protocol):
@@ -44,17 +51,16 @@ Parameters = ParamSpec("Parameters")
 Work = Callable[[sqlite3.Connection], T]
 Method = Callable[Concatenate[File, Parameters], "CoroutineType[Any, Any, T]"]
 
-SIDE_TIMEOUT = 0.2
-"""For how many seconds a side connection waits to write. What it writes can wait."""
-MIN_FREE_BYTES = 32 * 1024 * 1024
-"""With less room on the disk, the store is said to be full soon."""
 FREE_PAGES_KEPT, FREE_PAGES_STEP = 64, 256
 """How many unused pages stay for new facts, and how many are given back in one transaction."""
-QUICK_CHECK_BELOW = 32 * 1024 * 1024
-NETWORK_FILESYSTEMS = (
-    "afs beegfs ceph cifs coda davfs fuse.ceph fuse.davfs2 fuse.gcsfuse fuse.glusterfs fuse.rclone fuse.s3fs "
-    "fuse.sshfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 smb2 smb3 smbfs"
-)
+CHECK_SECONDS = 0.05
+"""How often single writes look whether the file is unharmed. It costs 2 µs. A transaction always looks."""
+SIDE_TIMEOUT = 0.2
+"""For how many seconds a side connection waits to write. What it writes can wait."""
+_HEADER = struct.Struct(">16sH6xII36xI28x")
+"""The first 100 bytes of a file: what it is, page size, change counter, number of pages, application."""
+MIN_FREE_BYTES = 32 * 1024 * 1024
+"""With less room on the disk, the store is said to be full soon."""
 
 
 def retry_while_busy(*, forever: bool = False) -> Callable[[Method[File, Parameters, T]], Method[File, Parameters, T]]:
@@ -80,9 +86,11 @@ def retry_while_busy(*, forever: bool = False) -> Callable[[Method[File, Paramet
 
 
 class SqliteFile:
-    """An open file. Use `with file.transaction as db` to write, and `with file.connection as db` for one statement.
+    """An open file. Use `with file.connection as db` to read, `with file.single_write as db` for one statement that
+    writes, and `with file.transaction as db` for several.
 
-    Both turn SQLite's errors into ours.
+    All turn SQLite's errors into ours. Those that write first look whether the file is unharmed. With `read_only`
+    nothing is changed, and a store of an older version stays one.
     """
 
     def __init__(
@@ -91,19 +99,31 @@ class SqliteFile:
         durability: Durability = "process",
         busy_timeout: float = 10.0,
         migrations: Sequence[Migration] = MIGRATIONS,
+        *,
+        read_only: bool = False,
     ) -> None:
-        self.path, self.busy_timeout = path, busy_timeout
+        self.path, self.busy_timeout, self.is_read_only = path, busy_timeout, read_only
         self._pid = os.getpid()
         self._durability: Durability = durability
-        _create_file(path)
-        self._db: sqlite3.Connection | None = _connect(path, durability, busy_timeout, migrations)
-        self._identity = _read_identity(path)
+        self._db: sqlite3.Connection | None = None
+        self._guard: _Guard | None = None
+        if read_only:
+            self._db = self._connect_read_only()
+        else:
+            create_file(path)
+            self._db = connect(path, durability, busy_timeout, migrations)
+            self._guard = _Guard(path)
         self.transaction = _Transaction(self)
+        self.single_write = _SingleWrite(self)
         self.connection = _Connection(self)
 
     @property
     def is_open(self) -> bool:
         return self._db is not None
+
+    @property
+    def is_damaged(self) -> bool:
+        return self._guard is None or bool(self._guard.damage)
 
     def get_connection(self) -> sqlite3.Connection:
         """Return the connection. Refuses after `close` and in a forked process."""
@@ -118,8 +138,21 @@ class SqliteFile:
 
     def connect_again(self) -> sqlite3.Connection:
         """Open a second connection, for one other thread. Its user closes it."""
+        if self.is_read_only:
+            return self._connect_read_only()
         db = sqlite3.connect(self.path, timeout=SIDE_TIMEOUT, isolation_level=None, check_same_thread=False)
-        _configure(db, self._durability)
+        configure(db, self._durability)
+        return db
+
+    def _connect_read_only(self) -> sqlite3.Connection:
+        from treadle.log.read_only import connect_read_only
+
+        try:
+            db = connect_read_only(self.path)
+            read_version(db, self.path, MIGRATIONS)
+        except sqlite3.Error as error:
+            raise explain_error(error, self.path) from error
+        add_functions(db)
         return db
 
     @retry_while_busy()
@@ -128,13 +161,22 @@ class SqliteFile:
         with self.transaction as db:
             return decide(db)
 
-    def check_not_moved(self) -> None:
-        """Refuse to go on when the file was moved or deleted: later writes would be lost."""
-        if _read_identity(self.path) != self._identity:
-            raise StoreError(
-                f"{self.path} was moved, replaced or deleted while it was open, so nothing more can be "
-                "recorded in it. Put the file back and restart"
-            )
+    def check_unharmed(self, *, thorough: bool = False) -> None:
+        """Refuse to write when the file was moved, cut off or overwritten: later writes would be lost, or do more harm.
+
+        What can still be read is read. `thorough` also finds that a folder above the file was moved.
+        """
+        self.get_connection()
+        if self._guard is None:
+            raise StoreReadOnly(f"{self.path} cannot be written, and was opened for reading only; nothing was written")
+        self._guard.check(thorough=thorough)
+
+    def note_error(self, error: sqlite3.Error) -> StoreError:
+        """Explain an error. After one that shows damage, nothing more is written."""
+        explained = explain_error(error, self.path)
+        if isinstance(explained, StoreDamaged) and self._guard is not None:
+            self._guard.damage = self._guard.damage or str(explained)
+        return explained
 
     async def check_writable(self) -> None:
         """Write something and take it back. Refuse when there is little room left."""
@@ -154,7 +196,7 @@ class SqliteFile:
     def check_integrity(self) -> None:
         """Check the whole file for damage. The time grows with its size."""
         with self.connection as db:
-            _check_damage(db, self.path, "integrity_check")
+            check_damage(db, self.path, "integrity_check")
 
     def close(self) -> None:
         """Close the file. The last process to do so merges the write-ahead log into it."""
@@ -162,6 +204,82 @@ class SqliteFile:
             with self.connection as db:
                 self._db = None
                 db.close()
+            if self._guard is not None:
+                self._guard.close()
+
+
+class _Guard:
+    """Notices that the file of an open store was moved, cut off or overwritten by something else than SQLite.
+
+    It compares the size and the time of the last change, which is one quick system call, and only when they differ the
+    header. In WAL mode both change with a checkpoint, never with an append. The change counter in the header never goes
+    back, and only a vacuum makes the file shorter, which first writes the new number of pages.
+    """
+
+    _open: ClassVar[dict[tuple[int, int], list[int]]] = {}
+    """The descriptor of each file, and how many guards share it. Closing one drops SQLite's locks of this process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.damage = path, ""
+        found = os.stat(path)
+        self._identity = found.st_dev, found.st_ino
+        shared = self._open.setdefault(self._identity, [-1, 0])
+        if not shared[1]:
+            shared[0] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        shared[1] += 1
+        self._descriptor = shared[0]
+        self._size, self._changed = found.st_size, found.st_ctime_ns
+        self._header = os.pread(self._descriptor, _HEADER.size, 0)
+
+    def check(self, *, thorough: bool = False) -> None:
+        """Raise `StoreError` when the file was moved, and `StoreDamaged` from the first damage on.
+
+        `thorough` also finds that a folder above it was moved.
+        """
+        if self.damage:
+            raise StoreDamaged(self.damage)
+        found = os.fstat(self._descriptor)
+        if found.st_size == self._size and found.st_ctime_ns == self._changed and not thorough:
+            return
+        self._check_path()
+        header = os.pread(self._descriptor, _HEADER.size, 0)
+        if problem := self._find_problem(header, found.st_size):
+            self.damage = (
+                f"{self._path} was {problem} while it was open. Nothing more is written to it; what can still be read "
+                "is shown. Stop all processes that use it, then restore a backup or run `treadle store recover`"
+            )
+            raise StoreDamaged(self.damage)
+        self._size, self._changed, self._header = found.st_size, found.st_ctime_ns, header
+
+    def _check_path(self) -> None:
+        with suppress(OSError):
+            found = os.stat(self._path)
+            if (found.st_dev, found.st_ino) == self._identity:
+                return
+        raise StoreError(
+            f"{self._path} was moved, replaced or deleted while it was open, so nothing more can be "
+            "recorded in it. Put the file back and restart"
+        )
+
+    def _find_problem(self, header: bytes, size: int) -> str:
+        if len(header) < _HEADER.size:
+            return f"cut off after {size} bytes"
+        magic, page_size, counter, pages, application = _HEADER.unpack(header)
+        before = _HEADER.unpack(self._header)
+        if (magic, page_size) != before[:2] or (application != before[4] and application != APPLICATION_ID):
+            return "overwritten"
+        if counter < before[2]:
+            return "replaced by an older copy of itself"
+        # A checkpoint writes the new number of pages first, and the pages that make the file longer after it.
+        pages *= 65536 if page_size == 1 else page_size
+        return f"cut off after {size} of {pages} bytes" if size < min(self._size, pages) else ""
+
+    def close(self) -> None:
+        shared = self._open[self._identity]
+        shared[1] -= 1
+        if not shared[1]:
+            os.close(shared[0])
+            del self._open[self._identity]
 
 
 class _Connection:
@@ -175,18 +293,34 @@ class _Connection:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, sqlite3.Error):
-            raise explain_error(error, self._file.path) from error
+            raise self._file.note_error(error) from error
+
+
+class _SingleWrite(_Connection):
+    __slots__ = ("_next_check",)
+
+    def __init__(self, file: SqliteFile) -> None:
+        super().__init__(file)
+        self._next_check = 0.0
+
+    def __enter__(self) -> sqlite3.Connection:
+        # An append goes to the write-ahead log first, so it does no harm if it comes a moment before the check.
+        if time.monotonic() >= self._next_check or self._file.is_damaged:
+            self._file.check_unharmed()
+            self._next_check = time.monotonic() + CHECK_SECONDS
+        return self._file.get_connection()
 
 
 class _Transaction(_Connection):
     __slots__ = ()
 
     def __enter__(self) -> sqlite3.Connection:
+        self._file.check_unharmed()
         db = self._file.get_connection()
         try:
             db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise explain_error(error, self._file.path) from error
+            raise self._file.note_error(error) from error
         return db
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -195,7 +329,7 @@ class _Transaction(_Connection):
             if error is None:
                 db.execute("COMMIT")
         except sqlite3.Error as failure:
-            raise explain_error(failure, self._file.path) from failure
+            raise self._file.note_error(failure) from failure
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
@@ -267,119 +401,6 @@ class SideConnection:
             self._db.close()
 
 
-def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
-    """Turn an SQLite error into one that tells the user what it means and what to do."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreBusy(f"{path} is being written by another process; nothing was written. Try again ({error})")
-    is_full = code == sqlite3.SQLITE_FULL
-    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
-        with suppress(OSError):
-            disk = os.statvfs(path.parent)
-            is_full = disk.f_bavail * disk.f_frsize < 65536
-    if is_full:
-        return StoreFull(
-            f"no room left on the disk of {path}; nothing was written. Everything recorded before is safe: make room "
-            "and go on"
-        )
-    is_writable = os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or (code == sqlite3.SQLITE_CANTOPEN and not is_writable):
-        return StoreReadOnly(
-            f"{path} or its folder cannot be written; nothing was written. Change its permissions or "
-            "choose another path"
-        )
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreDamaged(
-            f"{path} is damaged or is not a treadle store ({error}). Do not write to it; restore a backup, "
-            "or save what is still readable with `treadle store recover`"
-        )
-    if isinstance(error, sqlite3.ProgrammingError):
-        return StoreError(f"{path} cannot be used here: a log belongs to the thread that opened it ({error})")
-    return StoreError(f"{path} cannot be used: {error}. Everything recorded before is safe")
-
-
-def _read_identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _create_file(path: Path) -> None:
-    """Create a new store that only its user may read.
-
-    An existing file is not opened here: closing it again would drop the locks that another connection of this process
-    holds on it.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_network_filesystem(path)
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError:
-        if not path.is_file():
-            raise StoreError(f"{path} is not a file; choose another path for the log") from None
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreReadOnly(
-                f"{path.parent} cannot be written ({error.strerror}); choose another path for the log"
-            ) from error
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"no room left on the disk of {path}; make room and open it again") from error
-        raise StoreError(f"{path} cannot be created: {error.strerror}; choose another path") from error
-
-
-def _connect(
-    path: Path, durability: Durability, busy_timeout: float, migrations: Sequence[Migration]
-) -> sqlite3.Connection:
-    size = os.stat(path).st_size
-    # SQLite itself never waits for a lock, because that would block the event loop. While it opens, this loop waits:
-    # several processes may create or upgrade the same store at once.
-    deadline = time.monotonic() + busy_timeout
-    while True:
-        db = sqlite3.connect(path, timeout=0, isolation_level=None, cached_statements=64)
-        try:
-            read_version(db, path, migrations)  # before anything in it is changed
-            if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only a new store takes this
-                mode: str = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-                if mode != "wal":
-                    raise StoreError(f"{path} cannot use a write-ahead log here (mode {mode}); use a local disk")
-            _configure(db, durability)
-            # Begin a write now, so that a read-only file is reported at once and not at the first fact.
-            try:
-                db.execute("BEGIN IMMEDIATE")
-                db.execute("ROLLBACK")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # who writes now lets this process write later
-                    raise
-            if 0 < size < QUICK_CHECK_BELOW:
-                _check_damage(db, path, "quick_check")
-            migrate_tables(db, path, migrations)
-            return db
-        except sqlite3.Error as error:
-            db.close()
-            explained = explain_error(error, path)
-            if isinstance(explained, StoreBusy) and time.monotonic() > deadline:
-                raise describe_busy(path, busy_timeout) from error
-            if not isinstance(explained, StoreBusy):
-                raise explained from error
-            time.sleep(0.01)
-        except BaseException:
-            db.close()
-            raise
-
-
-def _configure(db: sqlite3.Connection, durability: Durability) -> None:
-    db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
-    db.execute("PRAGMA wal_autocheckpoint = 2000")
-    db.execute("PRAGMA journal_size_limit = 33554432")
-    db.execute("PRAGMA cache_size = -500")  # in kB; the system caches the rest
-    db.execute("PRAGMA temp_store = MEMORY")
-    db.execute("PRAGMA secure_delete = ON")  # what is deleted cannot be read from the file
-    db.create_function("casefold", 1, str.casefold, deterministic=True)
-
-
 def give_back_space(db: sqlite3.Connection) -> bool:
     """Give some unused pages back to the disk. True when there are more. An older store needs a `VACUUM` first."""
     if db.execute("PRAGMA auto_vacuum").fetchone()[0] != 2:
@@ -393,34 +414,3 @@ def give_back_space(db: sqlite3.Connection) -> bool:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
             raise
     return False
-
-
-def _check_damage(db: sqlite3.Connection, path: Path, pragma: str) -> None:
-    found: list[str] = [row[0] for row in db.execute(f"PRAGMA {pragma}(5)")]
-    if found != ["ok"]:
-        raise StoreDamaged(
-            f"{path} is damaged ({'; '.join(found)}). Do not write to it; restore a backup, or save what "
-            "is still readable with `treadle store recover`"
-        )
-
-
-def refuse_network_filesystem(path: Path, mounts: Path = Path("/proc/mounts")) -> None:
-    """Refuse a file on a network filesystem, where SQLite's write-ahead log loses data."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    folder = path.parent.resolve()
-    best, kind = -1, ""
-    for fields in (line.split() for line in lines):
-        if len(fields) < 3:
-            continue
-        point = Path(fields[1].replace("\\040", " "))
-        # `>=`: of several mounts on the same point, the last one is visible.
-        if folder.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), fields[2]
-    if kind in NETWORK_FILESYSTEMS.split():
-        raise StoreError(
-            f"{path} lies on a network filesystem ({kind}), where SQLite cannot keep facts safe; nothing was "
-            "written. Put the log on a local disk"
-        )

@@ -6,16 +6,26 @@ is indexed, and the rest is indexed in the background.
 
 from __future__ import annotations
 
+import heapq
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 
+from treadle.errors import StoreError
 from treadle.log import records
 from treadle.log.base import SearchHit, SearchHits
-from treadle.log.full_text import build_match_query, extract_text, make_snippet, prepare_for_index, split_search
-from treadle.log.sqlite_file import SideConnection
+from treadle.log.full_text import (
+    build_match_query,
+    extract_text,
+    make_snippet,
+    prepare_for_index,
+    score_text,
+    split_search,
+)
+from treadle.log.schema import INDEX_VERSION
+from treadle.log.sqlite_file import SideConnection, SqliteFile
 
 PATIENCE = 1.0
 """For how many seconds a search indexes new facts before it answers."""
@@ -37,8 +47,8 @@ _FACT = """SELECT id, body FROM facts JOIN sessions ON num = place >> 32 WHERE p
 class TextIndex:
     """The index of one store. It works in the thread of a side connection."""
 
-    def __init__(self, side: SideConnection) -> None:
-        self._side = side
+    def __init__(self, file: SqliteFile, side: SideConnection) -> None:
+        self._file, self._side = file, side
 
     async def search(self, text: str, limit: int) -> SearchHits:
         """Find the facts that have all words of `text`, the best first."""
@@ -46,10 +56,14 @@ class TextIndex:
         return await self._side.run(partial(self._search, words=words, limit=limit)) if words else SearchHits()
 
     def _search(self, db: sqlite3.Connection, words: Sequence[str], limit: int) -> SearchHits:
+        try:
+            self._file.check_unharmed()
+        except StoreError:  # it is only read
+            return _search_without_index(db, words, limit)
         deadline = time.monotonic() + PATIENCE
         while _try_batch(db) and time.monotonic() < deadline and not self._side.is_closing.is_set():
             pass
-        hits = SearchHits(_read_hits(db, words, db.execute(_MATCH, (build_match_query(words), limit)).fetchall()))
+        hits = SearchHits(_read_hits(db, words, _find_places(db, words, limit)))
         hits.unindexed = records.fetch_last_cursor(db) - _fetch_position(db)
         if hits.unindexed:
             self._side.repeat(_try_batch)
@@ -97,8 +111,28 @@ def _fetch_position(db: sqlite3.Connection) -> int:
     return db.execute("SELECT position FROM word_index").fetchone()[0]
 
 
-def _read_hits(db: sqlite3.Connection, words: Sequence[str], places: Sequence[tuple[int]]) -> Iterator[SearchHit]:
-    for (place,) in places:
+def _find_places(db: sqlite3.Connection, words: Sequence[str], limit: int) -> list[int]:
+    return [row[0] for row in db.execute(_MATCH, (build_match_query(words), limit))]
+
+
+def _search_without_index(db: sqlite3.Connection, words: Sequence[str], limit: int) -> SearchHits:
+    """Search a store that cannot be written: what is indexed, and each other fact."""
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    has_index = version >= INDEX_VERSION  # an older store notes differently what is indexed
+    rest = db.execute(_NEW, (_fetch_position(db), -1)) if has_index else db.execute("SELECT 0, place, body FROM facts")
+    scores: dict[int, int] = {}
+    for _, place, body in rest:
+        if body is not None and (
+            score := score_text(extract_text(records.read_body(body, place & records.SEQ_MASK)), words)
+        ):
+            scores[place] = score
+    best = heapq.nlargest(limit, scores, key=lambda place: (scores[place], -place))
+    places = [*(_find_places(db, words, limit) if has_index else ()), *best]
+    return SearchHits(_read_hits(db, words, places[:limit]))
+
+
+def _read_hits(db: sqlite3.Connection, words: Sequence[str], places: Sequence[int]) -> Iterator[SearchHit]:
+    for place in places:
         row = db.execute(_FACT, (place,)).fetchone()
         if row is not None:
             seq = place & records.SEQ_MASK

@@ -19,7 +19,19 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Match
 from starlette.websockets import WebSocketState
 
-from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, ModelError, NotFound, StoreError, TreadleError
+from treadle.errors import (
+    AlreadyAnswered,
+    BadInput,
+    Conflict,
+    Expired,
+    ModelError,
+    NotFound,
+    StoreDamaged,
+    StoreError,
+    StoreReadOnly,
+    StoreTooNew,
+    TreadleError,
+)
 from treadle.server.guard import AsgiScope, Receive, Refusal, Send, build_error_body, is_anthropic, send_refusal
 
 _logger = logging.getLogger("treadle.server")
@@ -108,6 +120,8 @@ def build_refusal(error: Exception) -> Refusal:
             status = _MODEL_STATUSES.get(error.kind, 502)
             wait = error.retry_after or (RETRY_SECONDS if status == 429 else 0)
             return Refusal(status, f"model_{error.kind}", str(error), retry_after=wait, field=error.param)
+        case StoreDamaged() | StoreReadOnly() | StoreTooNew():  # waiting does not help
+            return Refusal(503, "store", str(error), "nothing was written")
         case StoreError():
             return Refusal(503, "store", str(error), "nothing that was recorded is lost", retry_after=5)
         case msgspec.ValidationError():

@@ -86,6 +86,12 @@ def split_path(path: str) -> list[str]:
     return [fold_name(part) for part in path.split("/") if part not in ("", ".")]
 
 
+def normalize_path(path: str) -> str:
+    """Write a path in one form: `//dev/stdin` and `/dev/./stdin` are `/dev/stdin`."""
+    normal = posixpath.normpath(path)
+    return normal[1:] if normal.startswith("//") else normal
+
+
 def is_env_file(name: str) -> bool:
     """Whether a file of this name holds secrets by custom: `.env`, `.envrc`, `.env.local`, but not `.env.example`."""
     name = name.casefold()

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, cast
 
 from treadle.messages import Json
+from treadle.permissions.paths import normalize_path
 
 UNREADABLE_MARK = "? "
 """How a command begins, in an assessment, when nobody can tell what it would run."""
@@ -216,7 +217,9 @@ def find_touched_part(
     kind = _argument_kind(argument)
     for text in _list_values(arguments.get(argument) if argument else None)[1]:
         for reading in _list_readings(text, kind, commands):
-            if (compile_path_glob(_normalize(glob)) if kind == "path" else compile_text_glob(glob)).matches(reading):
+            if (compile_path_glob(normalize_path(glob)) if kind == "path" else compile_text_glob(glob)).matches(
+                reading
+            ):
                 return reading if kind == "command" and reading != text else ""
     return None
 
@@ -271,7 +274,7 @@ def _argument_kind(argument: str) -> Literal["path", "command", "text"]:
 
 def _covers_value(glob: str, value: str, kind: str, commands: tuple[str, ...] | None) -> bool:
     if kind == "path":
-        path, glob = _normalize(value), _normalize(glob)
+        path, glob = normalize_path(value), normalize_path(glob)
         return _find_root(path) == _find_root(glob) and compile_path_glob(glob).matches(path)
     if kind == "command" and glob not in ("*", "**"):
         if len(glob) >= len(value) and glob == _escape_glob(value):
@@ -290,7 +293,7 @@ def _list_readings(value: str, kind: str, commands: tuple[str, ...] | None) -> l
     if kind == "text":
         return [value]
     if kind == "path":
-        path = _normalize(value)
+        path = normalize_path(value)
         if not _find_root(path):
             return [path]
         # Where the workspace lies is not known here, so each end of the path may be a path in it.
@@ -321,11 +324,6 @@ def _trim_blanks(text: str) -> str:
     return _BLANKS.sub(" ", text).strip()
 
 
-def _normalize(path: str) -> str:
-    normal = posixpath.normpath(path)
-    return normal[1:] if normal.startswith("//") else normal
-
-
 def _find_root(path: str) -> str:
     """Find where a path starts: in the workspace (empty), at the root, or so many folders above."""
     if path.startswith("/"):
@@ -346,7 +344,7 @@ def suggest_pattern(tool: str, arguments: Mapping[str, Json], commands: tuple[st
     argument = next(iter(arguments), "")
     value = arguments.get(argument)
     if isinstance(value, list) and _argument_kind(argument) == "path":
-        folders = [posixpath.dirname(_normalize(path)) for path in _list_values(value)[1]]
+        folders = [posixpath.dirname(normalize_path(path)) for path in _list_values(value)[1]]
         are_below = all(folder.split("/")[0] not in ("", "..") for folder in folders)
         folder = posixpath.commonpath(folders) if folders and are_below else ""
         return f"{tool}({argument}={_escape_glob(folder)}/**)" if folder else tool
@@ -355,7 +353,7 @@ def suggest_pattern(tool: str, arguments: Mapping[str, Json], commands: tuple[st
     kind, text = _argument_kind(argument), str(value)
     rule = ""
     if kind == "path":
-        folder = posixpath.dirname(_normalize(text))
+        folder = posixpath.dirname(normalize_path(text))
         if folder not in ("", "/") and not folder.startswith(".."):
             rule = f"{_escape_glob(folder)}/**"
     elif kind == "command" and (len(commands) == 1 if commands else not _SHELL_OPERATORS.search(text)):

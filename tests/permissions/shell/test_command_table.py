@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -41,6 +42,19 @@ def test_a_mistake_in_the_table_is_an_error(old: str, new: str) -> None:
 )
 def test_a_name_may_stand_for_versions_and_families(name: str, is_in: bool) -> None:
     assert (name in CommandNames(["python#", "mkfs.*", "ls"])) is is_in
+
+
+def test_every_pattern_of_the_table_is_matched_in_linear_time() -> None:
+    table = load_command_table()
+    patterns = [row.when for row in (*table.destructive, *table.helper) if row.when is not None]
+    patterns += [row.harmless for row in table.variable if row.harmless is not None]
+    units = ("a", "-", " ", "/a", "-o ", ":$PATH", "--no-a", "-Da=b", "j", "-w", "$HOME/a:", "- ", ".a", "\\", "link")
+    for pattern in patterns:
+        for unit in units:
+            start = time.process_time()
+            pattern.fullmatch(unit * 10_000 + "!")
+            pattern.match(unit * 10_000 + "!")
+            assert time.process_time() - start < 2, (pattern.pattern, unit)  # milliseconds, or for ever
 
 
 def test_the_table_is_read_once_and_not_for_help() -> None:

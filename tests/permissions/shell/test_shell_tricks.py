@@ -80,6 +80,11 @@ def denies_rm(command: str) -> bool:
     return all(verdict.action == "deny" and "rm" in verdict.why for verdict in verdicts)
 
 
+def is_never_allowed(command: str) -> bool:
+    verdict = decide(command, Grant(forbid=("shell(rm *)",), yes=True, approve=("*",)))
+    return (verdict.action == "deny" or verdict.may_be_forbidden) and classify(command) != "safe"
+
+
 APPROVES_GIT = Grant(ask_all=True, approve=("shell(git *)",))
 CHECKS: dict[str, Callable[[str], bool]] = {
     "safe": lambda command: classify(command) == "safe",
@@ -88,6 +93,7 @@ CHECKS: dict[str, Callable[[str], bool]] = {
     "unreadable": is_unreadable,
     "runs rm x": runs_rm,
     "denied where rm is forbidden": denies_rm,
+    "not allowed where rm is forbidden": is_never_allowed,
     "allowed where rm is forbidden": lambda command: decide(command, Grant(forbid=("shell(rm *)",))).action == "allow",
     "allowed where git is approved": lambda command: decide(command, APPROVES_GIT).action == "allow",
     "asked where git is approved": lambda command: decide(command, APPROVES_GIT).action == "ask",

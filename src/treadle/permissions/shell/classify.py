@@ -11,14 +11,21 @@ import re
 from collections.abc import Iterator, Sequence
 
 from treadle.events import Safety
-from treadle.permissions.paths import is_instruction_path, is_protected_path, may_match_secret, names_secret
+from treadle.permissions.paths import (
+    is_instruction_path,
+    is_protected_path,
+    may_match_secret,
+    names_secret,
+    normalize_path,
+)
 from treadle.permissions.policy import make_printable
 from treadle.permissions.shell.command_parts import STANDARD_DEVICES, CommandPart, ShellWord, find_exec_commands
-from treadle.permissions.shell.command_table import complete_option, load_command_table
+from treadle.permissions.shell.command_table import load_command_table
+from treadle.permissions.shell.inner_scripts import split_sed_words
 
-_RUNS_PROGRAM = "it lets git run another program"
 _CHANGES_PROTECTED = "it changes what runs at the next git or treadle command"
 _CHANGES_INSTRUCTIONS = "it changes a file that instructs agents, editors or build services"
+_CHANGES_PROGRAMS = "it runs programs of the workspace in place of those of the system"
 _WRITES_OUTSIDE = "it writes outside the workspace"
 
 LASTING_REASONS = (_CHANGES_PROTECTED, _CHANGES_INSTRUCTIONS, _WRITES_OUTSIDE)
@@ -94,7 +101,8 @@ class _Classifier:
         if self._downloads and self._runs_download(part):
             return "it runs a download that nobody has seen"
         if part.kind == "assignment":
-            return ""
+            folders = part.name.removeprefix("PATH=").split(":") if part.name.startswith("PATH=") else []
+            return _CHANGES_PROGRAMS if any(map(self._is_in_workspace, folders)) else ""
         if part.kind == "unknown":
             return self._find_known_danger(part)
         opens_files = part.name not in self._files.opens_no_file
@@ -170,15 +178,7 @@ class _Classifier:
 
     def _find_known_danger(self, part: CommandPart) -> str:
         """Say why the table calls a command destructive, or nothing."""
-        name = posixpath.basename(part.name)
-        words = [word.text for word in part.words[1:]]
-        if name == "git":
-            words = [complete_option(word, self._table.git.long_options) for word in words]
-            options = self._count_git_options(words)
-            if self._table.git.may_run_program(" ".join(words[:options])):
-                return _RUNS_PROGRAM
-            words = words[options:]
-        return self._table.find_danger(name, " ".join(words))
+        return self._table.find_danger(posixpath.basename(part.name), [word.text for word in part.words[1:]])[0]
 
     def _find_bad_write(self, part: CommandPart) -> str:
         """Say why a file that a command writes or deletes must not be changed unasked, or nothing."""
@@ -194,6 +194,8 @@ class _Classifier:
             return next((why for output in outputs if (why := self._explain_written(output))), "")
         if writes_last and not _TARGET.search(flags):
             words = words[-1:]
+        if name == "sed":
+            words = split_sed_words(part.words)[1]
         for word in words:
             path = ShellWord(_BEFORE_PATH.sub("", word.text), word.is_literal)
             if path.text.startswith("-") or (name == "dd" and not word.text.startswith("of=")):
@@ -226,7 +228,7 @@ class _Classifier:
     def _find_git_folders(self, words: Sequence[ShellWord]) -> Iterator[ShellWord]:
         """Find the folders in which git works when it does more than read, and those that it creates."""
         git = self._table.git
-        options = self._count_git_options([word.text for word in words])
+        options = git.count_options([word.text for word in words])
         if not self._is_reader("git", words[options:]):
             for number, word in enumerate(words[:options]):
                 name, _, value = word.text.partition("=")
@@ -235,13 +237,6 @@ class _Classifier:
         operands = [word for word in words[options:] if not word.text.startswith("-")]
         if operands:
             yield from operands[git.folder_position.get(operands[0].text, len(operands)) :]
-
-    def _count_git_options(self, words: Sequence[str]) -> int:
-        """Count the words before git's verb."""
-        number = 0
-        while number < len(words) and words[number].startswith("-"):
-            number += 2 if words[number] in self._table.git.value_options else 1
-        return number
 
     def _is_reader(self, name: str, words: Sequence[ShellWord]) -> bool:
         """Whether a command is known to read and to do nothing else."""
@@ -263,6 +258,9 @@ class _Classifier:
         if why or not self._instruction_folder or word.text.startswith("/"):
             return why
         return _explain_instruction(f"{self._instruction_folder}{word.text}")
+
+    def _is_in_workspace(self, path: str) -> bool:
+        return f"{normalize_path(path)}/".startswith(f"{self._workspace}/")
 
     def _is_whole_workspace(self, text: str) -> bool:
         path = posixpath.normpath(posixpath.join(self._folder, text))
@@ -307,7 +305,7 @@ def _may_be_secret(word: ShellWord, command: str) -> bool:
             names += re.split(r"[=:@]", text)
             if text.startswith("-"):
                 names.append(text[2:])
-        return any(names_secret(name.rstrip("/")) for name in names)
+        return any(names_secret(normalize_path(name)) for name in names if name)
     for piece in (text, *re.split(r"[{},:=\"'`$()\s-]+", text)):
         if names_secret(piece) or (command != "ls" and may_match_secret(posixpath.basename(piece))):
             return True

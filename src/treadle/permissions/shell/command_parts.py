@@ -9,9 +9,13 @@ from typing import Literal
 
 from msgspec import Struct
 
+from treadle.permissions.paths import normalize_path
 from treadle.permissions.patterns import UNREADABLE_MARK
 
 STANDARD_DEVICES = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
+
+_FIND_OPTIONS = ("-exec", "-execdir", "-ok", "-okdir")
+_FD_OPTIONS = ("-x", "-X", "--exec", "--exec-batch")
 
 PartKind = Literal["command", "redirect", "assignment", "unknown"]
 
@@ -57,16 +61,24 @@ def render_commands(parts: Sequence[CommandPart]) -> tuple[str, ...]:
 
 
 def find_exec_commands(words: Sequence[ShellWord]) -> list[tuple[ShellWord, ...]]:
-    """Find the commands that `find` runs on files; an empty one where it is not clear which."""
+    """Find the commands that `find` and `fd` run on files; an empty one where it is not clear which."""
     found: list[tuple[ShellWord, ...]] = []
     start = 0
+    is_find = words[0].text == "find"
     for number, word in enumerate(words):
-        if not start and word.text in ("-exec", "-execdir", "-ok", "-okdir"):
+        if not start and word.text in (_FIND_OPTIONS if is_find else _FD_OPTIONS):
             start = number + 1
         elif start and word.text in (";", "+"):
             found.append(tuple(words[start:number]))
             start = 0
-    return [*found, ()] if start else found
+    if start:
+        found.append(() if is_find else tuple(words[start:]))
+    return found
+
+
+def is_stream(word: ShellWord) -> bool:
+    """Whether a word names a stream or a device in place of a file: `-`, `/dev/stdin`, `/proc/self/fd/0`."""
+    return word.text == "-" or re.match(r"/(dev|proc)(/|$)", normalize_path(word.text)) is not None
 
 
 def find_xargs_placeholder(options: Sequence[ShellWord]) -> str:

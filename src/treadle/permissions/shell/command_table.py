@@ -61,6 +61,7 @@ class DestructiveCommand(_Row, frozen=True):
     commands: CommandNames
     why: str
     when: re.Pattern[str] | None = None
+    runs_program: bool = False
 
     def matches(self, name: str, words: str) -> bool:
         return name in self.commands and (self.when is None or self.when.match(words) is not None)
@@ -77,14 +78,17 @@ class Wrapper(_Row, frozen=True):
     """A command that runs the command in the rest of its words, after its options and `skip` more words."""
 
     commands: CommandNames
+    verbs: frozenset[str] = frozenset()
     flags: frozenset[str] = frozenset()
     values: frozenset[str] = frozenset()
     skip: int = 0
     is_listed: bool = False
+    is_script: bool = False
+    has_any_flag: bool = False
 
     def find_first_operand(self, words: Sequence[str]) -> int | None:
         """Find the number of the first word after the options; None when an option is not known."""
-        number = 1
+        number = 2 if self.verbs else 1
         while number < len(words):
             word = words[number]
             if not word.startswith("-") or word == "-":
@@ -103,7 +107,7 @@ class Wrapper(_Row, frozen=True):
             name, equals, _ = text[2:].partition("=")
             if name in self.values:
                 return 1 if equals else 2
-            return 1 if name in self.flags else None
+            return 1 if name in self.flags or self.has_any_flag else None
         for number, letter in enumerate(text[1:], 1):
             if letter in self.values:
                 return 1 if number < len(text) - 1 else 2
@@ -112,11 +116,65 @@ class Wrapper(_Row, frozen=True):
         return 1
 
 
-class HelperOptions(_Row, frozen=True):
-    """Options of a command whose value is another command."""
+class Helper(_Row, frozen=True):
+    """Which words of a command make it run other commands on the way."""
 
     commands: CommandNames
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    when: re.Pattern[str] | None = None
+    sets_variables: bool = False
+
+    def is_unreadable(self, words: Sequence[str]) -> bool:
+        """Whether these words run something in a way that is not read here."""
+        if self.when is not None and self.when.match(" ".join(words)):
+            return True
+        if any(read_option(word, self.unreadable) for word in words):
+            return True
+        return any(
+            found is not None and found[0] is None for found in (read_option(word, self.options) for word in words)
+        )
+
+    def find_values(self, words: Sequence[str]) -> list[tuple[int, str]]:
+        """Find the values of the options that are commands: the number of the word that holds it, and its text.
+
+        The text is empty where the value of an option is missing.
+        """
+        values: list[tuple[int, str]] = []
+        for number, word in enumerate(words if self.options else ()):
+            match read_option(word, self.options):
+                case ("", _):
+                    values.append((number + 1, "".join(words[number + 1 : number + 2])))
+                case (str(value), _):
+                    values.append((number, value))
+                case _:
+                    pass
+        return values
+
+
+def read_option(word: str, names: Sequence[str]) -> tuple[str | None, str] | None:
+    """Read one of the named options from a word: its value and its name; None for another word.
+
+    The value is empty when it is the next word, and None when it is not clear: `-xIf` of tar. Most programs accept
+    the beginning of a long option.
+    """
+    if word.startswith("--"):
+        name, _, value = word[2:].partition("=")
+        return next(((value, one) for one in names if name and len(one) > 1 and one.startswith(name)), None)
+    letters = re.match(r"-([a-zA-Z0-9]+)", word)
+    for number, letter in enumerate(letters[1] if letters else ""):
+        if letter in names:
+            rest = word[number + 2 :]
+            return (rest if number == 0 or not rest else None), letter
+    return None
+
+
+class Variable(_Row, frozen=True):
+    """Variables that change what other commands run. The value of one that `is_command` is a command itself."""
+
+    names: re.Pattern[str]
+    is_command: bool = False
+    harmless: re.Pattern[str] | None = None
 
 
 class FileCommands(_Row, frozen=True):
@@ -140,6 +198,7 @@ class Programs(_Row, frozen=True):
     unreadable: CommandNames
     interpreters: CommandNames
     script_runners: CommandNames
+    with_scripts: CommandNames
 
 
 class BashBuiltins(_Row, frozen=True):
@@ -160,6 +219,19 @@ class GitFacts(_Row, frozen=True):
     harmless_settings: tuple[str, ...]
     long_options: tuple[str, ...]
     folder_position: Mapping[str, int]
+
+    def split_options(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Split git's words into the options before its verb, and the rest. Long options are completed."""
+        whole = [complete_option(word, self.long_options) for word in words]
+        number = self.count_options(words)
+        return whole[:number], whole[number:]
+
+    def count_options(self, words: Sequence[str]) -> int:
+        """Count the words before git's verb."""
+        number = 0
+        while number < len(words) and words[number].startswith("-"):
+            number += 2 if words[number] in self.value_options else 1
+        return number
 
     def may_run_program(self, options: str) -> bool:
         """Whether git's options before its verb hold a setting that may name a program."""
@@ -184,7 +256,8 @@ class CommandTable(_Row, frozen=True):
     destructive: tuple[DestructiveCommand, ...]
     network: tuple[NetworkCommand, ...]
     wrapper: tuple[Wrapper, ...]
-    helper: tuple[HelperOptions, ...]
+    helper: tuple[Helper, ...]
+    variable: tuple[Variable, ...]
     files: FileCommands
     programs: Programs
     bash: BashBuiltins
@@ -194,32 +267,30 @@ class CommandTable(_Row, frozen=True):
     def find_safe(self, name: str) -> SafeCommand | None:
         return next((row for row in self.safe if name in row.commands), None)
 
-    def find_danger(self, name: str, words: str) -> str:
-        """Say why a command with these words is destructive, or nothing."""
-        return next((row.why for row in self.destructive if row.matches(name, words)), "")
+    def find_danger(self, name: str, words: Sequence[str]) -> tuple[str, bool]:
+        """Say why a command with these words is destructive, or nothing, and whether it runs another program."""
+        if name == "git":
+            options, words = self.git.split_options(words)
+            if self.git.may_run_program(" ".join(options)):
+                return "it lets git run another program", True
+        text = " ".join(words)
+        return next(((row.why, row.runs_program) for row in self.destructive if row.matches(name, text)), ("", False))
 
     def sends_data(self, name: str, words: str) -> bool:
         """Whether a command with these words is known to send data out."""
         rows = (row for row in self.network if name in row.commands)
         return any(row.when is None or row.when.match(words) is not None for row in rows)
 
-    def find_wrapper(self, name: str) -> Wrapper | None:
-        return next((row for row in self.wrapper if name in row.commands), None)
+    def find_wrapper(self, name: str, first: str = "") -> Wrapper | None:
+        """Find how a command runs another one. Some do so only after a verb, which is their `first` word."""
+        rows = (row for row in self.wrapper if name in row.commands)
+        return next((row for row in rows if not row.verbs or first in row.verbs), None)
 
-    def find_helper_commands(self, words: Sequence[str]) -> list[tuple[int, str]]:
-        """Find the commands that options make a command run: the number of the word that holds it, and its text.
+    def find_helper(self, name: str) -> Helper | None:
+        return next((row for row in self.helper if name in row.commands), None)
 
-        The text is empty where the value of an option is missing.
-        """
-        options = next((row.options for row in self.helper if words[0] in row.commands), ())
-        found: list[tuple[int, str]] = []
-        for number, word in enumerate(words[1:] if options else (), 1):
-            is_long = word.startswith("--")
-            name, equals, value = word.partition("=") if is_long else (word[:2], word[2:], word[2:])
-            # Most programs accept the beginning of a long option.
-            if any(len(name) > 2 and one.startswith(name[2:]) if is_long else name == f"-{one}" for one in options):
-                found.append((number, value) if equals else (number + 1, "".join(words[number + 1 : number + 2])))
-        return found
+    def find_variable(self, name: str) -> Variable | None:
+        return next((row for row in self.variable if row.names.fullmatch(name)), None)
 
 
 def complete_option(word: str, options: Sequence[str]) -> str:

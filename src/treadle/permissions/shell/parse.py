@@ -6,19 +6,20 @@ has the kind "unknown", so that a person is asked.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from treadle.permissions.paths import normalize_path
 from treadle.permissions.shell.command_parts import (
     STANDARD_DEVICES,
     CommandPart,
     ShellWord,
     find_exec_commands,
     find_xargs_placeholder,
+    is_stream,
 )
 from treadle.permissions.shell.command_table import Wrapper, load_command_table
 from treadle.permissions.shell.grammar import (
@@ -30,6 +31,7 @@ from treadle.permissions.shell.grammar import (
     parse_script,
     remove_escapes,
 )
+from treadle.permissions.shell.inner_scripts import is_plain_program
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -41,9 +43,8 @@ MAX_PARSED = 15_000
 """After how many characters the parser gets no more scripts that lie in the first one."""
 
 
-_SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
+_SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
 _UNREADABLE_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
-_INPUT_STREAM = re.compile(r"-|/dev/(stdin|fd/.*)|/proc/[^/]+/fd/.*")
 _BRACE_EXPANSION = re.compile(r"\{(?=[^{}]*(,|\.\.))[^{}]*\}")
 _HEREDOC_MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
 # Bash reads subscripts and numbers a second time, and then runs what was only text at first.
@@ -53,12 +54,7 @@ _COMMAND_IN_SUBSCRIPT = re.compile(r"(?:^|\])(?>[^\]]*?\w\[)[^\]]*(\$\(|`)")
 _COMPUTED_NUMBER = re.compile(r"\$(?!\{#)[^\w?#$!]|`")
 _NAMED_NUMBER = re.compile(r"[A-Za-z_]|\$\d")
 _PLAIN_NUMBERS = re.compile(r"\{\d+\.\.\d+\}|\$\(\([^$`\[]*\)\)")
-# Variables whose value bash runs later.
-_RUN_LATER = re.compile(
-    r"(PS[04]|BASH_ENV|BASH_CMDS|BASH_ALIASES|BASH_FUNC_[^=]*|PROMPT_COMMAND)(\[.*\])?(:?\+?=|$)|ENV\+?=", re.DOTALL
-)
-_RUN_LATER_OPTION = re.compile(rf"-\w*C|{_RUN_LATER.pattern}", re.DOTALL)
-_OPTION_BEFORE_NAME = re.compile(r"^-\w*?(?=PS|BASH|PROMPT)")
+_ASSIGNMENT = re.compile(r"(BASH_FUNC_[^=]*|\w+)(\[.*\])?:?(\+?=)(.*)", re.DOTALL)
 _SCRIPT_OPTION = re.compile(r"-[a-np-zA-NP-Z]{0,3}c[a-np-zA-NP-Z]{0,2}")
 _HARMLESS_SHELL_OPTION = re.compile(r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc|noprofile|login)")
 
@@ -84,6 +80,7 @@ class CommandReader:
         self._script: Script | None = None
         self._arithmetic = ""
         self._has_any_text = False
+        self._values: dict[str, str] = {}
 
     def read_script(self, source: str, depth: int) -> None:
         if depth > MAX_DEPTH or _UNREADABLE_CHARACTER.search(source):
@@ -168,7 +165,7 @@ class CommandReader:
                 self._visit_substitution(node)
             case "arithmetic_expansion" if "'" in get_node_text(node):  # which quotes nothing there
                 self._add_unknown(get_node_text(node))
-            case "expansion" if _RUN_LATER.match(get_node_text(node)[2:-1]):
+            case "expansion" if self._is_unreadable_value(ShellWord(get_node_text(node)[2:-1], is_literal=False)):
                 self._add_unknown(get_node_text(node))
             case "expansion" | "subscript" | "test_command" if _RUNS_WHEN_READ_AGAIN.search(get_node_text(node)):
                 self._add_unknown(get_node_text(node))
@@ -183,7 +180,7 @@ class CommandReader:
     def _visit_loop(self, node: Node) -> None:
         """Visit `for x in …` and `select`: their variable takes any of the listed texts."""
         values, variable = node.children_by_field_name("value"), node.child_by_field_name("variable")
-        if variable is not None and _RUN_LATER.match(get_node_text(variable)):
+        if variable is not None and self._table.find_variable(get_node_text(variable)):
             self._add_unknown(get_node_text(node))
         words = [self._read_word(child) for child in values]
         self._check_subscripts(words)
@@ -231,7 +228,7 @@ class CommandReader:
             self._add_unknown(get_node_text(node))  # all but the first are words of the command
         for target in targets:
             word = self._read_word(target)
-            path = posixpath.normpath(word.text) if word.is_literal and word.text else word.text
+            path = normalize_path(word.text) if word.is_literal and word.text else word.text
             if (operator.endswith("&") and re.fullmatch(r"\d*-?", path)) or path in STANDARD_DEVICES:
                 continue
             direction = ShellWord("<" if operator == "<" else ">")
@@ -306,9 +303,11 @@ class CommandReader:
 
     def _add_command(self, words: Sequence[ShellWord], *, reads_pipe: bool = False) -> None:
         folder, slash, name = words[0].text.rpartition("/")
-        if slash and posixpath.normpath(folder or "/") not in _SYSTEM_FOLDERS:
+        is_unreadable = not name or name in self._builtins.reserved_words
+        if name in self._table.programs.unreadable and (not slash or folder.startswith("/") or not folder):
+            is_unreadable = True
+        if slash and normalize_path(folder or "/") not in _SYSTEM_FOLDERS:
             name = words[0].text  # only a program of the system is known by its name alone
-        is_unreadable = not name or name in self._table.programs.unreadable or name in self._builtins.reserved_words
         if not words[0].is_literal or "{}" in name or is_unreadable:
             self._add_unknown(words[0].text, *words[1:])
             return
@@ -326,7 +325,7 @@ class CommandReader:
             names = [word.text for word in words[1:] if not word.is_literal]
             self._check_arithmetic(" ".join(one for one in names if option == "-v" or not one.startswith('"')))
         words = (ShellWord(name), *words[1:])
-        wrapper = self._table.find_wrapper(name)
+        wrapper = self._table.find_wrapper(name, option)
         if wrapper is not None and not (name == "command" and option in ("-v", "-V")):
             self._add_wrapped(wrapper, words, reads_pipe=reads_pipe)
         elif name in self._table.programs.shells:
@@ -334,15 +333,32 @@ class CommandReader:
         elif name in ("eval", "su", "trap"):
             self._add_evaluated(name, words)
         else:
-            kind = "unknown" if self._runs_later(name, words) else "command"
+            kind = "unknown" if self._runs_later(name, words) or self._runs_program(name, words) else "command"
             self.parts.append(CommandPart(kind, words, reads_pipe))
-            for inner in find_exec_commands(words) if name == "find" else ():
-                if inner:
-                    self._add_inner_command(inner)
-                else:
-                    self._add_unknown("find", *words[1:])
-            for number, script in self._table.find_helper_commands([word.text for word in words]):
+            self._add_helpers(name, words)
+
+    def _runs_program(self, name: str, words: Sequence[ShellWord]) -> bool:
+        """Whether a command runs another program in a way that is not read here."""
+        texts, helper = [word.text for word in words[1:]], self._table.find_helper(name)
+        if name in self._table.programs.with_scripts and not is_plain_program(words, self._values):
+            return True
+        if name in self._table.files.changes_folder and any(map(is_stream, words[1:])) and texts != ["-"]:
+            return True  # a stream can then be named without its folder
+        return (helper is not None and helper.is_unreadable(texts)) or self._table.find_danger(name, texts)[1]
+
+    def _add_helpers(self, name: str, words: Sequence[ShellWord]) -> None:
+        """Add the commands that the options of a command make it run."""
+        for inner in find_exec_commands(words) if name in ("find", "fd", "fdfind") else ():
+            if inner:
+                self._add_inner_command(inner)
+            else:
+                self._add_unknown(name, *words[1:])
+        if helper := self._table.find_helper(name):
+            for number, script in helper.find_values([word.text for word in words]):
                 self._add_script(words, [ShellWord(script, one.is_literal) for one in words[number : number + 1]])
+            for word in words[1:] if helper.sets_variables else ():
+                if self._is_unreadable_value(word):
+                    self._add_unknown(word.text)
 
     def _add_wrapped(self, wrapper: Wrapper, words: Sequence[ShellWord], *, reads_pipe: bool) -> None:
         """Add a command that runs the command in the rest of its words."""
@@ -359,7 +375,7 @@ class CommandReader:
         rest = list(words[start + wrapper.skip :])
         while name in ("env", "sudo", "doas") and rest and "=" in rest[0].text:
             self._add_assignment(rest.pop(0))
-        if name == "watch":
+        if wrapper.is_script and rest:
             self._add_script(words, rest)
         elif rest and name == "xargs":
             placeholder = find_xargs_placeholder(words[:start])
@@ -383,7 +399,7 @@ class CommandReader:
                 self._check_assigned(words[number + 2 :])  # its $0, $1 and so on
                 return
             if not word.is_literal or not _HARMLESS_SHELL_OPTION.fullmatch(word.text):
-                is_file = not re.match(r"[-+]", word.text) and not _INPUT_STREAM.fullmatch(word.text)
+                is_file = not re.match(r"[-+]", word.text) and not is_stream(word)
                 kind = "command" if word.is_literal and is_file else "unknown"
                 self.parts.append(CommandPart(kind, tuple(words), reads_pipe))
                 return
@@ -412,12 +428,36 @@ class CommandReader:
             self._add_unknown(words[0].text, *words[1:])
 
     def _add_assignment(self, word: ShellWord) -> None:
-        if _RUN_LATER.match(word.text):
+        if self._is_unreadable_value(word):
             self._add_unknown(word.text)
         else:
             self.parts.append(CommandPart("assignment", (word,)))
             self._check_assigned([_find_assigned_value(word)])
         self._check_subscripts([word])
+
+    def _is_unreadable_value(self, assignment: ShellWord) -> bool:
+        """Whether a variable gets a value that changes what runs, and not in a way that is read here.
+
+        Where the value is a command, it is read.
+        """
+        found = _ASSIGNMENT.match(assignment.text)
+        if found is not None and assignment.is_literal:
+            self._values[found[1]] = self._values.get(found[1], "") + found[4]
+        variable = self._table.find_variable(found[1]) if found else None
+        if found is None or variable is None:
+            return False
+        value = found[4].strip("\"'")
+        if variable.harmless is not None and variable.harmless.fullmatch(value):
+            return False
+        if not variable.is_command or not assignment.is_literal or found[3] != "=":
+            return True
+        self.read_script(value, self._depth + 1)
+        return False
+
+    def _names_variable(self, text: str) -> bool:
+        """Whether a word names a variable that changes what runs, alone or behind an option: `PS4`, `-aPS4`."""
+        names = [text[start:] for start in range(1, min(len(text), 8))] if text.startswith("-") else [text]
+        return any(self._table.find_variable(name.partition("[")[0]) for name in names)
 
     def _check_variable_names(self, name: str, words: Sequence[ShellWord]) -> None:
         """Check what bash's own commands take for numbers, or for names of variables that they set."""
@@ -434,12 +474,13 @@ class CommandReader:
     def _runs_later(self, name: str, words: Sequence[ShellWord]) -> bool:
         """Whether a command of bash itself runs what it reads, or sets what runs later."""
         if name in (".", "source"):
-            return any(not word.is_literal or _INPUT_STREAM.fullmatch(word.text) for word in words[1:2])
+            return any(not word.is_literal or is_stream(word) for word in words[1:2])
         if name in self._builtins.sets_variables:
             # One variable may stand for another, or have a name that is known only when it runs.
             can_refer = name in ("declare", "local", "typeset")
             return any(
-                _RUN_LATER.match(_OPTION_BEFORE_NAME.sub("", word.text))
+                self._is_unreadable_value(word)
+                or (name not in self._builtins.declares_variables and self._names_variable(word.text))
                 or (can_refer and re.match(r"-\w*n", word.text))
                 or (name != "printf" and _is_computed_name(word))
                 for word in words[1:]
@@ -447,7 +488,7 @@ class CommandReader:
         if name == "hash":
             return any(re.match(r"-\w*p", word.text) for word in words)
         return name in ("mapfile", "readarray") and any(
-            not word.is_literal or _RUN_LATER_OPTION.match(word.text) for word in words
+            not word.is_literal or re.match(r"-\w*C", word.text) or self._names_variable(word.text) for word in words
         )
 
 

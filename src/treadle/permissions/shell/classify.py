@@ -64,8 +64,8 @@ def sends_data(parts: Sequence[CommandPart]) -> bool:
     table = load_command_table()
     for part in parts:
         name, words = posixpath.basename(part.name), [word.text for word in part.words[1:]]
-        while name == "git" and words and words[0].startswith("-"):  # the options before the verb
-            words = words[2 if words[0] in table.git.value_options else 1 :]
+        if name == "git":
+            words = words[table.git.count_options(words) :]
         if part.kind == "unknown" or (part.kind == "command" and table.sends_data(name, " ".join(words))):
             return True
         if any(word.text.startswith(("/dev/tcp/", "/dev/udp/")) for word in part.words[1:]):

@@ -116,7 +116,7 @@ class Wrapper(_Row, frozen=True):
         return 1
 
 
-class Helper(_Row, frozen=True):
+class HelperCommands(_Row, frozen=True):
     """Which words of a command make it run other commands on the way."""
 
     commands: CommandNames
@@ -256,7 +256,7 @@ class CommandTable(_Row, frozen=True):
     destructive: tuple[DestructiveCommand, ...]
     network: tuple[NetworkCommand, ...]
     wrapper: tuple[Wrapper, ...]
-    helper: tuple[Helper, ...]
+    helper: tuple[HelperCommands, ...]
     variable: tuple[Variable, ...]
     files: FileCommands
     programs: Programs
@@ -286,7 +286,7 @@ class CommandTable(_Row, frozen=True):
         rows = (row for row in self.wrapper if name in row.commands)
         return next((row for row in rows if not row.verbs or first in row.verbs), None)
 
-    def find_helper(self, name: str) -> Helper | None:
+    def find_helper(self, name: str) -> HelperCommands | None:
         return next((row for row in self.helper if name in row.commands), None)
 
     def find_variable(self, name: str) -> Variable | None:

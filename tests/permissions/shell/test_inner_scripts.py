@@ -1,4 +1,4 @@
-"""Which scripts of sed are known to run nothing and to write no other file. Commands with scripts are in `tricks.txt`."""
+"""Which scripts of sed are known to run nothing and to write no other file. Whole commands are in `tricks.txt`."""
 
 import pytest
 

@@ -30,7 +30,7 @@ WATCHERS, WATCHED_TOKENS = 1000, 50
 KINDS = ("relay", "frames", "events", "relay_ask", "ask", "watchers")
 GOALS = {"frames": ("relay", 2), "events": ("relay", 2), "ask": ("relay_ask", 1.5), "watchers": ("", 30)}
 """What is compared with which figure of the relay, and the most that it should be; without a relay in µs."""
-WATCHED = f"steps-0-tok-{WATCHED_TOKENS}-delay-100ms"
+WATCHED = f"steps-0-tok-{WATCHED_TOKENS}-delay-150ms"
 
 
 # --- the servers, each in its own process

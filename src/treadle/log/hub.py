@@ -239,8 +239,6 @@ class HubWatch(Watch):
 
     def ready(self) -> list[Event]:
         events: list[Event] = []
-        if not self._taken and self._index == self._channel.start + len(self._channel.items):
-            return events
         while len(events) < BATCH and (event := self._take_next()) is not None:
             events.append(event)
         return events
@@ -268,6 +266,9 @@ class HubWatch(Watch):
 
     def _take_next(self) -> Event | None:
         """Take the next event that needs no waiting."""
+        channel = self._channel
+        if not self._taken and self._index == channel.start + len(channel.items) and not self._is_joining:
+            return None  # the usual case of a watcher that has seen everything
         if self._is_over() or not (self._taken or self._take_from_ring()):
             return None
         event = self._taken.pop()

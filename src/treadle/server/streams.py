@@ -247,11 +247,16 @@ class StreamedResponse(Response):
         """Send the pieces, up to the end of the response."""
         raise NotImplementedError
 
+    def _write_now(self, data: bytes) -> bool:
+        """Write a piece if the connection takes it at once."""
+        if self._connection is None or not self._has_begun or self._writing.locked():
+            return False
+        self.last = time.monotonic()
+        return self._connection.write_piece(data)
+
     async def _send_piece(self, data: bytes, *, more: bool = True) -> None:
         assert self._send is not None
-        is_plain = self._has_begun and more and data and not self._writing.locked()
-        if is_plain and self._connection is not None and self._connection.write_piece(data):
-            self.last = time.monotonic()
+        if more and data and self._write_now(data):
             return
         async with self._writing:  # the head must be sent first
             if not self._has_begun:
@@ -328,7 +333,7 @@ class EventStream(StreamedResponse):
             data = write(event)
             for more in events.ready():
                 data += write(more)
-            if data:
+            if data and not self._write_now(data):
                 await self._send_piece(data)
         if self._streams.is_closed:
             await self._send_piece(self._at_shutdown() + SHUTDOWN_COMMENT)

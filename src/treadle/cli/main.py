@@ -33,6 +33,9 @@ COMMANDS = {
 LIST_COMMANDS = ("sessions", "approvals", "models", "skills", "memory")
 """Commands whose default action is `list`."""
 
+BUSY_COMMANDS = ("run", "serve")
+"""Commands that do many steps. The others are over, or wait for a person, before a faster event loop would pay."""
+
 _HELP = """\
 usage: treadle COMMAND [OPTIONS]
 
@@ -127,6 +130,10 @@ def _run_command(words: list[str]) -> int:
         result = command.main(command.parser().parse_args(words[1:]))
         if isinstance(result, int):
             return result
+        if name in BUSY_COMMANDS:
+            from treadle.app.event_loop import run_in_fast_loop
+
+            return run_in_fast_loop(result)
         import asyncio
 
         return asyncio.run(result)

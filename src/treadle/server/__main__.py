@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 
+from treadle.app.event_loop import run_in_fast_loop
 from treadle.app.settings import load_settings
 from treadle.errors import TreadleError
 from treadle.server.serve import GRACE_SECONDS, ServeOptions, serve
@@ -26,7 +26,7 @@ def main() -> int:
     flags = {name: getattr(args, name) for name in names}
     options = ServeOptions(host=args.host, port=args.port, token_file=args.token_file, grace=args.grace)
     try:
-        asyncio.run(serve(load_settings(flags).settings, options))
+        run_in_fast_loop(serve(load_settings(flags).settings, options))
     except TreadleError as error:
         sys.stderr.write(f"treadle: {error}\n")
         return 2

@@ -11,7 +11,7 @@ import pytest
 
 from treadle.errors import StoreError
 from treadle.events import MessageReceived, SessionCreated, SessionRenamed
-from treadle.log import records, schema, session_list, text_index
+from treadle.log import records, schema, session_list, sqlite, text_index
 from treadle.log import sqlite_file as store
 from treadle.log.base import RESPONSES_AGENT, Log, SessionQuery
 from treadle.log.sqlite import SqliteLog
@@ -227,3 +227,39 @@ async def test_a_text_in_very_many_names_is_listed_in_order_page_by_page(sqlite_
         await sqlite_log.create(f"n{number}", [SessionCreated(session_id=f"n{number}"), name])
     seen = [info.id async for info in sqlite_log.iterate_sessions(SessionQuery(text="common"))]
     assert seen == [f"n{number}" for number in reversed(range(10))]
+
+
+async def test_a_large_session_is_deleted_in_steps_beside_the_event_loop(sqlite_log, path, monkeypatch) -> None:
+    monkeypatch.setattr(text_index, "BATCH_LETTERS", 100)
+    await sqlite_log.create("t", [SessionCreated(session_id="t"), *(say(f"plum {n} " + "x " * 30) for n in range(20))])
+    await sqlite_log.search("plum")
+    threads: list[threading.Thread] = []
+    forget = text_index.forget_words
+
+    def forget_and_note(db: sqlite3.Connection) -> bool:
+        threads.append(threading.current_thread())
+        return forget(db)
+
+    monkeypatch.setattr(sqlite, "forget_words", forget_and_note)
+    await sqlite_log.delete("t")
+    assert len(threads) > 10 and threading.main_thread() not in threads
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM words_content").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM deleted_sessions").fetchone() == (0,)
+
+
+async def test_words_of_a_session_that_was_being_deleted_at_a_crash_go_when_the_store_is_opened(path: Path) -> None:
+    async with SqliteLog(path) as log:
+        await log.create("t", [SessionCreated(session_id="t"), say("plum")])
+        await log.search("plum")
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.create_function("casefold", 1, str.casefold)
+            db.execute("DELETE FROM facts")
+            db.execute("DELETE FROM sessions")
+            db.execute("INSERT INTO deleted_sessions VALUES (1)")
+        assert await log.search("plum") == []
+    async with SqliteLog(path) as log:
+        deadline = time.monotonic() + PATIENCE
+        with closing(sqlite3.connect(path)) as db:
+            while db.execute("SELECT count(*) FROM words_content").fetchone() != (0,):
+                assert time.monotonic() < deadline

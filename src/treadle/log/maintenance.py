@@ -17,6 +17,7 @@ from treadle.log.read_only import connect_read_only
 from treadle.log.schema import MIGRATIONS, read_version
 from treadle.log.sqlite_file import SqliteFile, give_back_space
 from treadle.log.sqlite_open import explain_error
+from treadle.log.text_index import forget_words
 
 MAX_PROBLEMS = 20
 COPIED_PAGES = 2000
@@ -154,6 +155,8 @@ def vacuum_store(path: Path, report: Report) -> tuple[int, int]:
             if db.execute("PRAGMA journal_mode = DELETE").fetchone()[0] != "delete":
                 raise _build_in_use(path)
             report("removing traces of deleted sessions")
+            while forget_words(db):
+                pass
             db.execute(
                 """DELETE FROM stored_order WHERE place >> 32 NOT IN (SELECT num FROM sessions)
                     AND position < (SELECT max(position) FROM stored_order)"""

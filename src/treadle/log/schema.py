@@ -119,6 +119,10 @@ MIGRATIONS: tuple[Migration, ...] = (
                 WHERE place & 0xFFFFFFFF > indexed),
             (SELECT max(position) FROM stored_order), 0)""",
     ),
+    (
+        # Deleted sessions whose words are still in the index. Taking them out is slow, so it is done in steps.
+        "CREATE TABLE deleted_sessions (num INTEGER PRIMARY KEY)",
+    ),
 )
 
 

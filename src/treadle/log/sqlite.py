@@ -36,7 +36,7 @@ from treadle.log.owner import is_gone
 from treadle.log.session_list import fetch_page
 from treadle.log.sqlite_file import SideConnection, SqliteFile, give_back_space, retry_while_busy
 from treadle.log.sqlite_open import Durability
-from treadle.log.text_index import TextIndex
+from treadle.log.text_index import TextIndex, forget_words
 from treadle.memory.store import SqliteMemories
 
 POLL_SECONDS = 0.05
@@ -73,6 +73,8 @@ class SqliteLog(HubLog):
         self._file = SqliteFile(self.path, durability, busy_timeout, read_only=read_only)
         self._side = SideConnection(self._file)
         self._words = TextIndex(self._file, self._side)
+        if not read_only and self._file.get_connection().execute("SELECT 1 FROM deleted_sessions").fetchone():
+            self._side.repeat(forget_words)  # a process ended before it had done so
         self.memories = SqliteMemories(self._file, clock)
         read_batch = partial(self.read, most_bytes=records.BATCH_BYTES)
         self._hub = Hub(read_batch, self._read_store, on_wait=self._schedule_poll)
@@ -316,12 +318,14 @@ class SqliteLog(HubLog):
             num = found[0]
             places = (num << 32, (num << 32) + records.SEQ_MASK)
             db.execute("DELETE FROM facts WHERE place BETWEEN ? AND ?", places)
-            db.execute("DELETE FROM words WHERE rowid BETWEEN ? AND ?", places)
+            db.execute("INSERT INTO deleted_sessions VALUES (?)", (num,))
             db.execute("DELETE FROM keys WHERE session = ?", (num,))
             db.execute("DELETE FROM artifacts WHERE session = ?", (num,))
             db.execute("DELETE FROM sessions WHERE num = ?", (num,))
         self._numbers.pop(session_id, None)
         self._hub.end_session(session_id)
+        while await self._side.run(forget_words):
+            pass
         self._side.repeat(give_back_space)
 
     async def check_writable(self, seconds: float) -> None:

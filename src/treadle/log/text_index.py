@@ -80,6 +80,38 @@ def _try_batch(db: sqlite3.Connection) -> bool:
         return False
 
 
+def forget_words(db: sqlite3.Connection) -> bool:
+    """Take some words of deleted sessions out of the index. True when there are more.
+
+    It gives up when another process holds the write lock for long: what is left to do is stored.
+    """
+    row = db.execute("SELECT num FROM deleted_sessions LIMIT 1").fetchone()
+    if row is None:
+        return False
+    first, chosen, letters = row[0] << 32, list[tuple[int]](), 0
+    sql = "SELECT id, length(c0) FROM words_content WHERE id BETWEEN ? AND ?"
+    with closing(db.execute(sql, (first, first + records.SEQ_MASK))) as rows:
+        for place, length in rows:
+            chosen.append((place,))
+            letters += length
+            if letters >= BATCH_LETTERS:
+                break
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        db.executemany("DELETE FROM words WHERE rowid = ?", chosen)
+        if letters < BATCH_LETTERS:
+            db.execute("DELETE FROM deleted_sessions WHERE num = ?", row)
+        db.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        return False
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+    return True
+
+
 def index_batch(db: sqlite3.Connection) -> bool:
     """Index some new facts. True when there may be more."""
     position = reached = _fetch_position(db)

@@ -253,7 +253,7 @@ async def test_a_command_in_another_process_counts_as_well(place: Place) -> None
         sys.executable, "-c", code, place.workspace, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None and await process.stdout.readline() == b"in\n"
-    await inside(place.shell("true"))
+    await inside(replace(place.shell("true"), writable=False))
     assert sorted(os.listdir(place.workspace)) == [".git", ".treadle"]
     await process.communicate(b"")
     assert os.listdir(place.workspace) == []

@@ -16,6 +16,27 @@ from pathlib import Path
 PROTECTED = (".git", ".treadle")
 """Folders in a workspace that no tool and no command may write, whether they exist or not."""
 
+OPENED_WITH_FOLDER = (
+    ".claude",
+    ".codex",
+    ".cursor",
+    ".devcontainer",
+    ".envrc",
+    ".gemini",
+    ".idea",
+    ".mcp.json",
+    ".opencode",
+    ".vscode",
+    ".zed",
+)
+"""What runs, or instructs an agent, when somebody opens a folder with an editor, an agent or a shell.
+
+File tools ask for each change. A command cannot write these in its workspace, whether they exist or not.
+"""
+
+RUN_BY_GIT = (".husky",)
+"""Folders of hooks. A command cannot write those that exist: git runs them only where it was told to."""
+
 LOG_FILE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 """The files of an open SQLite log. The second always exists while the log is open."""
 
@@ -55,25 +76,16 @@ _INSTRUCTION_FILES = (
     "claude.local.md",
     "gemini.md",
     "skill.md",
-    ".mcp.json",
     "mcp.json",
+    "opencode.json",
+    "opencode.jsonc",
     ".cursorrules",
     ".windsurfrules",
     "copilot-instructions.md",
     ".pre-commit-config.yaml",
     ".gitlab-ci.yml",
 )
-_INSTRUCTION_FOLDERS = (
-    ".claude",
-    ".agents",
-    ".cursor",
-    ".vscode",
-    ".idea",
-    ".zed",
-    ".github",
-    ".husky",
-    ".devcontainer",
-)
+_INSTRUCTION_FOLDERS = (".agents", ".github", *RUN_BY_GIT)
 
 
 def fold_name(name: str) -> str:
@@ -143,6 +155,8 @@ def is_protected_path(path: str) -> bool:
 def is_instruction_path(path: str) -> bool:
     """Whether a file tells an agent, an editor or a build service what to do, so that a person must see its changes."""
     parts = split_path(posixpath.normpath(path))
+    if any(part in OPENED_WITH_FOLDER for part in parts):
+        return True
     return bool(parts) and (parts[-1] in _INSTRUCTION_FILES or any(part in _INSTRUCTION_FOLDERS for part in parts[:-1]))
 
 

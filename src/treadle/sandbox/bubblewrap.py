@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.permissions.paths import PROTECTED
+from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox import process
 from treadle.sandbox.base import CommandResult, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
@@ -98,17 +98,20 @@ async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) ->
     """Find what the sandbox of a job must protect in its workspace. `stack` holds it. A private one holds nothing."""
     workspace = resolve_sandbox_workspace(job)
     cwd = resolve_working_folder(job, workspace)
-    found = GuardedPaths((), (), ()) if is_private else await asyncio.to_thread(find_guarded_paths, workspace)
+    found = GuardedPaths() if is_private else await asyncio.to_thread(find_guarded_paths, workspace)
     masked = (*found.own_files, *(() if job.show_env_files else found.env_files))
-    if len(masked) + len(found.repositories) > _MAX_MOUNTS:
+    if len(masked) + len(found.read_only) > _MAX_MOUNTS:
         raise BadInput(
-            f"{workspace} holds {len(masked)} env files and logs and {len(found.repositories)} repositories, and no "
-            f"more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. Choose a folder with fewer."
+            f"{workspace} holds {len(masked)} env files and logs, and {len(found.read_only)} repositories and folders "
+            f"of editors, and no more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. "
+            "Choose a folder with fewer."
         )
     parents = found.find_parent_folders(workspace) if job.writable else ()
-    below = (*parents, *found.repositories) if job.writable else ()
-    descriptors = {} if is_private else stack.enter_context(hold_protected_paths(workspace, below))
-    if not is_private and not descriptors.keys() >= set(PROTECTED):
+    below = (*parents, *found.read_only) if job.writable else ()
+    # A command that may only read needs no more placeholders, and lists none.
+    names = (*PROTECTED, *OPENED_WITH_FOLDER) if job.writable else PROTECTED
+    descriptors = {} if is_private else stack.enter_context(hold_protected_paths(workspace, below, names=names))
+    if not is_private and any(name not in descriptors and not (workspace / name).is_symlink() for name in names):
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
     environment = build_sandbox_environment(job, workspace, HOME)

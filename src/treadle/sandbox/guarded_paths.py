@@ -1,7 +1,8 @@
 """What a command may not touch in its workspace, and which folders cannot be a workspace.
 
-A mount needs a folder to mount on, so `.git` and `.treadle` are created when they are missing. Such a placeholder must
-stay while any command of any process runs in the workspace: removing it would remove the mounts of the others.
+A mount needs a folder to mount on, so `.git`, `.vscode` and the like are created when they are missing. Such a
+placeholder must stay while any command of any process runs in the workspace: removing it would remove the mounts of the
+others.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import stat
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -35,14 +37,20 @@ _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 class GuardedPaths(Struct, frozen=True):
     """The paths in a workspace that a command may not see, or may not change."""
 
-    env_files: tuple[Path, ...]
-    own_files: tuple[Path, ...]
-    repositories: tuple[Path, ...]
+    env_files: tuple[Path, ...] = ()
+    own_files: tuple[Path, ...] = ()
+    repositories: tuple[Path, ...] = ()
+    opened: tuple[Path, ...] = ()
+
+    @property
+    def read_only(self) -> tuple[Path, ...]:
+        return (*self.repositories, *self.opened)
 
     def find_parent_folders(self, workspace: Path) -> tuple[Path, ...]:
-        """Find the folders above our own files. If one could be moved, another could take its place."""
-        parents = {parent for path in self.own_files for parent in path.parents if workspace in parent.parents}
-        return tuple(sorted(parents - set(self.repositories) - set(self.own_files)))
+        """Find the folders above these files. If one could be moved, another could take its place."""
+        held = (*self.own_files, *self.opened)
+        parents = {parent for path in held for parent in path.parents if workspace in parent.parents}
+        return tuple(sorted(parents - set(self.read_only) - set(self.own_files)))
 
 
 def resolve_workspace(job: Job) -> Path:
@@ -79,11 +87,11 @@ def resolve_working_folder(job: Job, workspace: Path) -> Path:
 
 
 def find_guarded_paths(workspace: Path) -> GuardedPaths:
-    """Find env files, our own logs and settings, and repositories below the workspace.
+    """Find env files, our own logs and settings, repositories, and files of editors and agents below the workspace.
 
     Near ones are found first. In a huge tree the search ends after a number of entries.
     """
-    env_files, repositories = list[Path](), list[Path]()
+    env_files, repositories, opened = list[Path](), list[Path](), list[Path]()
     own_files = [place for place in paths.list_own_folders() if place.exists() and place.is_relative_to(workspace)]
     folders, count = deque([workspace]), 0
     while folders and count < _MAX_ENTRIES:
@@ -101,6 +109,10 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
                 if wal in names and any(paths.is_log_file(_read_head(folder / name)) for name in (entry.name, wal)):
                     parts = [f"{entry.name}{suffix}" for suffix in paths.LOG_FILE_SUFFIXES]
                     own_files += [folder / part for part in parts if part in names]
+                # In the workspace itself they are protected by name, but not the target of a link.
+                is_named = folder == workspace and not entry.is_symlink()
+                if entry.name in paths.RUN_BY_GIT or (entry.name in paths.OPENED_WITH_FOLDER and not is_named):
+                    opened += _resolve_inside(Path(entry.path), workspace)
                 if paths.is_env_file(entry.name):
                     env_files += filter(Path.is_file, _resolve_inside(Path(entry.path), workspace))
                 elif entry.name in paths.PROTECTED and folder != workspace:
@@ -108,7 +120,8 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
                 elif entry.name not in _NOT_SEARCHED and entry.is_dir(follow_symlinks=False):
                     if Path(entry.path) not in own_files:
                         folders.append(Path(entry.path))
-    return GuardedPaths(tuple(env_files), tuple(own_files), tuple(dict.fromkeys(repositories)))
+    unique = (tuple(dict.fromkeys(found)) for found in (repositories, opened))
+    return GuardedPaths(tuple(env_files), tuple(own_files), *unique)
 
 
 def _read_head(path: Path) -> bytes:
@@ -131,10 +144,13 @@ def _resolve_inside(path: Path, workspace: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def hold_protected_paths(workspace: Path, below: Iterable[Path] = ()) -> Generator[dict[str, int]]:
+def hold_protected_paths(
+    workspace: Path, below: Iterable[Path] = (), *, names: Sequence[str] = paths.PROTECTED
+) -> Generator[dict[str, int]]:
     """Hold a descriptor of each protected path, by its name in the workspace. Create a placeholder for a missing one.
 
-    A path that is missing and may not be created is left out. Paths `below` are held as they are.
+    A path that is missing and may not be created is left out. Paths `below` are held as they are. Nothing can be
+    mounted on a link: one that belongs to an editor or an agent is put back at the end.
     """
     path = make_runtime_folder() / build_lock_name(workspace)
     while True:  # the last process removes the file, so it must still be the one at its path
@@ -145,8 +161,11 @@ def hold_protected_paths(workspace: Path, below: Iterable[Path] = ()) -> Generat
                 break
         os.close(lock)
     descriptors: dict[str, int] = {}
+    links = {name: os.readlink(workspace / name) for name in names if _is_foreign_link(workspace / name)}
     try:
-        for protected in paths.PROTECTED:
+        for protected in names:
+            if protected in links:
+                continue
             descriptor = _open_protected(workspace, protected, lock)
             if descriptor is not None:
                 descriptors[protected] = descriptor
@@ -156,7 +175,24 @@ def hold_protected_paths(workspace: Path, below: Iterable[Path] = ()) -> Generat
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
+        for name, target in links.items():
+            _restore_link(workspace / name, target)
         _unlock(lock, path, workspace)
+
+
+def _is_foreign_link(path: Path) -> bool:
+    return path.name in paths.OPENED_WITH_FOLDER and path.is_symlink()
+
+
+def _restore_link(path: Path, target: str) -> None:
+    """Put a link back that a command has replaced."""
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.symlink_to(target)
 
 
 def _open_below(workspace: Path, name: str) -> int:
@@ -216,8 +252,8 @@ def _unlock(lock: int, path: Path, workspace: Path) -> None:
     except BlockingIOError:
         os.close(lock)
         return
-    created = os.pread(lock, 4096, 0).decode().split()
-    for name in paths.PROTECTED:
+    created = os.pread(lock, 65536, 0).decode().split()
+    for name in (*paths.PROTECTED, *paths.OPENED_WITH_FOLDER):
         if name in created:
             try:
                 (workspace / name).rmdir()

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from treadle.errors import BadInput
-from treadle.permissions.paths import PROTECTED
+from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox.base import CommandResult, Job, OnOutput
 from treadle.sandbox.bubblewrap import detect_machine
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
@@ -90,7 +90,7 @@ def _build_rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
     all_rights = build_handled_rights(read_landlock_version()) & ~_MAKE_DEVICES & ~_DEVICES
     yield str(folder), all_rights
     found = find_guarded_paths(workspace)
-    exceptions = dict.fromkeys(found.repositories, _READ_ONLY)
+    exceptions = dict.fromkeys(found.read_only, _READ_ONLY)
     exceptions |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
     yield from _split_folder(workspace, exceptions, all_rights if job.writable else _READ_ONLY)
 
@@ -102,7 +102,7 @@ def _split_folder(folder: Path, exceptions: Mapping[Path, int], rights: int) -> 
         path = Path(entry.path)
         if entry.is_symlink():
             continue  # its target has its own rule, or none
-        if entry.name in PROTECTED:
+        if entry.name in (*PROTECTED, *OPENED_WITH_FOLDER) and path not in exceptions:
             yield entry.path, _READ_ONLY
         elif path in exceptions:
             if exceptions[path]:

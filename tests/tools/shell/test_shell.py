@@ -196,9 +196,9 @@ async def test_old_contents_of_changed_files_are_kept(workspace: Path, tmp_path:
 async def test_the_result_names_changed_instruction_files(workspace: Path, tmp_path: Path) -> None:
     kept = ContentStore(tmp_path / "kept")
     terminal = Terminal(workspace, Shell(sandbox, kept))
-    code = "import os; os.mkdir('.vscode'); open('.vscode/tasks.json', 'w'); open('AGENTS.md', 'w'); open('a.md', 'w')"
+    code = "import os; os.mkdir('.github'); open('.github/ci.yml', 'w'); open('AGENTS.md', 'w'); open('a.md', 'w')"
     text = await terminal.read(f'python3 -c "{code}"')
-    assert "it changed .vscode/tasks.json, AGENTS.md, which tells agents" in text and "a.md" not in text, text
+    assert "it changed .github/ci.yml, AGENTS.md, which tells agents" in text and "a.md" not in text, text
     assert "it changed" not in await terminal.read("echo x > b.md")
     kept.close()
 

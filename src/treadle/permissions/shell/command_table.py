@@ -18,14 +18,17 @@ from msgspec import Struct
 class CommandNames:
     """A set of command names. `python#` in it includes `python3.11`, and `mkfs.*` includes `mkfs.ext4`."""
 
-    __slots__ = ("_names",)
+    __slots__ = ("_has_forms", "_names")
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
+        self._has_forms = any(name.endswith(("#", ".*")) for name in self._names)
 
     def __contains__(self, name: str) -> bool:
+        if name in self._names or not self._has_forms:  # asked for each row of the table
+            return name in self._names
         unversioned, family = name.rstrip("0123456789."), name.partition(".")[0]
-        return name in self._names or f"{unversioned}#" in self._names or f"{family}.*" in self._names
+        return f"{unversioned}#" in self._names or f"{family}.*" in self._names
 
 
 class _Row(Struct, frozen=True, forbid_unknown_fields=True):

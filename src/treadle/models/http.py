@@ -246,6 +246,8 @@ class HttpExchange:
         self._first_byte_limit = 0.0
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._is_late = False
 
     async def start(self, path: str, body: bytes) -> None:
         """Send the request and wait for the head of the response."""
@@ -256,13 +258,9 @@ class HttpExchange:
         self._deadline = now + limits.total
         self._first_byte_limit = now + limits.connect + limits.first_byte
         session = await self._transport.get_session()
+        failure: BaseException
         try:
-            async with asyncio.timeout_at(min(self._first_byte_limit, self._deadline)):
-                response = self._response = await session.post(
-                    self._transport.build_url(path),
-                    data=body if len(body) < _LARGE_BODY else io.BytesIO(body),
-                    allow_redirects=False,
-                )
+            response = self._response = await self._post(session, path, body)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             failure = error
         else:
@@ -273,6 +271,23 @@ class HttpExchange:
             said = await self._read_error_body()
             raise classify_response(response.status, response.headers, said, self._transport.error_source)
         raise self.build_error(failure)
+
+    async def _post(self, session: ClientSession, path: str, body: bytes) -> ClientResponse:
+        """Wait for the head of the response. `asyncio.timeout` would do, with a second timer for each reply."""
+        task = asyncio.current_task()
+        assert task is not None
+        earlier_cancels, self._task, self._waiting_since = task.cancelling(), task, self._loop.time()
+        self._set_timer()
+        data = body if len(body) < _LARGE_BODY else io.BytesIO(body)
+        try:
+            return await session.post(self._transport.build_url(path), data=data, allow_redirects=False)
+        except asyncio.CancelledError:
+            # A further cancellation was requested by somebody else, and is passed on.
+            if not self._is_late or task.uncancel() > earlier_cancels:
+                raise
+            raise TimeoutError from None
+        finally:
+            self._task, self._waiting_since = None, 0.0
 
     async def _read_error_body(self) -> bytes:
         """The beginning of an error's body. The status counts even where the rest never comes."""
@@ -336,7 +351,10 @@ class HttpExchange:
     def _check_time(self) -> None:
         limit = self._compute_limit()
         if self._waiting_since and self._loop.time() >= limit:
-            self._content.set_exception(TimeoutError())
+            if self._task is not None:
+                self._is_late = self._task.cancel()
+            else:
+                self._content.set_exception(TimeoutError())
         else:
             self._timer = self._loop.call_at(max(limit, self._loop.time() + 0.05), self._check_time)
 

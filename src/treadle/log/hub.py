@@ -82,8 +82,8 @@ class Channel(Struct):
     waiters: set[asyncio.Future[None]] = set()
     has_ended: bool = False
 
-    def add_facts(self, facts: Sequence[AnyFact], from_owner: bool) -> None:
-        """Add facts that were just stored; `from_owner` when the session's owner appended them."""
+    def add_facts(self, facts: Sequence[AnyFact], from_owner: bool, size: int = 0) -> None:
+        """Add facts that were just stored, of `size` bytes if known; `from_owner` when the owner appended them."""
         if facts and facts[0].seq != self.head + 1:
             facts = [fact for fact in facts if fact.seq > self.head]
         if not facts:
@@ -93,7 +93,7 @@ class Channel(Struct):
         self.head = facts[-1].seq
         if self.watchers:
             self.items.extend(facts)
-            self.size += sum(map(measure_event, facts))
+            self.size += size or sum(map(measure_event, facts))
         else:
             self.floor = self.head
             if from_owner:
@@ -115,10 +115,10 @@ class Channel(Struct):
 
     def trim(self) -> None:
         """Drop the oldest events down to half of what the ring may hold, so that trimming is rare."""
-        cut = max(len(self.items) - self.capacity // 2, 0)
-        self.size -= sum(map(measure_event, self.items[:cut]))
+        cut, sizes = max(len(self.items) - self.capacity // 2, 0), [*map(measure_event, self.items)]
+        self.size = sum(sizes[cut:])
         while self.size > RING_BYTES // 2:
-            self.size -= measure_event(self.items[cut])
+            self.size -= sizes[cut]
             cut += 1
         self.trimmed_text = join_deltas(self.trimmed_text, self.items[max(self.live_start - self.start, 0) : cut])
         for item in reversed(self.items[:cut]):
@@ -385,13 +385,15 @@ class HubLog(Log):
         if is_first and self.observer is not None:
             self.observer.on_first_delta(session_id)
 
-    def _announce(self, session_id: str, facts: Sequence[AnyFact], seconds: float, *, from_owner: bool = False) -> None:
+    def _announce(
+        self, session_id: str, facts: Sequence[AnyFact], seconds: float, *, from_owner: bool = False, size: int = 0
+    ) -> None:
         """Show facts that were just stored, which took `seconds`. The listener is called only for posts of others."""
         if self._hub.store_waiters:
             self._hub.wake_store_waiters()
         channel = self._hub.channels.get(session_id)
         if channel is not None:
-            channel.add_facts(facts, from_owner)
+            channel.add_facts(facts, from_owner, size)
         if self.observer is not None:
             self.observer.on_stored(session_id, facts, seconds)
         if not from_owner and self.listener is not None and channel is not None and channel.epoch:

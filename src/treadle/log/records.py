@@ -224,20 +224,22 @@ def insert_facts(db: sqlite3.Connection, num: int, facts: Sequence[AnyFact]) -> 
     db.executemany("INSERT INTO facts VALUES (?, ?)", [(base + fact.seq, serialize_event(fact)) for fact in facts])
 
 
-def append_facts(db: sqlite3.Connection, num: int, claim: Claim, facts: Sequence[AnyFact]) -> bool:
-    """Store an owner's facts in one statement. False means that the claim or the position has moved on.
+def append_facts(db: sqlite3.Connection, num: int, claim: Claim, facts: Sequence[AnyFact]) -> int:
+    """Store an owner's facts in one statement and return their bytes. 0: the claim or the position has moved on.
 
     The primary key guards the position: a place that is taken refuses the whole statement.
     """
-    base = num << 32
+    base, size = num << 32, 0
     values: list[object] = []
     for fact in facts:
-        values += (base + fact.seq, serialize_event(fact))
+        body = serialize_event(fact)
+        size += len(body)
+        values += (base + fact.seq, body)
     values += (num, claim.epoch, claim.owner, base + facts[0].seq - 1)
     try:
-        return db.execute(_build_append(len(facts)), values).rowcount == len(facts)
+        return size if db.execute(_build_append(len(facts)), values).rowcount == len(facts) else 0
     except sqlite3.IntegrityError:
-        return False
+        return 0
 
 
 @lru_cache(maxsize=64)

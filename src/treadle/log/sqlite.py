@@ -191,14 +191,15 @@ class SqliteLog(HubLog):
             return
         began = time.perf_counter()
         records.stamp_facts(facts, expected_seq, self._clock())
-        changes = records.summarize_changes(facts)
+        changes, size = records.summarize_changes(facts), 0
         if key or changes is not records.NO_CHANGES:
             self._append_in_transaction(claim, facts, key, changes)
         else:
             with self._file.single_write as db:
-                if not records.append_facts(db, self._get_number(claim.session_id), claim, facts):
+                size = records.append_facts(db, self._get_number(claim.session_id), claim, facts)
+                if not size:
                     raise self._explain_refusal(db, claim, expected_seq)
-        self._announce(claim.session_id, facts, time.perf_counter() - began, from_owner=True)
+        self._announce(claim.session_id, facts, time.perf_counter() - began, from_owner=True, size=size)
 
     def _append_in_transaction(
         self, claim: Claim, facts: Sequence[AnyFact], key: str, changes: records.SessionChanges

@@ -26,6 +26,11 @@ class ShellWord(Struct, frozen=True):
     text: str
     is_literal: bool = True
 
+    @property
+    def assigned_value(self) -> ShellWord:
+        """The value in `NAME=VALUE`."""
+        return ShellWord(self.text.partition("=")[2], self.is_literal)
+
 
 class CommandPart(Struct, frozen=True):
     """One thing that a command line does. A command that `reads_pipe` gets the output of another one."""
@@ -66,7 +71,10 @@ def find_exec_commands(words: Sequence[ShellWord]) -> list[tuple[ShellWord, ...]
     start = 0
     is_find = words[0].text == "find"
     for number, word in enumerate(words):
-        if not start and word.text in (_FIND_OPTIONS if is_find else _FD_OPTIONS):
+        option, equals, _ = word.text.partition("=")
+        if not start and option in (_FIND_OPTIONS if is_find else _FD_OPTIONS):
+            if equals:  # `--exec=rm` of fd
+                found.append(())
             start = number + 1
         elif start and word.text in (";", "+"):
             found.append(tuple(words[start:number]))

@@ -27,9 +27,16 @@ _STATEMENTS = frozenset(
     ("program", "list", "pipeline", "redirected_statement", "command", "subshell", "compound_statement", "do_group")
 )
 _WITH_ARITHMETIC = frozenset(
-    ("arithmetic_expansion", "compound_statement", "c_style_for_statement", "subscript", "expansion", "test_command")
+    (
+        *("arithmetic_expansion", "array", "compound_statement", "c_style_for_statement", "expansion", "subscript"),
+        "test_command",
+    )
 )
 _LOOP_FIELDS = ("initializer", "condition", "update")
+_ASSIGNED_IN_ARITHMETIC = re.compile(
+    r"(?:\+\+|--)\s*([A-Za-z_]\w*)|(?<![\w$])([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&^|])?=(?!=))"
+)
+_ARRAY_INDEX = re.compile(r"[\s(]\[([^\]]*)\]\+?=")
 _INDIRECT_NAME = re.compile(r"\$\{!(\w+)(?![\w@*\[])")
 _DEFAULT_VALUE = re.compile(r"\$\{!?\w+(\[.*\])?:?=", re.DOTALL)
 _OFFSET = re.compile(r"\$\{[^:}]*:(?![-=?+])(.*)\}$", re.DOTALL)
@@ -77,7 +84,7 @@ class Script(Struct, frozen=True):
                 (node.type == "comment" and not _BEFORE_COMMENT.search(source[max(start - 2, 0) : start]))
                 or (node.type == "heredoc_end" and not _is_whole_line(parent, source, start, end))
                 or (node.type in _STATEMENTS and _has_lost_text(node))
-                or (node.type in ("number", "word") and _is_descriptor(node, parent, source, end))
+                or (node.type in ("number", "word", "concatenation") and _is_descriptor(node, parent, source, end))
             ):
                 return True
             elif node.type in ("raw_string", "ansi_c_string", "comment") or _is_verbatim_heredoc(node, parent):
@@ -131,6 +138,8 @@ def find_arithmetic(node: Node) -> list[str]:
             return [get_node_text(child) for field in _LOOP_FIELDS for child in node.children_by_field_name(field)]
         case "subscript":
             return [get_node_text(child) for child in node.children_by_field_name("index")]
+        case "array":
+            return _ARRAY_INDEX.findall(text)
         case "expansion" if found := _INDIRECT_NAME.match(text):
             return [f"${found[1]}"]
         case "expansion":
@@ -141,6 +150,11 @@ def find_arithmetic(node: Node) -> list[str]:
             return [text] if _NAME_TEST.search(text) else [_QUOTED.sub("", text)]
         case _:
             return []
+
+
+def find_assigned_names(arithmetic: str) -> list[str]:
+    """Find the variables to which arithmetic gives a number: `PATH=1`, `PATH++`."""
+    return [before or after for before, after in _ASSIGNED_IN_ARITHMETIC.findall(arithmetic)]
 
 
 def assigns_text(node: Node) -> bool:
@@ -162,7 +176,7 @@ def _has_lost_text(node: Node) -> bool:
 
 
 def _is_descriptor(node: Node, parent: Node | None, source: bytearray, end: int) -> bool:
-    """Whether the grammar takes the number of a descriptor for a word: `sh 0<file`."""
+    """Whether the grammar takes the number of a descriptor, or of its variable, for a word: `sh 0<file`."""
     if parent is None or parent.type != "command" or bytes(source[end : end + 1]) not in (b"<", b">"):
         return False
     return re.fullmatch(r"\d+|\{\w+\}", get_node_text(node)) is not None

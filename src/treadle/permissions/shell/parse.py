@@ -27,6 +27,7 @@ from treadle.permissions.shell.grammar import (
     assigns_text,
     decode_ansi_quotes,
     find_arithmetic,
+    find_assigned_names,
     get_node_text,
     parse_script,
     remove_escapes,
@@ -42,8 +43,7 @@ MAX_DEPTH = 8
 MAX_PARSED = 15_000
 """After how many characters the parser gets no more scripts that lie in the first one."""
 
-
-_SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
+_SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/etc/alternatives")
 _UNREADABLE_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 _BRACE_EXPANSION = re.compile(r"\{(?=[^{}]*(,|\.\.))[^{}]*\}")
 _HEREDOC_MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
@@ -55,8 +55,8 @@ _COMPUTED_NUMBER = re.compile(r"\$(?!\{#)[^\w?#$!]|`")
 _NAMED_NUMBER = re.compile(r"[A-Za-z_]|\$\d")
 _PLAIN_NUMBERS = re.compile(r"\{\d+\.\.\d+\}|\$\(\([^$`\[]*\)\)")
 _ASSIGNMENT = re.compile(r"(BASH_FUNC_[^=]*|\w+)(\[.*\])?:?(\+?=)(.*)", re.DOTALL)
-_SCRIPT_OPTION = re.compile(r"-[a-np-zA-NP-Z]{0,3}c[a-np-zA-NP-Z]{0,2}")
-_HARMLESS_SHELL_OPTION = re.compile(r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc|noprofile|login)")
+_SCRIPT_OPTION = re.compile(r"-[a-jl-np-zA-NP-Z]{0,3}c[a-jl-np-zA-NP-Z]{0,2}")
+_HARMLESS_SHELL_OPTION = re.compile(r"[-+][abd-jl-np-rt-zA-NP-Z]{1,3}|--(posix|norc|noprofile|login)")
 
 
 @lru_cache(maxsize=64)  # few, because a command may be long
@@ -116,7 +116,7 @@ class CommandReader:
         self.parts.append(CommandPart("command", words))
 
     def _check_arithmetic(self, text: str) -> None:
-        if _COMPUTED_NUMBER.search(text):
+        if _COMPUTED_NUMBER.search(text) or any(map(self._table.find_variable, find_assigned_names(text))):
             self._add_arithmetic(text)
         elif _NAMED_NUMBER.search(text):
             self._arithmetic = text
@@ -125,7 +125,8 @@ class CommandReader:
         """Remember that a variable may hold text that runs something where a number is expected."""
         for word in values:
             if word.is_literal:
-                is_number = not re.search(r"[\[$`]", word.text)
+                names = set(re.findall(r"\w+", word.text))  # arithmetic may set the variable that a text names
+                is_number = not re.search(r"[\[$`]", word.text) and not any(map(self._table.find_variable, names))
             else:
                 is_number = _PLAIN_NUMBERS.fullmatch(word.text) is not None
             self._has_any_text = self._has_any_text or not is_number
@@ -218,8 +219,8 @@ class CommandReader:
         name = words[0].text
         self._check_subscripts(words)
         self._check_variable_names(name, words)
-        self._check_assigned([_find_assigned_value(word) for word in words if "=" in word.text])
-        self.parts.append(CommandPart("unknown" if self._runs_later(name, words) else "command", tuple(words)))
+        self._check_assigned([word.assigned_value for word in words if "=" in word.text])
+        self.parts.append(CommandPart("unknown" if self._runs_program(name, words) else "command", tuple(words)))
 
     def _visit_redirect(self, node: Node) -> None:
         operator = next((child.type for child in node.children if child.type.strip("<>&|") == ""), ">")
@@ -303,9 +304,8 @@ class CommandReader:
 
     def _add_command(self, words: Sequence[ShellWord], *, reads_pipe: bool = False) -> None:
         folder, slash, name = words[0].text.rpartition("/")
-        is_unreadable = not name or name in self._builtins.reserved_words
-        if name in self._table.programs.unreadable and (not slash or folder.startswith("/") or not folder):
-            is_unreadable = True
+        is_unreadable = not name or name in self._builtins.reserved_words or is_stream(words[0])
+        is_unreadable |= name in self._table.programs.unreadable and (not folder or folder.startswith("/"))
         if slash and normalize_path(folder or "/") not in _SYSTEM_FOLDERS:
             name = words[0].text  # only a program of the system is known by its name alone
         if not words[0].is_literal or "{}" in name or is_unreadable:
@@ -333,13 +333,15 @@ class CommandReader:
         elif name in ("eval", "su", "trap"):
             self._add_evaluated(name, words)
         else:
-            kind = "unknown" if self._runs_later(name, words) or self._runs_program(name, words) else "command"
+            kind = "unknown" if self._runs_program(name, words) else "command"
             self.parts.append(CommandPart(kind, words, reads_pipe))
             self._add_helpers(name, words)
 
     def _runs_program(self, name: str, words: Sequence[ShellWord]) -> bool:
         """Whether a command runs another program in a way that is not read here."""
         texts, helper = [word.text for word in words[1:]], self._table.find_helper(name)
+        if self._runs_later(name, words):
+            return True
         if name in self._table.programs.with_scripts and not is_plain_program(words, self._values):
             return True
         if name in self._table.files.changes_folder and any(map(is_stream, words[1:])) and texts != ["-"]:
@@ -432,7 +434,7 @@ class CommandReader:
             self._add_unknown(word.text)
         else:
             self.parts.append(CommandPart("assignment", (word,)))
-            self._check_assigned([_find_assigned_value(word)])
+            self._check_assigned([word.assigned_value])
         self._check_subscripts([word])
 
     def _is_unreadable_value(self, assignment: ShellWord) -> bool:
@@ -490,10 +492,6 @@ class CommandReader:
         return name in ("mapfile", "readarray") and any(
             not word.is_literal or re.match(r"-\w*C", word.text) or self._names_variable(word.text) for word in words
         )
-
-
-def _find_assigned_value(assignment: ShellWord) -> ShellWord:
-    return ShellWord(assignment.text.partition("=")[2], assignment.is_literal)
 
 
 def _is_computed_name(variable: ShellWord) -> bool:

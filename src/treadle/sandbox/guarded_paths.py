@@ -161,7 +161,8 @@ def hold_protected_paths(
                 break
         os.close(lock)
     descriptors: dict[str, int] = {}
-    links = {name: os.readlink(workspace / name) for name in names if _is_foreign_link(workspace / name)}
+    opened = (name for name in names if Path(name).name in paths.OPENED_WITH_FOLDER)
+    links = {name: os.readlink(workspace / name) for name in opened if (workspace / name).is_symlink()}
     try:
         for protected in names:
             if protected in links:
@@ -178,10 +179,6 @@ def hold_protected_paths(
         for name, target in links.items():
             _restore_link(workspace / name, target)
         _unlock(lock, path, workspace)
-
-
-def _is_foreign_link(path: Path) -> bool:
-    return path.name in paths.OPENED_WITH_FOLDER and path.is_symlink()
 
 
 def _restore_link(path: Path, target: str) -> None:

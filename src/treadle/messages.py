@@ -17,9 +17,10 @@ Json: TypeAlias = Any
 
 
 class TextPart(Struct, frozen=True, tag="text", omit_defaults=True):
-    """Plain text."""
+    """Plain text. `file` is the name of the attached file that it was read from."""
 
     text: str
+    file: str = ""
 
 
 class ImagePart(Struct, frozen=True, tag="image", omit_defaults=True):
@@ -227,6 +228,11 @@ def replace_surrogates(text: str) -> str:
 def wrap_system(message: UserMessage) -> tuple[Part, ...]:
     """The parts of a message, between `<system>` tags if it is an instruction."""
     return (TextPart(f"<system>\n{render_parts(message.parts)}\n</system>"),) if message.is_system else message.parts
+
+
+def is_attached(part: Part) -> bool:
+    """Whether a part of a message is a file that goes with the words of its sender."""
+    return not isinstance(part, TextPart) or bool(part.file)
 
 
 def render_parts(parts: Sequence[Part]) -> str:

@@ -349,7 +349,9 @@ class Session(Generic[T]):
             parts = check_returned_type(
                 tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message"
             )
-        parts = tuple(TextPart(replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts)
+        parts = tuple(
+            replace(part, text=replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts
+        )
         received = events.MessageReceived(id=message_id, parts=parts, mode=mode, key=key, history=tuple(history))
         fact = events.validate_fact(received)
         stored = (await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")).facts[0]

@@ -48,7 +48,7 @@ def _read_attachment(file: Path, name: str) -> Part:
         return FilePart(file.name, base64.b64encode(data).decode(), media_type)
     if len(data) > MAX_TEXT_BYTES:
         raise BadInput(f"{file} has {len(data)} bytes, too many to attach; write its name without the @")
-    return TextPart(f"The file {name}:\n\n{text}")
+    return TextPart(f"The file {name}:\n\n{text}", file=name)
 
 
 def _read_image(file: Path) -> ImagePart:

@@ -12,7 +12,7 @@ from itertools import islice
 from treadle.engine.setup import Setup
 from treadle.engine.state import State, Turn
 from treadle.events import MessageReceived
-from treadle.messages import render_parts
+from treadle.messages import is_attached, render_parts
 from treadle.permissions.data_flow import (
     HISTORY,
     MESSAGE,
@@ -65,7 +65,7 @@ def _list_texts(state: State, own: frozenset[Trait], seen: dict[str, frozenset[T
     shows_links = find_private(own, seen) == [MESSAGE]
     for entry in state.entries:
         if isinstance(entry, MessageReceived) and not (is_helper or is_imported):
-            yield render_parts(entry.parts)
+            yield render_parts([part for part in entry.parts if not is_attached(part)])
         elif isinstance(entry, Turn) and shows_links:
             for call in entry.calls.values():
                 # The answer to a call that never started may repeat what the model wrote.

@@ -25,8 +25,8 @@ from treadle.engine.state import (
     estimate_entry_tokens,
     estimate_result_tokens,
 )
-from treadle.messages import Json, ResultMessage, Usage
-from treadle.permissions.data_flow import ANSWER, HISTORY, MESSAGE, SEEN_NOTE
+from treadle.messages import Json, ResultMessage, Usage, is_attached
+from treadle.permissions.data_flow import ANSWER, ATTACHMENT, HISTORY, MESSAGE, SEEN_NOTE
 from treadle.permissions.patterns import covers_call, unpin_version
 from treadle.permissions.policy import RememberedAnswer
 
@@ -77,6 +77,8 @@ def _apply_request(
         case events.MessageReceived():
             state.queue.append(fact)
             state.seen[MESSAGE] = None
+            if any(map(is_attached, fact.parts)):
+                state.seen[ATTACHMENT] = None
             if any(isinstance(message, ResultMessage) for message in fact.history):
                 state.seen[HISTORY] = None
             state.is_held = False

@@ -30,7 +30,7 @@ SEEN_NOTE = "treadle.seen."
 UNKNOWN_TOOL_TRAITS: frozenset[Trait] = frozenset(("untrusted", "private"))
 """The traits of a tool that no longer exists: nobody can be asked what it brought in."""
 
-MESSAGE, ANSWER, HISTORY = "text:message", "text:answer", "text:history"
+MESSAGE, ATTACHMENT, ANSWER, HISTORY = "text:message", "text:attachment", "text:answer", "text:history"
 INSTRUCTIONS, SKILL = "text:instructions", "text:skill"
 MEMORY, UNTRUSTED_MEMORY = "text:memory", "text:untrusted_memory"
 
@@ -44,6 +44,7 @@ class Source(NamedTuple):
 
 SOURCES: dict[str, Source] = {
     MESSAGE: Source("the user's message", frozenset(("private",))),
+    ATTACHMENT: Source("a file that the user attached", frozenset(("workspace", "private"))),
     ANSWER: Source("an answer of the user", frozenset(("private",))),
     HISTORY: Source("a conversation from elsewhere", frozenset(("untrusted", "private"))),
     INSTRUCTIONS: Source("AGENTS.md and agents of the workspace", frozenset(("workspace",))),

@@ -41,7 +41,7 @@ class Attachment(StrictBody):
         named = self.image_url.url if isinstance(self.image_url, ImageAddress) else self.image_url
         url, encoded = named or self.url, self.data
         if self.type == "text" and self.text:
-            return TextPart(self.text)
+            return TextPart(self.text, file=self.name or "text")
         if url.startswith("data:"):
             url, encoded = "", url
         is_image = self.type.startswith("image") or self.media_type.startswith("image/")

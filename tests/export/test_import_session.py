@@ -41,11 +41,11 @@ from treadle.events import (
     SessionRenamed,
     TurnStarted,
 )
-from treadle.export.import_session import KEPT_FIELDS, import_session, parse_json_lines, strip_rights
+from treadle.export.import_session import KEPT_FIELDS, MAX_NAME_LENGTH, import_session, parse_json_lines, strip_rights
 from treadle.export.transcript import render_json_lines, render_transcript
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
-from treadle.messages import Call, ModelMessage, TextPart, ToolSpec, UserMessage
+from treadle.messages import Call, ImagePart, ModelMessage, ResultMessage, TextPart, ToolSpec, UserMessage
 from treadle.testing import call
 
 place = rewindable
@@ -319,6 +319,24 @@ async def test_a_summary_of_the_file_replaces_nothing_that_is_said_later() -> No
 async def test_an_imported_session_is_never_the_newest_because_its_file_says_so() -> None:
     log, facts = await load(Custom(name="acme.late", at=1e12))
     assert (await log.get_info(ID)).updated_at == NOW and max(fact.at for fact in facts) == NOW
+
+
+async def test_an_import_can_be_listed_and_rendered_whatever_its_times_and_name_are() -> None:
+    facts = [replace(fact, at=-1e300) for fact in number(SessionRenamed(name="n" * 10**6))]
+    log = InMemoryLog()
+    await import_session(log, parse_json_lines(render_json_lines(facts)), MINE, NOW)
+    assert b"1970-01-01" in await render_transcript(log, ID, "markdown")
+    assert (await log.get_info(ID)).name == "n" * MAX_NAME_LENGTH
+
+
+async def test_no_address_of_the_file_is_fetched_by_the_provider() -> None:
+    image = ImagePart(url="http://169.254.169.254/")
+    earlier = (UserMessage((image,)), ModelMessage(), ResultMessage("c", "x", "", parts=(image,)))
+    message = MessageReceived(id="m", parts=(image, ImagePart(data="aGk=")), history=earlier)
+    done = CallFinished(call_id="c", tool="x", status="ok", parts=(image,))
+    _, facts = await load(message, done)
+    stored = render_json_lines(facts)
+    assert stored.count(b"[image: http://169.254.169.254/]") == 4 and b'"url"' not in stored and b"aGk=" in stored
 
 
 @pytest.mark.parametrize("session_id", ["", "work", "../../etc", "F" * 32, f"{ID}\n"])

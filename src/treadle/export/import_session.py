@@ -20,12 +20,13 @@ from treadle.engine.fold import apply, fold
 from treadle.engine.steps import Record, next_step
 from treadle.errors import BadInput
 from treadle.log.base import Artifact, Log, SessionQuery
-from treadle.messages import ModelMessage, UserMessage
+from treadle.messages import ImagePart, ModelMessage, Part, TextPart, UserMessage
 from treadle.permissions.data_flow import HISTORY
 
 IMPORTED_NOTE_PREFIX = "imported."
 """How the names of notes begin that came with the file. Tools do not read them."""
 
+MAX_NAME_LENGTH = 200
 WHY_CLOSED = "the session was imported while it was unfinished"
 NOT_RUN = "Not run: the session was imported from elsewhere before this call was finished."
 
@@ -132,7 +133,7 @@ def strip_rights(facts: Sequence[events.AnyFact], created: events.SessionCreated
     if not created.session_id and not _SESSION_ID.fullmatch(session_id):
         session_id = os.urandom(16).hex()
     # Others wrote this conversation, and it may hold private data.
-    sources, at = (*created.sources, HISTORY), min(first.at, now)
+    sources, at = (*created.sources, HISTORY), _bound_time(first.at, now)
     past: list[events.AnyFact] = [replace(created, session_id=session_id, sources=sources, at=at)]
     past += [_strip_fact(fact, created.limits, now) for fact in facts[1:]]
     for seq, fact in enumerate(past, 1):
@@ -143,15 +144,20 @@ def strip_rights(facts: Sequence[events.AnyFact], created: events.SessionCreated
 def _strip_fact(fact: events.AnyFact, limits: events.Limits, now: float) -> events.AnyFact:
     kept = {name: getattr(fact, name) for name in KEPT_FIELDS[type(fact)]}
     match fact:
+        case events.SessionRenamed():
+            kept["name"] = fact.name[:MAX_NAME_LENGTH]
         case events.MessageReceived():
+            kept["parts"] = _strip_parts(fact.parts)
             kept["history"] = tuple(
-                replace(message, is_system=False)
+                replace(message, is_system=False, parts=_strip_parts(message.parts))
                 if isinstance(message, UserMessage)
                 else replace(message, opaque="")
                 if isinstance(message, ModelMessage)
-                else message
+                else replace(message, parts=_strip_parts(message.parts))
                 for message in fact.history
             )
+        case events.CallFinished():
+            kept["parts"] = _strip_parts(fact.parts)
         case events.RunStarted():
             kept["limits"] = limits
         case events.ContextCompacted():  # a summary of the future would replace what the user says later
@@ -162,7 +168,19 @@ def _strip_fact(fact: events.AnyFact, limits: events.Limits, now: float) -> even
             kept["name"] = f"{IMPORTED_NOTE_PREFIX}{fact.name.removeprefix(IMPORTED_NOTE_PREFIX)}"
         case _:
             pass
-    return type(fact)(**kept, at=min(fact.at, now))
+    return type(fact)(**kept, at=_bound_time(fact.at, now))
+
+
+def _bound_time(at: float, now: float) -> float:
+    """Bound the time of a fact: not in the future, and a date. The store would replace 0 by the present."""
+    return min(max(at, 1.0), now)
+
+
+def _strip_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Replace images that are only an address: when the session goes on, the provider would fetch it."""
+    return tuple(
+        TextPart(f"[image: {part.url}]") if isinstance(part, ImagePart) and part.url else part for part in parts
+    )
 
 
 def close_unfinished_work(past: Sequence[events.AnyFact]) -> list[events.AnyFact]:

@@ -21,6 +21,7 @@ from treadle.cli.console import (
     TerminalConsole,
     escape_controls,
     escape_hidden,
+    format_duration,
     format_table,
     format_time_since,
     measure_width,
@@ -389,3 +390,18 @@ def test_an_objective_behind_a_list_of_globs_is_found(
     args = run.parser().parse_args(words)
     assert run.find_objective(args) == objective
     assert (args.approve, args.forbid) == (approve, forbid)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (3, "3.0 s"),
+        (42, "42 s"),
+        (301, "5 min 1 s"),
+        (5999, "99 min 59 s"),
+        (50_000, "13 h 53 min"),
+        (86_400, "24 h 0 min"),
+    ],
+)
+def test_a_duration_has_at_most_two_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

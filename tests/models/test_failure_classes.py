@@ -98,6 +98,8 @@ def test_a_proxy_that_wants_credentials_is_named() -> None:
         ({}, '{"details":[{"retryDelay": "41s"}]}', 41.0),
         ({}, '{"details":[{"retryDelay": "1.2.3s"}]}', None),
         ({}, "no idea", None),
+        ({"retry-after": "inf"}, "", None),
+        ({"retry-after": "nan"}, "try again in 2s", 2.0),
     ],
 )
 def test_waits_are_read_from_headers_and_messages(headers: dict[str, str], text: str, expected: float | None) -> None:

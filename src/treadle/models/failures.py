@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, cast
 
 import msgspec
@@ -247,9 +248,11 @@ def parse_retry_after(headers: Mapping[str, str], text: str = "") -> float | Non
     """How many seconds the provider asks to wait, in its headers or in its message."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
-            return max(0.0, float(headers.get(name, "")) * scale)
+            wait = float(headers.get(name, "")) * scale
         except ValueError:
-            pass
+            continue
+        if isfinite(wait):
+            return max(0.0, wait)
     if date := headers.get("retry-after"):
         from datetime import UTC, datetime
         from email.utils import parsedate_to_datetime

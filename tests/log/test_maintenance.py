@@ -6,20 +6,21 @@ import random
 import shutil
 import sqlite3
 import stat
-import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.kit.small_disk import fill_disk, mount_small_disk
 from tests.log.conftest import Make, claim
 from treadle.errors import BadInput, StoreBusy, StoreDamaged, StoreFull
 from treadle.events import AnyFact, Custom, Limits, RunStarted, SessionRenamed
 from treadle.log import maintenance, sqlite_pages
 from treadle.log.base import SessionQuery
 from treadle.log.maintenance import backup_store, check_store, shrink_store, vacuum_store
+from treadle.log.open_log import open_log
 from treadle.log.recovery import recover_store
 from treadle.log.sqlite import SqliteLog
 from treadle.memory.base import Memory
@@ -82,6 +83,27 @@ async def test_a_check_finds_damaged_pages_and_files_that_are_no_store(path: Pat
     assert check_store(path, ignore).problems
     path.write_bytes(b"a shopping list" * 1000)
     assert "cannot be read" in check_store(path, ignore).problems[0]
+    path.write_bytes(b"")
+    assert "it is empty" in check_store(path, ignore).problems[0]
+
+
+@pytest.mark.parametrize(
+    "act", [check_store, lambda path, report: backup_store(path, path.with_name("copy.db"), report)]
+)
+def test_a_database_of_another_program_is_not_called_damaged(path: Path, act: Callable[..., object]) -> None:
+    run_sql(path, "CREATE TABLE songs (name)")
+    with pytest.raises(StoreDamaged, match=f"^{path} is an SQLite database of another program"):
+        act(path, ignore)
+
+
+async def test_damage_is_told_in_one_line(path: Path) -> None:
+    await fill(path, 2)
+    root = run_sql(path, "SELECT rootpage FROM sqlite_master WHERE name = 'sessions_due'")[0][0]
+    with path.open("r+b") as file:
+        file.seek(4096 * (root - 1))
+        file.write(bytes(4096))
+    with pytest.raises(StoreDamaged, match=r"^[^\n]*error code 11[^\n]*$"):
+        SqliteLog(path)
 
 
 # --- backup
@@ -147,21 +169,31 @@ async def test_a_backup_of_a_damaged_store_leaves_no_file(path: Path, tmp_path: 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 2 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0777", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("NOT TESTED: no right to mount a small disk")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mount_small_disk(tmp_path / "disk", 2) as disk:
+        yield disk
 
 
 async def test_a_backup_to_a_full_disk_leaves_no_file(path: Path, small_disk: Path) -> None:
     await fill(path, 100)
-    with pytest.raises(StoreFull):
+    with pytest.raises(StoreFull, match=r"on the disk of .*/disk/copy.db;"):
         backup_store(path, small_disk / "copy.db", ignore)
     assert list(small_disk.iterdir()) == []
+
+
+async def test_a_store_on_a_full_disk_is_read_checked_and_copied_to_another_one(path: Path, small_disk: Path) -> None:
+    facts = await fill(small_disk / "log.db", 5)
+    fill_disk(small_disk)
+    assert check_store(small_disk / "log.db", ignore).problems == ()
+    assert backup_store(small_disk / "log.db", path, ignore).sessions == 5
+    async with open_log(small_disk / "log.db", read_only=True) as log:
+        assert await log.read("session3") == facts["session3"]
+
+
+@pytest.mark.parametrize("act", [recover_store, backup_store])
+async def test_a_folder_that_does_not_exist_is_named(path: Path, act: Callable[..., object]) -> None:
+    await fill(path, 1)
+    with pytest.raises(BadInput, match=r"No such file or directory; /nowhere/new.db was not written"):
+        act(path, Path("/nowhere/new.db"), ignore)
 
 
 # --- space
@@ -251,7 +283,7 @@ async def test_everything_of_a_whole_store_is_recovered(path: Path) -> None:
         await log.post("session8", [Custom(name="keyed")], "k")
         facts["session8"] = await log.read("session8")
         infos = [info async for info in log.iterate_sessions(SessionQuery())]
-        watched = await read_cursors(log)
+        watched, secret = await read_cursors(log), await log.get_approval_key()
     target, losses = await recover(path)
     assert losses == [] and await read_all(target) == facts
     async with SqliteLog(target) as log:
@@ -261,6 +293,7 @@ async def test_everything_of_a_whole_store_is_recovered(path: Path) -> None:
         artifact = await log.put_artifact("session1", f"artifact 1 {LONG}".encode())
         assert (await log.get_artifact("session1", artifact)).data.startswith(b"artifact 1 ")
         assert await read_cursors(log) == watched
+        assert await log.get_approval_key() == secret, "questions that are open can be answered"
         assert [info.id for info in (await log.list_sessions(SessionQuery(text="name 3"))).sessions] == ["session3"]
 
 

@@ -82,7 +82,7 @@ async def main(args: argparse.Namespace) -> int:
 async def _list_questions(args: argparse.Namespace) -> None:
     tools = find_default_tools()
     shown: set[tuple[str, str]] = set()
-    async with open_command_store(args) as log, Runtime(log, [], recover=False) as runtime:
+    async with open_command_store(args, read_only=True) as log, Runtime(log, [], recover=False) as runtime:
         for status in ("running", "waiting"):  # a question can be open while another call of the same reply runs
             async for info in log.iterate_sessions(SessionQuery(status=status)):
                 session = Session(runtime.coordinator, Agent(name=info.agent), info.id)

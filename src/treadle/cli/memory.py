@@ -43,7 +43,7 @@ def parser() -> Parser:
 async def main(args: argparse.Namespace) -> int:
     settings = load_command_settings(args).settings
     folder = str(settings.folder)
-    async with open_store(settings) as log:
+    async with open_store(settings, read_only=args.action in ("list", "search")) as log:
         memories = log.memories
         scopes = None if getattr(args, "all", False) else ("", folder)
         match args.action:

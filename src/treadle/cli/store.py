@@ -91,9 +91,12 @@ class _Command:
         chosen = self._args.output or f"{self._file}.recovered"
         target = Path(chosen).expanduser().absolute()
         found = store_care.recover_store(self._file, target, self._report)
+        saved = (
+            f"{found.sessions} sessions, {found.facts} facts, {found.artifacts} artifacts, {found.memories} memories"
+        )
         self._print_result(
             found,
-            f"{target}: {found.sessions} sessions, {found.facts} facts, {found.artifacts} artifacts",
+            f"{target}: {saved}",
             *(f"  lost: {text}" for text in found.losses),
             f"{self._file} was not changed. `--store {target}` uses the new one",
         )
@@ -107,7 +110,7 @@ class _Command:
 
     async def prune(self) -> int:
         args, before = self._args, time.time() - parse_age(self._args.older_than)
-        async with open_store(self._settings) as log:
+        async with open_store(self._settings, read_only=args.dry_run) as log:
             old = await store_care.find_old_sessions(log, before, keep_named=args.keep_named)
             if not args.dry_run:
                 old = await store_care.prune_sessions(log, old, self._report)

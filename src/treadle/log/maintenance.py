@@ -49,6 +49,8 @@ def check_store(path: Path, report: Report) -> StoreCheck:
     try:
         with closing(connect_read_only(path)) as db:
             found["version"] = read_version(db, path, MIGRATIONS)
+            if not found["version"]:
+                return StoreCheck(str(path), ("it is empty: nothing was stored in it yet, or it was cut off",))
             page = db.execute("PRAGMA page_size").fetchone()[0]
             found["bytes"] = page * db.execute("PRAGMA page_count").fetchone()[0]
             found["free_bytes"] = page * db.execute("PRAGMA freelist_count").fetchone()[0]
@@ -62,9 +64,10 @@ def check_store(path: Path, report: Report) -> StoreCheck:
             for problem in _find_unreadable_facts(db, found, report):
                 problems.append(problem)
     except sqlite3.Error as error:
+        explained = explain_error(error, path)
+        if isinstance(explained, StoreBusy | StoreFull):
+            raise explained from error
         problems.append(f"it cannot be read: {error}")
-    except StoreDamaged as error:
-        problems.append(str(error))
     more = [f"and {len(problems) - MAX_PROBLEMS} more problems"] if len(problems) > MAX_PROBLEMS else []
     return StoreCheck(str(path), (*problems[:MAX_PROBLEMS], *more), **found)
 
@@ -98,9 +101,9 @@ def backup_store(path: Path, target: Path, report: Report, *, replace: bool = Fa
         raise BadInput(f"{target} exists already, and nothing was copied; choose another name, or use --force")
     if target.exists() and target.samefile(path):
         raise BadInput(f"{target} is the store itself; choose another name")
-    partial = target.with_name(f"{target.name}.partial")
     try:
-        with create_whole(partial), closing(connect_read_only(path)) as source:
+        with create_whole(target) as partial, closing(connect_read_only(path)) as source:
+            read_version(source, path, MIGRATIONS)
             with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
                 # One snapshot: otherwise the copy would begin again at every write of a server.
                 source.execute("BEGIN")
@@ -114,28 +117,33 @@ def backup_store(path: Path, target: Path, report: Report, *, replace: bool = Fa
             found = check_store(partial, report)
             if found.problems:
                 raise StoreDamaged(f"{path} is damaged, and no copy was kept: {found.problems[0]}")
-            with partial.open("rb") as written:
-                os.fsync(written.fileno())
-            os.replace(partial, target)
     except sqlite3.Error as error:
-        raise explain_error(error, path) from error
-    except OSError as error:
-        raise BadInput(f"{target} cannot be written: {error.strerror}; nothing was copied") from None
+        explained = explain_error(error, path)
+        raise (explain_error(error, target) if isinstance(explained, StoreFull) else explained) from error
     return StoreCheck(str(target), (), found.version, found.sessions, found.facts, found.bytes, found.free_bytes)
 
 
 @contextmanager
-def create_whole(path: Path) -> Generator[None]:
-    """Create a database file for this user only. The block renames it when it is complete: otherwise it is removed."""
+def create_whole(target: Path) -> Generator[Path]:
+    """Create a database file for this user only. It gets its name after the block, when it is complete."""
+    path = target.with_name(f"{target.name}.partial")
     names = [path, *(path.with_name(f"{path.name}-{kind}") for kind in ("wal", "shm", "journal"))]
-    for name in names:
-        name.unlink(missing_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     try:
-        yield
-    finally:
         for name in names:
             name.unlink(missing_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        try:
+            yield path
+            with path.open("rb") as written:
+                os.fsync(written.fileno())
+            os.replace(path, target)
+        finally:
+            for name in names:
+                name.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"{error.filename2 or error.filename}: {error.strerror}; {target} was not written. Choose another path"
+        ) from None
 
 
 def vacuum_store(path: Path, report: Report) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treadle.errors import BadInput, StoreReadOnly
+from treadle.errors import BadInput, StoreFull, StoreReadOnly
 from treadle.log.base import Log
 from treadle.log.in_memory import InMemoryLog
 
@@ -12,7 +12,8 @@ from treadle.log.in_memory import InMemoryLog
 def open_log(store: str | Path | Log, *, read_only: bool = False) -> Log:
     """Open the log at a path. `":memory:"` opens one that is not stored; a log is returned as it is.
 
-    With `read_only` a store that cannot be written is opened all the same. It can only be read.
+    With `read_only` a store that cannot be written, also because its disk is full, is opened all the same. It can only
+    be read.
     """
     if isinstance(store, Log):
         return store
@@ -28,7 +29,7 @@ def open_log(store: str | Path | Log, *, read_only: bool = False) -> Log:
 
     try:
         return SqliteLog(store)
-    except StoreReadOnly:
+    except (StoreReadOnly, StoreFull):
         if not read_only:
             raise
         return SqliteLog(store, read_only=True)

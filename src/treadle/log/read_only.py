@@ -1,4 +1,4 @@
-"""Opening an SQLite file that must not be changed: on a read-only disk, in a folder of another user, or damaged."""
+"""Opening an SQLite file that must not be changed: on a disk that is read-only or full, or damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     try:
         return _connect(path, "mode=ro")
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+        code = error.sqlite_errorcode
+        if (
+            code & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+            and code != sqlite3.SQLITE_IOERR_SHMSIZE
+        ):
             raise
     # SQLite cannot create the files that it shares with other processes. So no process can have it open.
     log = path.with_name(f"{path.name}-wal")

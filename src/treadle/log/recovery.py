@@ -46,9 +46,8 @@ def recover_store(path: Path, target: Path, report: Callable[[str], None]) -> Re
     """Write a new store with everything that is still readable. It appears under its name when it is complete."""
     if target.exists():
         raise BadInput(f"{target} exists already, and nothing was written; name another file with --output")
-    partial, rest = target.with_name(f"{target.name}.partial"), list[bytes]()
-    found = Recovered(str(target))
-    with create_whole(partial):
+    found, rest = Recovered(str(target)), list[bytes]()
+    with create_whole(target) as partial:
         file = SqliteFile(partial)
         with closing(file), file.transaction as db:
             recovery = _Recovery(db, found)
@@ -76,7 +75,6 @@ def recover_store(path: Path, target: Path, report: Callable[[str], None]) -> Re
             with os.fdopen(os.open(found.rest, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as lines:
                 lines.writelines(body + b"\n" for body in rest)
             found.losses.append(f"{len(rest)} readable facts after a gap are in {found.rest}")
-        os.replace(partial, target)
     return found
 
 
@@ -111,6 +109,8 @@ class _Recovery:
                 self._add_session(row.rowid, values)
             case ((sqlite_pages.INDEX_LEAF | sqlite_pages.INDEX_INTERIOR), (int(), str(), int(), int())):
                 self._db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?)", values)
+            case ((sqlite_pages.INDEX_LEAF | sqlite_pages.INDEX_INTERIOR), (str() as name, bytes() as secret)):
+                self._db.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (name, secret))  # binds open questions
             case _:
                 pass
 

@@ -140,7 +140,7 @@ def add_functions(db: sqlite3.Connection) -> None:
 
 def check_damage(db: sqlite3.Connection, path: Path, pragma: str) -> None:
     """Raise `StoreDamaged` when SQLite finds an error in the structures of the file."""
-    found: list[str] = [row[0] for row in db.execute(f"PRAGMA {pragma}(5)")]
+    found: list[str] = [line for (text,) in db.execute(f"PRAGMA {pragma}(5)") for line in text.splitlines()]
     if found != ["ok"]:
         raise StoreDamaged(
             f"{path} is damaged ({'; '.join(found)}). Do not write to it; restore a backup, or save what "

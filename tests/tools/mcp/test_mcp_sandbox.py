@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.types import Tool as ListedTool
 
 from tests.kit.sandbox import needs_bubblewrap, until
 from tests.kit.sessions import PATIENCE, build_agent, run_message, select_events
@@ -18,6 +19,9 @@ from treadle.errors import BadInput
 from treadle.events import Grant
 from treadle.sandbox.environment import choose_visible, find_program_files
 from treadle.testing import call
+from treadle.tools.mcp.connection import Connection
+from treadle.tools.mcp.known_tools import KnownTools
+from treadle.tools.mcp.mcp_tool import McpTool
 from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.servers import McpServers
 
@@ -86,6 +90,24 @@ async def test_a_server_reaches_the_hosts_that_its_configuration_names_and_no_lo
     async with connect(hostile(hosts=("example.org",))) as mcp:
         assert "403" in await attempt(mcp, "fetch", "http://not-named.example/")
         assert (await attempt(mcp, "connect", "1.1.1.1:443")).startswith("failed")
+
+
+@pytest.mark.parametrize(
+    ("options", "traits"),
+    [
+        ({}, ()),
+        ({"sandbox": False}, ("way_out",)),
+        ({"hosts": ("docs.example",)}, ("way_out",)),
+        ({"folders": ("~/notes",)}, ("private",)),
+        ({"env": {"API_TOKEN": "t-123"}}, ("private",)),
+        ({"cwd": "~/notes", "writable": True, "hosts": ("docs.example",)}, ("private", "lasting", "way_out")),
+    ],
+)
+def test_the_labels_of_a_server_follow_from_what_its_sandbox_shows_it(
+    options: dict[str, Any], traits: tuple[str, ...]
+) -> None:
+    tool = McpTool(Connection(hostile(**options), KnownTools()), ListedTool(name="attempt", input_schema={}))
+    assert tool.list_traits("sandbox") == {"untrusted", *traits}
 
 
 async def test_the_log_says_that_a_call_ran_in_the_sandbox() -> None:

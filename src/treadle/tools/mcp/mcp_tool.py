@@ -94,9 +94,15 @@ class McpTool(Tool):
         return self._connection.sandbox
 
     def list_traits(self, tier: Tier) -> frozenset[Trait]:
-        """Others write what a server returns, and it can send data on. With credentials it acts as the user."""
-        has_credentials = bool(self._connection.server.find_secrets())
-        return frozenset(("untrusted", "way_out", "private") if has_credentials else ("untrusted", "way_out"))
+        """Others write what a server returns. What else it can do follows from its configuration."""
+        server, traits = self._connection.server, set[Trait](("untrusted",))
+        if server.url or server.hosts or not server.sandbox:
+            traits.add("way_out")
+        if server.find_secrets() or server.cwd or server.folders:  # with credentials it acts as the user
+            traits.add("private")
+        if server.writable:
+            traits.add("lasting")
+        return frozenset(traits)
 
     def parse(self, arguments: str) -> ParsedArguments:
         """Check what every server needs: an object with the required arguments, of the right types."""

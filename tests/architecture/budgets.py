@@ -10,7 +10,7 @@ FILE_LINES = 500
 PROTOCOL_LINES = 650
 LOOP_LINES = 250
 EVENTS_LINES = 560
-"""The closed union of all events stands on one page (decision 0012)."""
+"""The closed union of all events stands on one page (decision 0013)."""
 FUNCTION_LINES = 60
 PARAMETERS = 6
 TOP_MODULES = 8

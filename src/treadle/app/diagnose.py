@@ -142,7 +142,7 @@ async def _check_store(settings: Settings) -> Check:
 def _check_machine() -> Iterator[Check]:
     """Check user, disk, search program, terminal and proxy."""
     if os.geteuid() == 0:
-        advice = f"use an ordinary user; in a container, {CONTAINER_ADVICE}"
+        advice = f"use an ordinary user; in a container: {CONTAINER_ADVICE}"
         yield Check("user", "warn", "root: a mistake of an agent could change the whole machine", advice)
     else:
         yield Check("user", "ok", f"number {os.geteuid()}, not root")

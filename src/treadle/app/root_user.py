@@ -11,9 +11,7 @@ LOGIN_USER_FILE = Path("/proc/self/loginuid")
 """The user who logged in, also after sudo or su. Containers and services have none."""
 NO_LOGIN = 2**32 - 1
 
-CONTAINER_ADVICE = (
-    "start the container as another user (docker run --user 1000:1000 -e HOME=/tmp/home …), or put USER into its image"
-)
+CONTAINER_ADVICE = "docker run --user 1000:1000 -e HOME=/tmp/home …, or USER in its image"
 
 
 def check_root(*, is_allowed: bool, serves: bool = False) -> str:
@@ -25,8 +23,10 @@ def check_root(*, is_allowed: bool, serves: bool = False) -> str:
         return ""
     is_container = _find_login_user() == NO_LOGIN and not _find_caller()
     if is_container and not serves:
-        return f"this runs as root; to use another user, {CONTAINER_ADVICE}"
-    advice = CONTAINER_ADVICE if is_container else f"run it as {_find_caller() or 'an ordinary user'}"
+        return f"running as root; safer: {CONTAINER_ADVICE}"
+    advice = (
+        f"in a container: {CONTAINER_ADVICE}" if is_container else f"run it as {_find_caller() or 'an ordinary user'}"
+    )
     raise BadInput(
         "treadle does not run as root: a mistake of an agent could change the whole machine. Nothing was started. "
         f"To use another user, {advice}. --allow-root runs it all the same"

@@ -280,7 +280,7 @@ async def test_everything_of_a_whole_store_is_recovered(path: Path) -> None:
     async with SqliteLog(path) as log:
         await log.delete("session7")
         del facts["session7"]
-        await log.post("session8", [Custom(name="keyed")], "k")
+        await log.post("session8", [Custom(name="keyed")], "k", wake=False)
         facts["session8"] = await log.read("session8")
         infos = [info async for info in log.iterate_sessions(SessionQuery())]
         watched, secret = await read_cursors(log), await log.get_approval_key()
@@ -355,6 +355,9 @@ async def test_a_session_that_ran_is_not_started_again_in_a_recovered_store(path
     async with SqliteLog(path) as log:
         mine = await claim(log, "session0", ttl=1e9)
         await log.append(mine, 12, [RunStarted(run_id="r", limits=Limits())])
+        parked = await claim(log, "session1", ttl=1e9)
+        await log.append(parked, 12, [RunStarted(run_id="r", limits=Limits())])
+        await log.release(parked, 13, wake_at=1.0)
     target, _ = await recover(path)
     async with SqliteLog(target) as log:
         assert (await log.get_info("session0")).owner == ""

@@ -27,7 +27,7 @@ from treadle.memory.base import Memory
 
 MAX_LOSSES = 50
 _SESSION_COLUMNS = 17
-_ID, _STATUS, _UPDATED_AT, _OWNER, _LEASE = 1, 7, 11, 14, 15
+_ID, _UPDATED_AT, _OWNER, _LEASE, _WAKE_AT = 1, 11, 14, 15, 16
 
 
 class Recovered(Struct):
@@ -170,7 +170,7 @@ class _Recovery:
             session_id = f"{session_id}-{number}"
         if values is not None and kept == last:
             row = [number, session_id, *values[2:]]
-            row[_OWNER], row[_LEASE] = "", 0.0
+            row[_OWNER], row[_LEASE], row[_WAKE_AT] = "", 0.0, None
             self._db.execute(f"INSERT INTO sessions VALUES ({', '.join('?' * _SESSION_COLUMNS)})", row)
         else:
             info = records.build_first_info(session_id, facts)

@@ -107,7 +107,7 @@ def test_env_files_in_the_folder_of_an_editor_are_still_found(tmp_path: Path) ->
     assert find_guarded_paths(tmp_path).env_files == (tmp_path / ".devcontainer/.env",)
 
 
-@pytest.mark.parametrize("name", [*OPENED_WITH_FOLDER, *RUN_BY_GIT])
-def test_a_file_tool_asks_for_each_change_of_what_commands_cannot_write(name: str) -> None:
+@pytest.mark.parametrize("name", [*OPENED_WITH_FOLDER, *RUN_BY_GIT, ".continue", ".kiro", ".windsurf"])
+def test_a_file_tool_asks_for_each_change_of_what_instructs(name: str) -> None:
     for path in (f"{name}/x", f"sub/{name}/x", f"{name.upper()}/x"):
         assert "tells agents, editors or build services" in explain_write_risk(path)

@@ -21,6 +21,7 @@ OPENED_WITH_FOLDER = (
     ".codex",
     ".cursor",
     ".devcontainer",
+    ".devcontainer.json",
     ".envrc",
     ".gemini",
     ".idea",
@@ -85,7 +86,7 @@ _INSTRUCTION_FILES = (
     ".pre-commit-config.yaml",
     ".gitlab-ci.yml",
 )
-_INSTRUCTION_FOLDERS = (".agents", ".github", *RUN_BY_GIT)
+_INSTRUCTION_FOLDERS = (".agents", ".continue", ".github", ".kiro", ".windsurf", *RUN_BY_GIT)
 
 
 def fold_name(name: str) -> str:

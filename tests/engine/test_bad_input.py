@@ -295,7 +295,9 @@ async def test_a_store_error_during_a_run_is_raised_and_the_run_can_be_resumed(o
     assert "Outcome unknown" in kit.select_results(model.requests[0])["a"].text
 
 
-async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(on_file: Store) -> None:
+async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(
+    on_file: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     agent, model = kit.build_agent(call("note", id="a", text="x"), "done", tools=[note])
     log = on_file.open()
     is_failing = fail_after_start(log, StoreFull("no room left"), "append", "release", "claim", "renew")
@@ -307,6 +309,7 @@ async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(on
             assert (await kit.finish_run(session.resume())).answer == "done", "long before its lease lapses"
         kit.check_settled(await session.facts())
     assert len(model.requests) == 2
+    assert "it can be resumed: no room left" in caplog.text and "Traceback" not in caplog.text
 
 
 async def test_waiting_for_a_run_elsewhere_raises_when_the_store_is_gone(on_file: Store) -> None:

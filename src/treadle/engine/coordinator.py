@@ -341,8 +341,7 @@ class Coordinator:
         running = [entry.task for entry in self._entries.values() if entry.task is not None]
         if running and grace > 0:
             await asyncio.wait(running, timeout=grace)
-        stopping = [entry.task for entry in self._entries.values() if entry.task is not None]
-        stopping += self._list_questions()
+        stopping = [*(entry.task for entry in self._entries.values() if entry.task), *self._list_questions()]
         if self._keeper is not None:
             stopping.append(self._keeper)
         for task in stopping:
@@ -407,7 +406,8 @@ class Coordinator:
             await self._give_up(claim, 0.0)
             raise
         except Exception as error:  # the session stays as the log has it
-            _logger.exception("session %s stopped; it can be resumed", entry.id)
+            is_bug = not isinstance(error, StoreError)
+            _logger.error("session %s stopped; it can be resumed: %s", entry.id, error, exc_info=is_bug)
             for follower in entry.followers:
                 follower.failure = error
             await self._give_up(claim, RETRY_SECONDS)
@@ -424,9 +424,10 @@ class Coordinator:
         """Release a session that has work left. It is due again after a pause."""
         try:
             await self.log.release(claim, None, wake_at=self._clock.now() + pause)
-        except (StoreError, ClaimLost, NotFound) as error:
-            if isinstance(error, StoreError):
-                self._open_entry(claim.session_id).unreleased = claim
+        except (ClaimLost, NotFound):
+            _logger.warning("session %s was taken over by another process or deleted", claim.session_id)
+        except StoreError as error:
+            self._open_entry(claim.session_id).unreleased = claim
             _logger.warning("session %s could not be released: %s", claim.session_id, error)
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────

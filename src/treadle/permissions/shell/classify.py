@@ -40,6 +40,7 @@ _RECURSIVE = re.compile(r"(^| )(-[a-zA-Z]*[rR]|--recursive)")
 _TARGET = re.compile(r"(^| )(-t|--target)")
 _OTHER_FOLDER = re.compile(r"-\w*C|--(chdir|directory)|-(exec|ok)dir")
 _BEFORE_PATH = re.compile(r"^((of|--[a-z-]+)=|-[tTC](?=[/~.]))")
+_REMOTE = re.compile(r"/dev/(tcp|udp)/|(--?[\w-]+=)?(?!file:)[a-z][a-z0-9+.-]*://")
 _EXPANSION = re.compile(r"[$`*?\[{]")
 
 
@@ -68,7 +69,7 @@ def sends_data(parts: Sequence[CommandPart]) -> bool:
             words = words[table.git.count_options(words) :]
         if part.kind == "unknown" or (part.kind == "command" and table.sends_data(name, " ".join(words))):
             return True
-        if any(word.text.startswith(("/dev/tcp/", "/dev/udp/")) for word in part.words[1:]):
+        if name not in table.files.opens_no_file and any(_REMOTE.match(word.text) for word in part.words[1:]):
             return True
     return False
 

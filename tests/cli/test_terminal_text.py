@@ -209,6 +209,18 @@ def test_a_mention_of_a_file_adds_it_and_anything_else_stays_text(tmp_path: Path
     assert "plain" in str(parts[1]) and "spaced" in str(parts[2])
 
 
+def test_a_link_of_the_workspace_attaches_nothing_from_outside(tmp_path: Path) -> None:
+    folder, key = tmp_path / "work", tmp_path / "id_rsa"
+    folder.mkdir()
+    key.write_text("the key")
+    (folder / "notes.md").symlink_to(key)
+    (folder / "real.md").write_text("mine")
+    (folder / "alias.md").symlink_to("real.md")
+    with pytest.raises(BadInput, match="a link to"):
+        build_message("see @notes.md", folder)
+    assert len(build_message(f"see @alias.md and @{key}", folder)) == 3, "the user names a file outside by its own name"
+
+
 def test_a_file_that_is_too_large_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     (tmp_path / "big.txt").write_text("x" * 300_000)
     with pytest.raises(BadInput, match="300000 bytes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import mimetypes
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,10 +26,15 @@ def build_message(text: str, folder: Path, images: Iterable[str] = ()) -> list[P
         name = match[1] or match[2]
         names = dict.fromkeys((name, name.rstrip(".,;:!?)")))  # punctuation may follow the name
         paths = (base / Path(one).expanduser() for one in names if one for base in (folder, Path.cwd()))
-        file = next((path.resolve() for path in paths if path.is_file()), None)
-        if file is not None and file not in attached:
-            attached.add(file)
-            parts.append(_read_attachment(file, name))
+        path = next((path for path in paths if path.is_file()), None)
+        file = path.resolve() if path is not None else None
+        if path is None or file is None or file in attached:
+            continue
+        # Whoever wrote the workspace could link a harmless name to a key of the user.
+        if Path(os.path.abspath(path)).is_relative_to(folder) and not file.is_relative_to(folder.resolve()):
+            raise BadInput(f"{name} is a link to {file}, outside of the workspace; attach that file by its own name")
+        attached.add(file)
+        parts.append(_read_attachment(file, name))
     for name in images:
         file = Path(name).expanduser()
         if not file.is_file():

@@ -115,6 +115,24 @@ async def test_a_parked_run_is_listed_with_its_time_and_retried_from_another_pro
         assert again.code == 1 and "does not wait for its provider" in again.err
 
 
+async def test_a_parked_run_says_how_long_it_waits_when_it_is_resumed_without_a_terminal(place: Place) -> None:
+    async with StrictChat([PARKED, DONE]) as fake, asyncio.timeout(PATIENCE):
+        killed = await place.start("run", "hi", *model_options(fake))
+        await place.wait_for_fact(ModelFailed)
+        killed.kill()
+        await killed.communicate()
+        session = (await place.quick("sessions", "list", "--json")).lines[0]["id"]
+        process = await place.start("sessions", "resume", session, *model_options(fake))
+        assert process.stderr is not None
+        async for line in process.stderr:
+            if b"Provider overloaded (429), retrying in 6 min" in line:
+                break
+        else:
+            raise AssertionError("the wait was not shown")
+        assert (await place.quick("sessions", "retry", session)).code == 0
+        assert (await process.communicate())[0] == b"At last.\n"
+
+
 async def test_an_attached_terminal_shows_the_wait_and_ends_it(place: Place) -> None:
     async with StrictChat([PARKED, DONE]) as fake:
         process = await place.start("run", "hi", *model_options(fake))

@@ -149,7 +149,10 @@ class Screen:
                 self.handle_event(fact)
 
     def restore_run(self, facts: Sequence[events.AnyFact]) -> None:
-        """Restore the status line and the open calls of an active run, without showing its events again."""
+        """Restore the status line and the open calls of an active run, without showing its events again.
+
+        A wait for the provider is shown: without a terminal there is no status line.
+        """
         began = max((at for at, fact in enumerate(facts) if isinstance(fact, events.RunStarted)), default=len(facts))
         if any(isinstance(fact, events.RunFinished) for fact in facts[began:]):
             return
@@ -157,6 +160,8 @@ class Screen:
         for fact in facts[began:]:
             self.handle_event(fact)
         self.console = console
+        if self._failure is not None and (left := self.retry_in) is not None:
+            self._write_dim(describe_failure(self._failure, left))
 
     def redraw_status(self) -> None:
         """Redraw the status line, to update the elapsed time."""

@@ -38,7 +38,8 @@ class Parser(argparse.ArgumentParser):
             for word in (*argument.option_strings, *map(str, argument.choices or ()))
         ]
         unknown = re.search(r"(?:unrecognized arguments:.*?|invalid choice: ')(-*\w[\w-]+)", message)
-        near = difflib.get_close_matches(unknown[1], words, 1) if unknown else []
+        # An option of another action is no help.
+        near = difflib.get_close_matches(unknown[1], words, 1) if unknown and unknown[1] not in words else []
         return f"did you mean {near[0]}? " if near else ""
 
 

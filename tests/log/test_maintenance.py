@@ -364,6 +364,23 @@ async def test_a_session_that_ran_is_not_started_again_in_a_recovered_store(path
         assert await log.claim("me", 30) is None
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"type":"custom","name":"\xf8","seq":5}',
+        b'{"type":"run_started","run_id":"r","limits":{"attempts":-1},"seq":5}',
+        7,
+    ],
+)
+async def test_a_fact_with_a_wrong_bit_is_found_and_ends_no_recovery(path: Path, body: bytes | int) -> None:
+    await fill(path, 3)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE facts SET body = ? WHERE place = (1 << 32) + 5", (body,))
+    assert "fact 5 cannot be read" in check_store(path, ignore).problems[0]
+    target, losses = await recover(path)
+    assert losses[0] == "session session0: facts 5 to 12" and len((await read_all(target))["session0"]) == 4
+
+
 async def test_no_damage_ends_a_recovery_with_an_unknown_error(path: Path) -> None:
     facts = await fill(path, 30)
     whole, chance = path.read_bytes(), random.Random(7)

@@ -278,7 +278,12 @@ def read_body(body: bytes, seq: int) -> AnyFact:
             f"fact {seq} was written by a newer treadle ({error}); nothing was changed. Upgrade treadle to read this "
             "session"
         ) from error
-    except msgspec.DecodeError as error:
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        TypeError,
+        BadInput,
+    ) as error:  # a single wrong bit gives any of them
         raise StoreDamaged(f"fact {seq} cannot be read ({error}); the facts before it can. Restore a backup") from error
 
 

@@ -124,7 +124,7 @@ class _Recovery:
     def _add_memory(self, number: int, name: str, scope: str, body: bytes) -> None:
         try:
             memory = msgspec.json.decode(body, type=Memory)
-        except msgspec.MsgspecError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return
         added = self._db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?)", (number, name, scope, body))
         if added.rowcount:

@@ -199,7 +199,6 @@ async def test_a_run_whose_end_no_event_tells_says_why(place: Place, monkeypatch
         (["run", "x", "--nonsense"], "unrecognized arguments: --nonsense"),
         (["run", "x", "--sesion", "y"], "did you mean --session?"),
         (["run", "x", "--access", "read-onyl"], "did you mean read-only?"),
-        (["sessions", "list", "--allow-root"], "unrecognized arguments: --allow-root; `treadle sessions --help`"),
         (["run"], "the task is missing"),
         (["run", "  "], "the task is empty"),
         (["run", "x", "--max-turns", "many"], "--max-turns"),

@@ -7,7 +7,6 @@ aiohttp to Starlette. Compare ratios within one run. `--crowd` runs the crowd te
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -38,6 +37,7 @@ WATCHED = f"steps-0-tok-{WATCHED_TOKENS}-delay-150ms"
 
 def serve_treadle(port: str, model: str, store: str) -> None:
     from treadle import Agent, Limits, Runtime, tool
+    from treadle.app.event_loop import run_in_fast_loop
     from treadle.models.catalog import resolve_model
     from treadle.server.app import create_app
     from treadle.server.config import ServerConfig
@@ -53,7 +53,7 @@ def serve_treadle(port: str, model: str, store: str) -> None:
     agent = Agent(found, tools=[add], limits=Limits(turns=200, calls=1000))
     config = ServerConfig(tokens=(Token("owner", TOKEN),), rate=1e6, max_open_requests=100_000)
     app = create_app(Runtime(store, [agent]), config)
-    asyncio.run(serve_app(app, "127.0.0.1", 0, lambda address: print(address, flush=True)))
+    run_in_fast_loop(serve_app(app, "127.0.0.1", 0, lambda address: print(address, flush=True)))
 
 
 def serve_relay(port: str, model: str, store: str) -> None:
@@ -64,6 +64,8 @@ def serve_relay(port: str, model: str, store: str) -> None:
     from starlette.requests import Request
     from starlette.responses import StreamingResponse
     from starlette.routing import Route
+
+    from treadle.app.event_loop import run_in_fast_loop
 
     client: list[aiohttp.ClientSession] = []
 
@@ -86,7 +88,7 @@ def serve_relay(port: str, model: str, store: str) -> None:
     listening.listen(4096)
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
     app = Starlette(routes=[Route("/{rest:path}", relay, methods=["POST"])])
-    uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).run([listening])
+    run_in_fast_loop(uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).serve([listening]))
 
 
 # --- the clients
@@ -105,8 +107,9 @@ def start_process(*command: str) -> Iterator[tuple[str, int]]:
 
 
 def read_cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU seconds of the threads of a process. The times in `stat` are counted in steps of 10 ms."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def read_memory(pid: int) -> int:

@@ -87,9 +87,7 @@ class Session(Generic[T]):
 
         `history` is a conversation from elsewhere that the first message of a session continues.
         """
-        fact = await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}", history)
-        await self._coordinator.wake(self.id)
-        return fact
+        return await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}", history)
 
     def continue_(self, limits: events.Limits | None = None) -> Run:
         """Continue after a limit, a cancel or a failure, with a fresh budget."""
@@ -353,8 +351,7 @@ class Session(Generic[T]):
             replace(part, text=replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts
         )
         received = events.MessageReceived(id=message_id, parts=parts, mode=mode, key=key, history=tuple(history))
-        fact = events.validate_fact(received)
-        stored = (await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")).facts[0]
+        stored = (await self._coordinator.post(self.id, received, f"message:{key}" if key else "")).facts[0]
         assert isinstance(stored, events.MessageReceived)
         return stored
 

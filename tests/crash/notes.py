@@ -65,10 +65,12 @@ class ReportingLog(SqliteLog):
         super().__init__(notes.store)
         self._notes, self._dies_at, self._writes = notes, dies_at, 0
 
-    async def append(self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "") -> None:
+    async def append(
+        self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], *args: Any, **options: Any
+    ) -> None:
         self._may_die()
         try:
-            await super().append(claim, expected_seq, facts, key)
+            await super().append(claim, expected_seq, facts, *args, **options)
         except ClaimLost:
             self._notes.write("refused", os.getpid(), claim.session_id, claim.epoch, "append")
             raise
@@ -82,11 +84,9 @@ class ReportingLog(SqliteLog):
             self._notes.write("refused", os.getpid(), claim.session_id, claim.epoch, "renew")
             raise
 
-    async def post(
-        self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True, claim: Claim | None = None
-    ) -> PostResult:
+    async def post(self, session_id: str, facts: Sequence[AnyFact], *args: Any, **options: Any) -> PostResult:
         self._may_die()
-        posted = await super().post(session_id, facts, key, wake=wake, claim=claim)
+        posted = await super().post(session_id, facts, *args, **options)
         self._may_die()
         self._write_acknowledged(session_id, posted.facts)
         return posted

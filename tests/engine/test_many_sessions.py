@@ -217,7 +217,7 @@ async def test_a_message_from_elsewhere_at_the_release_of_a_session_starts_a_run
 async def test_everybody_who_waits_learns_why_a_session_stopped(store: Store) -> None:
     held, log = HeldTool(), store.open()
 
-    async def fail(*_: Any) -> None:
+    async def fail(*_: Any, **options: Any) -> None:
         raise StoreFull("the disk is full")
 
     async with held.open_session(log) as session, session.resume() as first, session.run("two") as second:

@@ -286,14 +286,19 @@ async def wait_for(
 
 def post_at_release(log: Log, elsewhere: Log, session_id: str, fact: AnyFact) -> list[PostResult]:
     """Let another process post a fact in the moment in which this one first releases the session."""
-    release, posted = log.release, list[PostResult]()
+    append, release, posted = log.append, log.release, list[PostResult]()
+
+    async def slow_append(*args: Any, **options: Any) -> None:
+        if options.get("release") and not posted:
+            posted.append(await elsewhere.post(session_id, [fact]))
+        await append(*args, **options)
 
     async def slow_release(*args: Any, **options: Any) -> bool:
         if not posted:
             posted.append(await elsewhere.post(session_id, [fact]))
         return await release(*args, **options)
 
-    log.release = slow_release  # type: ignore[method-assign]
+    log.append, log.release = slow_append, slow_release  # type: ignore[method-assign]
     return posted
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.log.conftest import claim
 from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved
 from treadle.events import Custom, Limits, MessageReceived, Parent, RunStarted, SessionCreated, TextDelta
-from treadle.log.base import Claim, Log, PostResult, SessionQuery
+from treadle.log.base import Claim, Claimant, Log, PostResult, SessionQuery
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 
@@ -251,6 +251,53 @@ async def test_a_release_keeps_a_wake_up_that_was_not_seen(log, make, mine, post
     assert await log.release(mine, position, wake_at)
     assert (await log.get_info("s")).wake_at == expected
     assert (await log.claim("me", 30) is not None) == (expected == 1000.0)
+
+
+async def test_a_post_claims_a_session_that_nobody_runs(log: Log, make) -> None:
+    posted = await log.post("s", [make.message("x")], claimant=Claimant("me", 30, ["agent"]))
+    assert posted.claim == Claim("s", "me", 1, 30)
+    info = await log.get_info("s")
+    assert (info.owner, info.wake_at, log.get_head("s")) == ("me", None, 2)
+    await log.append(posted.claim, 2, make.notes("mine"))
+    assert await log.claim("you", 30, "s") is None
+
+
+async def test_a_post_does_not_claim_what_its_claimant_may_not_run(log: Log, make, clock) -> None:
+    assert (await log.post("s", [make.message("x")], claimant=Claimant("me", 30, ["other"]))).claim is None
+    assert (await log.get_info("s")).wake_at == 1000.0, "it is due for others"
+    mine = await claim(log)
+    assert (await log.post("s", [make.message("y")], claimant=Claimant("you", 30))).claim is None
+    clock.now = 1000.0 + mine.ttl
+    taken = await log.post("s", [make.message("z")], claimant=Claimant("you", 30))
+    assert taken.claim == Claim("s", "you", 2, 30)
+
+
+async def test_a_repeated_post_claims_nothing(log: Log, make) -> None:
+    await log.post("s", [make.message("x")], "k")
+    assert await log.post("s", [make.message("x")], "k", claimant=Claimant("me", 30)) == PostResult(
+        tuple((await log.read("s"))[1:]), is_new=False
+    )
+    assert (await log.get_info("s")).owner == ""
+
+
+async def test_the_last_append_can_give_the_session_back(log: Log, make, mine: Claim) -> None:
+    await log.post("s", [make.message("seen")])
+    await log.append(mine, 2, make.notes("the end"), release=True)
+    info = await log.get_info("s")
+    assert (info.owner, info.wake_at, info.seq) == ("", None, 3)
+    assert await log.claim("you", 30) is None, "nothing is due"
+    with pytest.raises(ClaimLost):
+        await log.append(mine, 3, make.notes("x"))
+
+
+async def test_an_append_that_is_refused_gives_nothing_back(log: Log, make, mine: Claim) -> None:
+    await log.post("s", [make.message("not seen")])
+    with pytest.raises(PositionMoved):
+        await log.append(mine, 1, make.notes("the end"), release=True)
+    assert (await log.get_info("s")).owner == mine.owner
+    await log.append(mine, 2, make.notes("still mine"), "k")
+    await log.append(mine, 2, make.notes("still mine"), "k", release=True)
+    assert (await log.get_info("s")).owner == mine.owner, "what is repeated stores nothing"
 
 
 async def test_a_session_is_due_at_its_wake_at_and_not_before(log: Log, clock, mine: Claim) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 
 from msgspec import Struct, field
 
+from treadle import events
 from treadle.engine.context import Projection
 from treadle.engine.fold import apply, fold
 from treadle.engine.loop import Loop
@@ -31,17 +32,8 @@ from treadle.engine.state import State
 from treadle.engine.steps import Rest, build_answer_key
 from treadle.engine.tool_call import build_client_result
 from treadle.errors import AlreadyAnswered, ClaimLost, Conflict, NotFound, StoreBusy, StoreError, TreadleError
-from treadle.events import (
-    CLIENT_SANDBOX,
-    ApprovalRequested,
-    CallFinished,
-    CancelRequested,
-    InputRequested,
-    RetryRequested,
-    RunFinished,
-    validate_fact,
-)
-from treadle.log.base import Claim, Log, SessionInfo, Watch
+from treadle.events import AnyFact, ApprovalRequested, InputRequested
+from treadle.log.base import Claim, Claimant, Log, PostResult, SessionInfo, Watch
 from treadle.tools.base import ToolResult
 
 LEASE_SECONDS = 30.0
@@ -150,7 +142,7 @@ class Coordinator:
         clock: Clock | None = None,
     ) -> None:
         self.log, self.owner, self.agents, self.ttl = log, owner, agents, ttl
-        self.build_setup = build_setup
+        self.build_setup, self._claimant = build_setup, Claimant(owner, ttl, agents)
         self.is_closed = False
         """Whether this process has stopped running sessions. Unfinished runs can be resumed."""
         self._clock = clock or Clock()
@@ -228,6 +220,22 @@ class Coordinator:
 
     # ── running and waiting ────────────────────────────────────────────────────────────────────────────
 
+    async def post(self, session_id: str, fact: AnyFact, key: str = "", claim: Claim | None = None) -> PostResult:
+        """Store a fact from outside and process it as `wake` does. Claiming the session is part of the same write.
+
+        With the `claim` of the session that started this one, it raises `ClaimLost` if that one was taken over.
+        """
+        fact, claimant = events.validate_fact(fact), None if self.is_closed else self._claimant
+        posted = await self.log.post(session_id, [fact], key, claim=claim, claimant=claimant)
+        entry = self._entries.get(session_id)
+        if entry is not None and entry.users and entry.loop is None and fact.seq == entry.state.seq + 1:
+            apply(entry.state, fact)
+        if posted.claim is None:
+            await self.wake(session_id)
+        else:
+            self._start(posted.claim)
+        return posted
+
     async def wake(self, session_id: str) -> None:
         """Process the posts of a session: here, or in the process that runs the session."""
         self.check_open()
@@ -270,29 +278,26 @@ class Coordinator:
         if question is not None and question.expires_at is not None and question.expires_at <= self._clock.now():
             await self.wake(session_id)
             raise build_expired_error(call_id)
-        fact = build_answer_fact(call, answer, digest)
-        posted = await self.log.post(session_id, [validate_fact(fact)], key=build_answer_key(call_id))
+        posted = await self.post(session_id, build_answer_fact(call, answer, digest), build_answer_key(call_id))
         if not posted.is_new:
             raise build_answered_error(call_id, posted.facts[0])
-        await self.wake(session_id)
 
-    async def finish_call(self, session_id: str, call_id: str, result: ToolResult) -> CallFinished:
+    async def finish_call(self, session_id: str, call_id: str, result: ToolResult) -> events.CallFinished:
         """Record the result of a call that the client ran, and continue. The same result again changes nothing."""
         state = await self.load_state(session_id)
         call = state.calls.get(call_id)
-        if call is None or call.started is None or call.started.sandbox != CLIENT_SANDBOX:
+        if call is None or call.started is None or call.started.sandbox != events.CLIENT_SANDBOX:
             raise NotFound(f"session {session_id} waits for no result of a call {call_id!r}")
         fact = await build_client_result(await self.build_setup(state), self.log, session_id, call.call, result)
         stored = call.finished
         if stored is None:
-            is_late = call.started.expires_at is not None and call.started.expires_at <= self._clock.now()
-            if not is_late:
-                posted = await self.log.post(session_id, [validate_fact(fact)], key=build_answer_key(call_id))
-                (stored,) = posted.facts
-            await self.wake(session_id)
-        if stored is None or (isinstance(stored, CallFinished) and stored.status == "timed_out"):
+            if call.started.expires_at is not None and call.started.expires_at <= self._clock.now():
+                await self.wake(session_id)
+            else:
+                (stored,) = (await self.post(session_id, fact, build_answer_key(call_id))).facts
+        if stored is None or (isinstance(stored, events.CallFinished) and stored.status == "timed_out"):
             raise build_expired_error(call_id)
-        assert isinstance(stored, CallFinished)
+        assert isinstance(stored, events.CallFinished)
         if (stored.status, stored.output, stored.parts) != (fact.status, fact.output, fact.parts):
             raise AlreadyAnswered(f"call {call_id} has another result already ({stored.status})", stored)
         return stored
@@ -301,22 +306,17 @@ class Coordinator:
         """End the wait for the provider: the model is asked again at once. Raises `Conflict` if no run waits for it."""
         if (await self.load_state(session_id)).retry_at is None:
             raise Conflict(f"session {session_id} does not wait for its provider; there is nothing to retry")
-        await self.log.post(session_id, [validate_fact(RetryRequested(by=by))])
-        await self.wake(session_id)
+        await self.post(session_id, events.RetryRequested(by=by))
 
     async def cancel(
         self, session_id: str, by: str = "", why: str = "", claim: Claim | None = None
-    ) -> RunFinished | None:
-        """Stop the run and wait until the log has its end. Return None when there was nothing to stop.
-
-        With the `claim` of the session that started this one, it raises `ClaimLost` if that one was taken over.
-        """
+    ) -> events.RunFinished | None:
+        """Stop the run and wait until the log has its end. None when nothing was to stop. `claim` is as in `post`."""
         state = await self.load_state(session_id)
         has_run, position = state.run is not None, state.seq
         if not has_run and not state.queue and state.requested is None:
             return None
-        await self.log.post(session_id, [validate_fact(CancelRequested(by=by, why=why))], claim=claim)
-        await self.wake(session_id)
+        await self.post(session_id, events.CancelRequested(by=by, why=why), claim=claim)
         if not has_run:
             return None
         # Watch from the position where it was running: it may have ended by itself before the cancel was stored.
@@ -324,7 +324,7 @@ class Coordinator:
         follower = self.follow(session_id, watch)
         try:
             async for event in watch:
-                if isinstance(event, RunFinished):
+                if isinstance(event, events.RunFinished):
                     await self.wait_until_idle(session_id)
                     return event
         finally:
@@ -382,9 +382,10 @@ class Coordinator:
                 await self._give_up(claim, 0.0)
                 return
             state, projection = entry.state, entry.projection
-            for fact in await self.log.read(entry.id, after=state.seq):
-                if fact.seq > state.seq:  # as in `load_state`
-                    apply(state, fact)
+            if self.log.get_head(entry.id) > state.seq:  # it is known since the claim
+                for fact in await self.log.read(entry.id, after=state.seq):
+                    if fact.seq > state.seq:  # as in `load_state`
+                        apply(state, fact)
             if state.created is None:
                 raise NotFound(f"session {entry.id} has no beginning")
             setup = await self.build_setup(state)
@@ -392,7 +393,7 @@ class Coordinator:
             while True:
                 rest = await loop.run()
                 self._ask_people(entry, loop, rest)
-                if await self.log.release(claim, loop.state.seq, rest.wake_at, waiting=rest.waiting):
+                if await loop.release(rest):
                     break
                 await loop.catch_up()
             seq = loop.state.seq

@@ -24,19 +24,8 @@ from treadle.engine.setup import Lease, Setup, SetupBuilder
 from treadle.engine.state import CallState, State
 from treadle.engine.tool_call import STOPPED_OUTCOME, build_finish_fact, build_start_fact, build_tool_context, run_tool
 from treadle.errors import ModelError, PositionMoved, describe_error
-from treadle.events import (
-    AnyFact,
-    CallFinished,
-    ContextCompacted,
-    Custom,
-    ModelFailed,
-    ModelReplied,
-    SignalDetected,
-    stamp_fact,
-)
+from treadle.events import AnyFact, CallFinished, SignalDetected, stamp_fact
 from treadle.log.base import Log
-
-EFFECT_FACTS = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextCompacted, Custom)
 
 
 class Loop:
@@ -49,7 +38,7 @@ class Loop:
         self.state, self.projection, self._configured = state, projection, state.configured
         self.session_id = lease.claim.session_id
         self._buffer, self._writing = list[AnyFact](), asyncio.Lock()
-        self._is_behind = log.get_head(self.session_id) > state.seq
+        self._is_behind, self._is_released = log.get_head(self.session_id) > state.seq, False
         self._run_scope, self._call_scope, self._pause_scope = CancelScope(), CancelScope(), CancelScope()
         self._check_task: asyncio.Task[None] | None = None
 
@@ -76,7 +65,9 @@ class Loop:
                         await self._compact()
                     case steps.Rest():
                         if self._buffer:
-                            await self._flush()
+                            await self._flush(release=step == steps.Rest())
+                            if self._is_released:
+                                return step
                         elif (pause := step.measure_pause(self.setup.clock.now())) is None:
                             return step
                         elif not self._is_behind:
@@ -100,7 +91,7 @@ class Loop:
             apply(self.state, fact)
             self._buffer.append(fact)
 
-    async def _flush(self) -> bool:
+    async def _flush(self, *, release: bool = False) -> bool:
         """Write the buffer, which comes before every effect. The write may wait so long that the lease must be renewed.
 
         False when others posted first: effects are recorded again, decisions are made anew.
@@ -109,13 +100,20 @@ class Loop:
             facts, self._buffer = self._buffer, []
             try:
                 if facts:
-                    await self.log.append(self.lease.claim, facts[0].seq - 1, facts)
+                    await self.log.append(self.lease.claim, facts[0].seq - 1, facts, release=release)
             except PositionMoved:
                 self.state, self.projection = fold(await self.log.read(self.session_id)), Projection()
-                self._record(*(fact for fact in facts if isinstance(fact, EFFECT_FACTS)))
+                self._record(*(fact for fact in facts if isinstance(fact, steps.EFFECT_FACTS)))
                 return False
-        await self.lease.renew_if_due()
+        self._is_released = release
+        if not release:
+            await self.lease.renew_if_due()
         return True
+
+    async def release(self, rest: steps.Rest) -> bool:
+        """Give the session back, unless the last write did. False when others posted: there is more to do."""
+        seq, claim = self.state.seq, self.lease.claim
+        return self._is_released or await self.log.release(claim, seq, rest.wake_at, waiting=rest.waiting)
 
     # ── being stopped ──────────────────────────────────────────────────────────────────────────────────
 

@@ -30,6 +30,12 @@ COMPACTION_SHARE = 0.85
 MAX_FUTILE_COMPACTIONS = 2
 """The run stops after this number of compactions in a row that freed nothing."""
 
+EFFECT_FACTS = (
+    *(events.ModelReplied, events.ModelFailed, events.CallFinished, events.SignalDetected),
+    *(events.ContextCompacted, events.Custom),
+)
+"""What happened outside is recorded again when others posted first. Everything else is decided anew."""
+
 
 class Record(Struct, frozen=True):
     """Append these facts: they need nothing from outside."""

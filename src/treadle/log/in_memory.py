@@ -18,6 +18,7 @@ from treadle.log.base import (
     RESPONSES_AGENT,
     Artifact,
     Claim,
+    Claimant,
     PostResult,
     SearchHit,
     SearchHits,
@@ -112,7 +113,14 @@ class InMemoryLog(HubLog):
         self._hub.wake_store_waiters()
 
     async def post(
-        self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True, claim: Claim | None = None
+        self,
+        session_id: str,
+        facts: Sequence[AnyFact],
+        key: str = "",
+        *,
+        wake: bool = True,
+        claim: Claim | None = None,
+        claimant: Claimant | None = None,
     ) -> PostResult:
         session = self._get_session(session_id)
         self._check_claim(claim)
@@ -124,7 +132,8 @@ class InMemoryLog(HubLog):
         if wake:
             session.wake_at = now if session.wake_at is None else min(session.wake_at, now)
         self._announce(session_id, facts, 0.0)
-        return PostResult(tuple(facts), is_new=True)
+        claimed = self._claim(session, claimant, now) if claimant is not None else None
+        return PostResult(tuple(facts), is_new=True, claim=claimed)
 
     async def claim(
         self, owner: str, ttl: float, session_id: str = "", agents: Sequence[str] | None = None
@@ -132,16 +141,20 @@ class InMemoryLog(HubLog):
         self._check_open()
         now = self._clock()
         session = self._get_session(session_id) if session_id else self._find_longest_due(now, agents)
-        if session is None or (session.owner and session.lease > now):
+        return self._claim(session, Claimant(owner, ttl, agents), now) if session is not None else None
+
+    def _claim(self, session: _Session, claimant: Claimant, now: float) -> Claim | None:
+        """Claim a session, unless a live owner runs it."""
+        if session.owner and session.lease > now:
             return None
-        if agents is not None and session.entry.agent not in agents:
+        if claimant.agents is not None and session.entry.agent not in claimant.agents:
             return None
-        session.owner, session.epoch, session.lease = owner, session.epoch + 1, now + ttl
+        session.owner, session.epoch, session.lease = claimant.owner, session.epoch + 1, now + claimant.ttl
         session.wake_at = None
         if session.entry.status == "waiting":
             session.entry = replace(session.entry, status="running")
         self._hub.mark_claimed(session.entry.id, session.epoch, len(session.facts))
-        return Claim(session.entry.id, owner, session.epoch, ttl)
+        return Claim(session.entry.id, claimant.owner, session.epoch, claimant.ttl)
 
     def _find_longest_due(self, now: float, agents: Sequence[str] | None) -> _Session | None:
         due = [
@@ -171,7 +184,9 @@ class InMemoryLog(HubLog):
         self._hub.mark_released(claim.session_id, claim.epoch)
         return True
 
-    async def append(self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "") -> None:
+    async def append(
+        self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "", *, release: bool = False
+    ) -> None:
         if not facts:
             return
         session = self._get_claimed(claim)
@@ -183,6 +198,8 @@ class InMemoryLog(HubLog):
         session.add(facts, self._clock(), key)
         self._note_order(session, facts)
         self._announce(claim.session_id, facts, 0.0, from_owner=True)
+        if release:
+            await self.release(claim, expected_seq + len(facts))
 
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
         facts, after = self._get_session(session_id).facts, max(after, 0)

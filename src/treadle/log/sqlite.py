@@ -21,6 +21,7 @@ from treadle.log import records
 from treadle.log.base import (
     Artifact,
     Claim,
+    Claimant,
     PostResult,
     SearchHits,
     SessionInfo,
@@ -99,7 +100,14 @@ class SqliteLog(HubLog):
 
     @retry_while_busy()
     async def post(
-        self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True, claim: Claim | None = None
+        self,
+        session_id: str,
+        facts: Sequence[AnyFact],
+        key: str = "",
+        *,
+        wake: bool = True,
+        claim: Claim | None = None,
+        claimant: Claimant | None = None,
     ) -> PostResult:
         now, began = self._clock(), time.perf_counter()
         with self._file.transaction as db:
@@ -115,14 +123,15 @@ class SqliteLog(HubLog):
             if wake:
                 columns, values = f"{columns}, wake_at = min(coalesce(wake_at, ?), ?)", (*values, now, now)
             db.execute(f"UPDATE sessions SET {columns} WHERE num = ?", (*values, num))
+            row = self._claim(db, claimant, self._find_claimable(db, session_id, now), now) if claimant else None
         self._announce(session_id, facts, time.perf_counter() - began)
-        return PostResult(tuple(facts), is_new=True)
+        return PostResult(tuple(facts), is_new=True, claim=self._note_claim(claimant, row))
 
     @retry_while_busy()
     async def claim(
         self, owner: str, ttl: float, session_id: str = "", agents: Sequence[str] | None = None
     ) -> Claim | None:
-        now = self._clock()
+        now, claimant = self._clock(), Claimant(owner, ttl, agents)
         if not session_id:
             self._file.check_unharmed(thorough=True)
             with self._file.connection as db:
@@ -130,17 +139,28 @@ class SqliteLog(HubLog):
                     return None  # the usual case, answered without the write lock
         with self._file.transaction as db:
             row = self._find_claimable(db, session_id, now) if session_id else records.find_longest_due(db, now, agents)
-            if row is None:
-                return None
-            num, name, agent, head, epoch = row
-            if agents is not None and agent not in agents:
-                return None
-            db.execute(_CLAIM, (owner, now + ttl, num))
-            db.execute(_CLAIM_WAITING, (num,))
-        self._cache_number(name, num)
-        self._hub.mark_claimed(name, epoch + 1, head)
+            row = self._claim(db, claimant, row, now)
+        return self._note_claim(claimant, row)
+
+    def _claim(
+        self, db: sqlite3.Connection, claimant: Claimant, row: records.Candidate | None, now: float
+    ) -> records.Candidate | None:
+        """Claim a session in a transaction, if there is one and it is one of the claimant's agents."""
+        if row is None or (claimant.agents is not None and row[2] not in claimant.agents):
+            return None
+        db.execute(_CLAIM, (claimant.owner, now + claimant.ttl, row[0]))
+        db.execute(_CLAIM_WAITING, (row[0],))
+        return row
+
+    def _note_claim(self, claimant: Claimant | None, row: records.Candidate | None) -> Claim | None:
+        """Follow a session that was claimed, after the transaction."""
+        if claimant is None or row is None:
+            return None
+        num, session_id, _, head, epoch = row
+        self._cache_number(session_id, num)
+        self._hub.mark_claimed(session_id, epoch + 1, head)
         self._schedule_poll()
-        return Claim(name, owner, epoch + 1, ttl)
+        return Claim(session_id, claimant.owner, epoch + 1, claimant.ttl)
 
     def _find_claimable(self, db: sqlite3.Connection, session_id: str, now: float) -> records.Candidate | None:
         """Find a session by its id, unless a live owner runs it."""
@@ -180,44 +200,54 @@ class SqliteLog(HubLog):
                 if isinstance(refusal, PositionMoved):
                     return False
                 raise refusal
+        self._note_release(claim)
+        return True
+
+    def _note_release(self, claim: Claim) -> None:
         self._hub.mark_released(claim.session_id, claim.epoch)
         if claim.session_id not in self._hub.channels:
             self._numbers.pop(claim.session_id, None)
-        return True
 
     @retry_while_busy(forever=True)
-    async def append(self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "") -> None:
+    async def append(
+        self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "", *, release: bool = False
+    ) -> None:
         if not facts:
             return
         began = time.perf_counter()
         records.stamp_facts(facts, expected_seq, self._clock())
         changes, size = records.summarize_changes(facts), 0
-        if key or changes is not records.NO_CHANGES:
-            self._append_in_transaction(claim, facts, key, changes)
+        if key or release or changes is not records.NO_CHANGES:
+            release &= self._append_in_transaction(claim, facts, key, changes, release=release)
         else:
             with self._file.single_write as db:
                 size = records.append_facts(db, self._get_number(claim.session_id), claim, facts)
                 if not size:
                     raise self._explain_refusal(db, claim, expected_seq)
         self._announce(claim.session_id, facts, time.perf_counter() - began, from_owner=True, size=size)
+        if release:
+            self._note_release(claim)
 
     def _append_in_transaction(
-        self, claim: Claim, facts: Sequence[AnyFact], key: str, changes: records.SessionChanges
-    ) -> None:
-        """Append facts that have a key or change the session's entry in the list."""
+        self, claim: Claim, facts: Sequence[AnyFact], key: str, changes: records.SessionChanges, *, release: bool
+    ) -> bool:
+        """Append facts that have a key or change the session's entry in the list. False when the key is not new."""
         with self._file.transaction as db:
             num = self._get_number(claim.session_id)
             if key and (stored := records.find_by_key(db, num, key)) is not None:
                 self._check_claim(db, claim)
                 records.stamp_repeated(facts, stored, key)
-                return
+                return False
             head = facts[0].seq - 1
             if not records.append_facts(db, num, claim, facts):
                 raise self._explain_refusal(db, claim, head)
             columns, values = records.build_update(facts[-1].at, changes)
+            if release:
+                columns += ", owner = '', lease = 0, wake_at = NULL"
             db.execute(f"UPDATE sessions SET {columns} WHERE num = ?", (*values, num))
             if key:
                 records.save_key(db, num, key, head, len(facts))
+        return True
 
     def _check_claim(self, db: sqlite3.Connection, claim: Claim | None) -> None:
         """Raise `ClaimLost` when another owner has taken over. Call it in the transaction of the write."""

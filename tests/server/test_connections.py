@@ -2,17 +2,19 @@
 
 import asyncio
 import resource
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 
 from tests.kit.server import OWNER, Client
 from tests.kit.sessions import PATIENCE
 from tests.server.worker import ServerForker, start_forker
-from treadle.server.connections import MIN_BODY_RATE, is_body_late
+from treadle.server.config import ServerConfig
+from treadle.server.connections import MIN_BODY_RATE, ConnectionTable, is_body_late
 
 SHORT = 0.5
 TOKEN = f"authorization: Bearer {OWNER.value}\r\n"
@@ -71,9 +73,12 @@ class Line:
 
 
 @asynccontextmanager
-async def connect(base: str) -> AsyncIterator[Line]:
+async def connect(base: str, request: bytes = b"") -> AsyncIterator[Line]:
+    """Open a connection. A deadline begins with it, so the first request is sent with nothing in between."""
     host, _, port = base.removeprefix("http://").rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    opened = socket.create_connection((host, int(port)))
+    opened.sendall(request)
+    reader, writer = await asyncio.open_connection(sock=opened)
     try:
         yield Line(base, reader, writer)
     finally:
@@ -83,8 +88,8 @@ async def connect(base: str) -> AsyncIterator[Line]:
 @pytest.mark.parametrize("headers", ["", TOKEN, UPGRADE + TOKEN])
 async def test_a_request_whose_headers_never_end_is_cut_off(headers: str, serve: Serve) -> None:
     base = serve(header_seconds=SHORT)
-    async with connect(base) as kept:
-        kept.begin("GET /v1/sessions", TOKEN, "\r\n")
+    host = f"host: {base.removeprefix('http://')}\r\n"
+    async with connect(base, f"GET /v1/sessions HTTP/1.1\r\n{host}{TOKEN}\r\n".encode()) as kept:
         assert await kept.read_status() == 200
         async with connect(base) as line, connect(base) as silent:
             line.begin("GET /v1/sessions", headers, "x-more: ")
@@ -95,6 +100,30 @@ async def test_a_request_whose_headers_never_end_is_cut_off(headers: str, serve:
         assert await kept.read_status() == 200
         kept.begin("GET /v1/sessions", TOKEN, "x-more: ")
         await kept.trickle_until_closed()
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_what_arrived_while_the_server_was_held_up_is_read_before_it_counts_as_late(arrives: bool) -> None:
+    table = ConnectionTable(ServerConfig(open_to_everyone=True, header_seconds=0.001), descriptors=100)
+    looks, closed = 0, asyncio.Event()
+
+    class Request:
+        def is_late(self, now: float, config: ServerConfig) -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 10:
+                closed.set()  # it was not
+            return looks == 1 or not arrives
+
+        def close(self, answer: bytes) -> None:
+            table.watch(cast("Any", self), receiving=False)
+            closed.set()
+
+    table.watch(cast("Any", Request()), receiving=True)
+    closing = asyncio.create_task(table.close_late_connections())
+    await asyncio.wait_for(closed.wait(), PATIENCE)
+    closing.cancel()
+    assert looks == (10 if arrives else 2)
 
 
 async def test_a_body_that_does_not_arrive_is_cut_off(serve: Serve) -> None:

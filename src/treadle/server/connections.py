@@ -122,12 +122,17 @@ class ConnectionTable:
             self._receiving.discard(connection)
 
     async def close_late_connections(self) -> None:
-        """Close the connections whose time is over, for as long as the server runs."""
+        """Close the connections whose time is over, for as long as the server runs.
+
+        A request must be late twice in a row. After a pause of the whole process, what arrived meanwhile is unread at
+        the first look. Until the second one it is read.
+        """
+        late: set[GuardedConnection] = set()
         while True:
             config, now = self._config, time.monotonic()
-            for connection in tuple(self._receiving):
-                if connection.is_late(now, config):
-                    connection.close(_TOO_SLOW)
+            late, before = {one for one in self._receiving if one.is_late(now, config)}, late
+            for connection in late & before:
+                connection.close(_TOO_SLOW)
             for connection in tuple(self._anonymous):
                 if now - connection.opened_at < config.anonymous_seconds:
                     break

@@ -42,7 +42,8 @@ class ServerApp(FastAPI):
     def build_middleware_stack(self) -> AsgiApp:
         """Put the guard around everything, also around the handlers of errors."""
         service = self.state.service
-        return Guard(super().build_middleware_stack(), service.config, service.tokens)
+        app = sessions.PlainMessages(super().build_middleware_stack(), service)
+        return Guard(app, service.config, service.tokens)
 
     def openapi(self) -> dict[str, Any]:
         """Describe all routes and the token that they need."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, Header, Query, Response
 from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field, ValidationError
 
@@ -25,7 +24,8 @@ from treadle.events import CLIENT_SANDBOX, CallStarted, MessageReceived, ModelFa
 from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import Part, ResultMessage, TextPart, UserMessage, render_message, render_parts
 from treadle.server.attachments import Attachment
-from treadle.server.problems import build_field_error
+from treadle.server.guard import AsgiApp, AsgiMessage, AsgiScope, Receive, Send
+from treadle.server.problems import build_error_response, build_field_error, build_refusal
 from treadle.server.service import (
     CurrentService,
     Sender,
@@ -34,8 +34,6 @@ from treadle.server.service import (
     Token,
     Viewer,
     filter_preapproved,
-    get_service,
-    get_token,
     require_right,
 )
 from treadle.server.streams import SSE_RESPONSES, Cursor, DialectWriter, EventStream, encode_frames
@@ -44,6 +42,7 @@ router = APIRouter(prefix="/v1", tags=["sessions"])
 HELD_MESSAGE = "cancelled before it was begun; it is kept, and goes with the next message"
 Name = Annotated[str, Field(max_length=200)]
 MAX_KEY_LENGTH = 200
+_MESSAGES_PATH = re.compile(r"/v1/sessions/([^/]+)/messages")
 Key = Annotated[str, Header(alias="Idempotency-Key", max_length=MAX_KEY_LENGTH)]
 
 
@@ -386,6 +385,7 @@ async def _post(
     return session, await service.post_message(session, body.build_parts(), body.mode, key)
 
 
+@router.post("/sessions/{session_id}/messages")
 async def post_message(
     service: CurrentService,
     token: Sender,
@@ -425,34 +425,46 @@ async def post_message(
     )
 
 
-class MessageRoute(APIRoute):
-    """Calls `post_message` directly for a plain message, because FastAPI's way to it costs as much as the run.
+_MESSAGE_ROUTE = router.routes[-1]
+
+
+class PlainMessages:
+    """Answers a plain message itself, because FastAPI's way to `post_message` costs as much as the run.
 
     FastAPI takes all other requests: those with a query, and those that it refuses.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+    def __init__(self, app: AsgiApp, service: Service) -> None:
+        self._app, self._service = app, service
 
-        async def handle_plain(request: Request) -> Response:
-            key = request.headers.get("idempotency-key", "")
-            if request.scope["query_string"] or len(key) > MAX_KEY_LENGTH:
-                return await handle(request)
-            try:
-                body = NewMessage.model_validate(msgspec.json.decode(await request.body()))
-            except (msgspec.DecodeError, ValidationError):
-                return await handle(request)
-            token = require_right(await get_token(request), "send")
-            answer = await post_message(await get_service(request), token, request.path_params["session_id"], body, key)
-            return Response(answer.model_dump_json(), media_type="application/json")
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]
+        found = _MESSAGES_PATH.fullmatch(scope["path"].removeprefix(scope.get("root_path", ""))) if is_post else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        messages = [await receive()]  # the guard gives the whole body at once
+        key = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"idempotency-key"), "")
+        try:
+            body = NewMessage.model_validate(msgspec.json.decode(messages[0]["body"]))
+        except (msgspec.DecodeError, ValidationError):
+            body = None
+        if body is None or len(key) > MAX_KEY_LENGTH:
 
-        return handle_plain
+            async def receive_again() -> AsgiMessage:
+                return messages.pop() if messages else await receive()
 
-
-router.add_api_route(
-    "/sessions/{session_id}/messages", post_message, methods=["POST"], route_class_override=MessageRoute
-)
-router.routes.insert(0, router.routes.pop())  # so that it is found at once
+            await self._app(scope, receive_again, send)
+            return
+        scope["route"] = _MESSAGE_ROUTE
+        try:
+            token = require_right(scope["treadle.token"], "send")
+            self._service.attach()
+            answer = await post_message(self._service, token, found[1], body, key)
+            response = Response(answer.model_dump_json(), media_type="application/json")
+        except Exception as error:
+            response = build_error_response(build_refusal(error), scope)
+        await response(scope, receive, send)
 
 
 @router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE_RESPONSES)

@@ -373,8 +373,7 @@ class Coordinator:
     async def _run_session(self, entry: SessionEntry, claim: Claim, earlier: asyncio.Task[None] | None) -> None:
         """Run a claimed session until there is nothing to do, then release it."""
         lease = entry.lease = Lease(self.log, claim)
-        entry.wake_at = None
-        seq = -1
+        entry.wake_at, seq = None, -1
         try:
             if earlier is not None:
                 await asyncio.wait((earlier,))

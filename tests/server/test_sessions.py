@@ -293,7 +293,7 @@ COMMON_PARTS = (
     ImagePart(data="aGk=", media_type="image/webp"),
     FilePart("a.pdf", "aGk=", "application/pdf"),
     FilePart("file", "aGk=", "text/markdown"),
-    TextPart("hello"),
+    TextPart("hello", file="text"),
 )
 
 

@@ -152,14 +152,8 @@ def create_place(folder: Path) -> Place:
     home.mkdir()
     work.mkdir()
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
-    env = {
-        **kept,
-        "HOME": str(home),
-        "TEST_KEY": "sk-test",
-        "TERM": "xterm-256color",
-        "PYTHONUTF8": "1",
-        "TREADLE_ALLOW_ROOT": "true",
-    }
+    env = {**kept, "HOME": str(home), "TEST_KEY": "sk-test", "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    env["TREADLE_ALLOW_ROOT"] = "true"
     env["TREADLE_AUTO_NAME"] = "false"  # it asks the model, and most scripts have no reply for that
     return Place(home, work, env)
 

@@ -222,6 +222,7 @@ async def test_a_log_gives_space_back_in_the_background(path: Path) -> None:
         before = log.path.stat().st_size
         while log.path.stat().st_size > before / 4:
             await log.search("anything")  # runs in the same thread, in between
+    assert check_store(path, ignore).problems == ()
 
 
 async def test_vacuum_shrinks_an_older_store_and_removes_the_words_of_deleted_sessions(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
@@ -181,7 +182,7 @@ class DirectConnection(Protocol):
     def write_piece(self, data: bytes) -> bool: ...
 
 
-class StreamedResponse(Response):
+class StreamedResponse(Response, ABC):
     """A response of pieces that come over time. The pieces stop when the client leaves.
 
     Nothing is sent before the first piece or comment, so an early failure still has its own status. A later failure is
@@ -243,9 +244,9 @@ class StreamedResponse(Response):
         self._is_over = True
         await self._send_piece(b"", more=False)
 
+    @abstractmethod
     async def _send_pieces(self) -> None:
         """Send the pieces, up to the end of the response."""
-        raise NotImplementedError
 
     def _write_now(self, data: bytes) -> bool:
         """Write a piece if the connection takes it at once."""

@@ -102,8 +102,9 @@ async def test_a_parked_run_is_listed_with_its_time_and_retried_from_another_pro
         process = await place.start("run", "hi", *model_options(fake))
         await place.wait_for_fact(ModelFailed)
         async with asyncio.timeout(PATIENCE):
-            while not (listed := await place.quick("sessions")).out.splitlines()[1].startswith("retries at"):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            listed = await place.quick("sessions")
+            while not listed.out.splitlines()[1].startswith("retries at"):
+                listed = await place.quick("sessions")
         session = listed.out.splitlines()[1].split()[3]
         shown = await place.quick("sessions", "show", session)
         assert "retries at" in shown.out and "Provider overloaded (429)" in shown.out

@@ -1,13 +1,14 @@
 """Imports: the past is taken over whole, and nothing in the file grants a right, starts work or touches files."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
+from tests.export.conftest import Exported, long
 from tests.kit.rewinding import Place, rewindable, write
 from tests.kit.sessions import build_agent, resume_run, run_message, select_events
 from tests.kit.strategies import histories
@@ -46,40 +47,11 @@ from treadle.export.transcript import render_json_lines, render_transcript
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, ImagePart, ModelMessage, ResultMessage, TextPart, ToolSpec, UserMessage
-from treadle.testing import call
 
 place = rewindable
 NOW = 2000.0
 ID = "f" * 32
 MINE = SessionCreated(session_id="", agent=AgentConfig(name="agent"), workspace="/mine", limits=Limits(turns=7))
-
-
-@tool(safety="safe")
-def long() -> str:
-    """Say a lot."""
-    return "much of it\n" * 9000
-
-
-class Exported(NamedTuple):
-    """A session whose call has an output that was too long for the model, and its store."""
-
-    session_id: str
-    log: SqliteLog
-
-    async def render(self) -> bytes:
-        return await render_transcript(self.log, self.session_id, "jsonl")
-
-
-@pytest.fixture
-async def exported(tmp_path: Path) -> AsyncIterator[Exported]:
-    agent, _ = build_agent(call("long"), "It said much.", "Again.", tools=[long])
-    log = SqliteLog(tmp_path / "one.db")
-    async with agent.session(log, workspace=tmp_path) as session:
-        await run_message(session, "say much of it")
-        await session.rename("Much & more")
-        await run_message(session, "again")
-    yield Exported(session.id, log)
-    await log.close()
 
 
 def number(*facts: AnyFact) -> list[AnyFact]:

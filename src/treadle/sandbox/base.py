@@ -5,7 +5,7 @@ It holds no policy: others have decided that the command may run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -22,6 +22,9 @@ EndReason = Literal["exited", "signalled", "wall", "memory", "processes", "outpu
 
 OnOutput = Callable[[bytes], None]
 """Receives standard output and error, merged, as they come. A piece may end inside a character."""
+
+AskHost = Callable[[str, int], Awaitable[bool]]
+"""Asks a person whether the command may reach a host at a port. The command waits for the answer."""
 
 INSTALL_HINT = (
     "Install bubblewrap: `apt-get install bubblewrap`, `dnf install bubblewrap` or `apk add bubblewrap`. It must be at "
@@ -59,13 +62,48 @@ class Bounds(Struct, frozen=True):
     output_bytes: int = 10 * 1024 * 1024
 
 
+class Mount(Struct, frozen=True):
+    """A folder or file that a command sees, at the same path as outside, and the reason in a few words."""
+
+    path: Path
+    why: str
+    is_writable: bool = False
+
+
+class RefChange(Struct, frozen=True):
+    """A branch, a tag, the stash or `HEAD` that a command changed. An empty value: it did not exist.
+
+    A value is the id of an object. That of `HEAD` may also be `ref: refs/heads/NAME`.
+    """
+
+    ref: str
+    before: str
+    after: str
+
+
+class GitReport(Struct, frozen=True):
+    """What a command did to a repository: what was taken over from its private copy, and what was rejected.
+
+    `repository` is the folder of the work tree in the workspace, empty for the workspace itself. `commits` are new ones
+    as `ID SUBJECT`, newest first. `rejected` are sentences for the model. `index_before` is the index file before the
+    command, if the command changed it.
+    """
+
+    repository: str = ""
+    changes: tuple[RefChange, ...] = ()
+    commits: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+    index_before: bytes | None = None
+
+
 class Job(Struct, frozen=True):
     """A command, and what it may touch.
 
     `cwd` is relative to the workspace. `network` reaches public hosts only: those in `allow_hosts` (`example.org`,
     `*.example.org`, `example.org:8443`), or all when that is empty. `env` is added to the few variables that are
-    passed on. `read_only` names readable folders besides those of the system. `show_env_files` shows the content of
-    `.env` files. `writable` lets the command change the workspace.
+    passed on. `read_only` and `writable_folders` name folders besides those of the system and of toolchains.
+    `show_env_files` shows the content of `.env` files. `writable` lets the command change the workspace. `ask_host` is
+    called for a host that is not allowed; without it such a host is refused.
     """
 
     argv: tuple[str, ...]
@@ -78,16 +116,24 @@ class Job(Struct, frozen=True):
     read_only: tuple[Path, ...] = ()
     show_env_files: bool = False
     writable: bool = True
+    writable_folders: tuple[Path, ...] = ()
+    ask_host: AskHost | None = None
 
 
 class CommandResult(Struct, frozen=True):
-    """How a command ended. `code` is None when a limit ended it, and 128 + n when signal n did."""
+    """How a command ended. `code` is None when a limit ended it, and 128 + n when signal n did.
+
+    `refused_hosts` are the hosts that it wanted and did not reach, as `HOST:PORT`. `git` has a report for each
+    repository that it tried to change.
+    """
 
     code: int | None
     reason: EndReason
     signal: int | None
     seconds: float
     output_bytes: int
+    refused_hosts: tuple[str, ...] = ()
+    git: tuple[GitReport, ...] = ()
 
 
 class Sandbox(Protocol):

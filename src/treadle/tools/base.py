@@ -176,6 +176,13 @@ class HelperHost(Protocol):
         ...
 
 
+class PermissionAnswer(Struct, frozen=True):
+    """Whether a running call may do more, and why or why not, in a sentence for the model."""
+
+    is_allowed: bool
+    why: str
+
+
 class ToolServices:
     """What a running call may do with its session's log. This base class is for tests and stores nothing.
 
@@ -190,6 +197,13 @@ class ToolServices:
 
     async def check_claim(self) -> None:
         """Raise `ClaimLost` when another process has taken the session over. Call it before a change elsewhere."""
+
+    async def request_permission(self, tool: str, arguments: dict[str, Json], why: str) -> PermissionAnswer:
+        """Decide by the policy whether a running call may do something more, such as reach a host. It may ask a person.
+
+        The policy sees a call of `tool` with these arguments: rules such as `network(example.org)` match it.
+        """
+        return PermissionAnswer(False, "Nobody can be asked here.")
 
     async def save_note(self, name: str, data: Json) -> None:
         """Save something for later calls of this session, also after a restart. The last note of a name counts."""

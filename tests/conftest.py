@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from treadle.sandbox import caches
 from treadle.tools.files.ripgrep import find_ripgrep
 
 # A deadline measures the machine, not the code, when tests run side by side; so does a check for slow examples. The
@@ -48,6 +49,15 @@ class _Listening(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if self.secret in self.format(record):
             self.leaks.append(f"a log line of {record.name}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_keep_their_caches_among_the_tests_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nearly every test has a workspace of its own, and each would leave a cache in the developer's data folder."""
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caches, "find_data_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,6 +22,8 @@ from treadle.models.local import weights
 from treadle.models.providers import PROVIDERS
 from treadle.models.remote import RemoteModel
 from treadle.sandbox.backend import probe
+from treadle.sandbox.tool_roots import TOOL_NAMES
+from treadle.sandbox.toolchains import find_toolchains, list_languages
 from treadle.tools.base import ToolError
 from treadle.tools.files.ripgrep import find_ripgrep
 from treadle.tools.mcp.server_config import read_mcp_servers
@@ -73,6 +75,7 @@ async def run_checks(loaded: LoadedSettings) -> AsyncIterator[Check]:
     else:
         state = "warn" if sandbox.level == "landlock" else "bad"
         yield Check("sandbox", state, f"{sandbox.level}: {sandbox.why}", sandbox.hint)
+    yield _check_tools()
     yield await _check_store(settings)
     for check in _check_machine():
         yield check
@@ -117,6 +120,18 @@ async def _check_model(settings: Settings) -> Check:
         return Check("model", "bad", f"{found}: {error}", "check --base-url, the network and the proxy; or --model")
     finally:
         await model.close()
+
+
+def _check_tools() -> Check:
+    """List whose tools commands in the sandbox find, and which folders on the search path they do not see."""
+    tools = find_toolchains()
+    names = sorted({mount.why for mount in tools.mounts if mount.why in TOOL_NAMES})
+    finding = f"{', '.join(list_languages()) or 'no language'}"
+    finding += f"; {', '.join(names)}" if names else ""
+    if tools.left_out:
+        left_out = ", ".join(f"{one.path} ({one.why})" for one in tools.left_out)
+        return Check("tools", "warn", f"{finding}; commands do not see {left_out}", "treadle sandbox exec --explain")
+    return Check("tools", "ok", finding)
 
 
 async def _check_store(settings: Settings) -> Check:

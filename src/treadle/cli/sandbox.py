@@ -1,4 +1,4 @@
-"""`treadle sandbox exec`: run a command in the same sandbox as the shell tool."""
+"""`treadle sandbox`: run a command in the sandbox of the shell tool, explain that sandbox, and care for its caches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from treadle.cli.console import handle_signals, print_note
+from treadle.cli.console import escape_controls, handle_signals, print_note
 from treadle.cli.options import Parser, add_actions, create_parser
 from treadle.errors import BadInput
 from treadle.sandbox.backend import probe, run_in_sandbox
 from treadle.sandbox.base import Bounds, Job
+from treadle.sandbox.caches import find_cache_folder, list_caches, remove_cache
+from treadle.sandbox.explain import explain_job
 
 EXAMPLES = """\
   treadle sandbox probe
   treadle sandbox exec --workspace . -- make test
   treadle sandbox exec --workspace . --network --allow-host example.org -- curl https://example.org
+  treadle sandbox exec --explain -- python3      # show what a command sees; nothing is run
+  treadle sandbox caches clear
 
 The exit code is that of the command, 124 after a timeout, or 137 after the command exceeded another limit."""
 
@@ -37,6 +41,11 @@ def parser() -> Parser:
         default = getattr(Bounds(), name)
         option, kind = f"--{name.replace('_', '-')}", float if name == "wall_s" else int
         execute.add_argument(option, metavar="N", type=kind, default=default, help=f"default: {default:.0f}")
+    execute.add_argument(
+        "--explain", action="store_true", help="show what is mounted and why, and which program is found; run nothing"
+    )
+    caches = actions.add_parser("caches", help="show or remove what commands have downloaded, for each workspace")
+    caches.add_argument("do", nargs="?", choices=("list", "clear"), default="list")
     execute.add_argument("argv", metavar="ARGV", nargs=argparse.REMAINDER, help="the command, after --")
     return options
 
@@ -48,15 +57,52 @@ def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
         if found.hint:
             print_note(found.hint)
         return 0 if found.level != "none" else 1
+    if args.action == "caches":
+        return _clear_caches() if args.do == "clear" else _list_caches()
     argv = tuple(args.argv[1:] if args.argv[:1] == ["--"] else args.argv)
     folder = Path(args.workspace).expanduser().absolute()
-    if not argv:
+    if not argv and not args.explain:
         raise BadInput("name a command: treadle sandbox exec --workspace DIR -- ARGV…")
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; --workspace must name an existing one")
     bounds = Bounds(**{name: getattr(args, name) for name in Bounds.__struct_fields__})
     hosts = tuple(args.allow_host)
-    return _execute(Job(argv, folder, network=args.network or bool(hosts), allow_hosts=hosts, bounds=bounds))
+    job = Job(argv, folder, network=args.network or bool(hosts), allow_hosts=hosts, bounds=bounds)
+    return _explain(job) if args.explain else _execute(job)
+
+
+def _list_caches() -> int:
+    caches = list_caches()
+    for cache in caches:
+        sys.stdout.write(f"{cache.size / (1 << 20):9.1f} MiB  {escape_controls(str(cache.workspace))}\n")
+    total = sum(cache.size for cache in caches)
+    print_note(f"{len(caches)} caches in {find_cache_folder()}, {total / (1 << 20):.1f} MiB")
+    return 0
+
+
+def _clear_caches() -> int:
+    caches = list_caches()
+    left = [cache for cache in caches if not remove_cache(cache)]
+    print_note(f"removed {len(caches) - len(left)} caches")
+    for cache in left:
+        print_note(
+            f"kept the cache of {escape_controls(str(cache.workspace))}: a command uses it, or it cannot be removed"
+        )
+    return 1 if left else 0
+
+
+async def _explain(job: Job) -> int:
+    """Show what a command would see."""
+    found = probe()
+    if found.level != "bubblewrap":
+        raise BadInput(f"only the full sandbox can be explained, and here it does not work: {found.why} {found.hint}")
+    explained = await explain_job(job)
+    for row in (*explained.rows, *explained.left_out):
+        sys.stdout.write(f"{row.access:<10}{escape_controls(row.path)}  ({escape_controls(row.why)})\n")
+    sys.stdout.write(f"PATH      {escape_controls(explained.search_path)}\n")
+    if job.argv:
+        sys.stdout.write(f"program   {escape_controls(explained.program or f'{job.argv[0]}: not found')}\n")
+    return 0
 
 
 async def _execute(job: Job) -> int:

@@ -8,7 +8,7 @@ import os
 import platform
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +20,9 @@ from msgspec import Struct
 from treadle.errors import BadInput
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox import process
-from treadle.sandbox.base import CommandResult, Job, OnOutput, SandboxUnavailable
-from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
+from treadle.sandbox.base import CommandResult, Job, Mount, OnOutput, SandboxUnavailable
+from treadle.sandbox.caches import TRIM_SECONDS, hold_cache, trim_caches
+from treadle.sandbox.environment import build_sandbox_environment
 from treadle.sandbox.guarded_paths import (
     GuardedPaths,
     find_guarded_paths,
@@ -33,6 +34,8 @@ from treadle.sandbox.network import build_proxy_environment
 from treadle.sandbox.resource_usage import find_descendants
 from treadle.sandbox.runtime_folder import make_empty_file, prepare_etc
 from treadle.sandbox.seccomp import Machine, build_program
+from treadle.sandbox.shown_paths import is_below, read_identity
+from treadle.sandbox.toolchains import Toolchains, find_interpreter_folders, find_toolchains
 
 BWRAP = "/usr/bin/bwrap"
 """Exactly this path: distributions allow only this program to create user namespaces."""
@@ -52,6 +55,9 @@ _HIDDEN_FROM_ROOT = (
     "sysrq-trigger",
     "vmallocinfo",
 )
+_TWO_WORDS = ("bind", "ro-bind", "bind-fd", "ro-bind-fd", "symlink", "setenv")
+_ONE_WORD = ("tmpfs", "proc", "dev", "dir")
+_NO_PATH = ("uid", "gid", "hostname", "cap-drop", "perms", "size", "remount-ro", "chdir")
 _TIMEOUT = 20.0
 _MAX_MOUNTS = 2000
 """Mounts for files found in a workspace: bubblewrap takes 9000 words, and each mount takes time."""
@@ -69,7 +75,8 @@ class BubblewrapPlan(Struct, frozen=True):
     """Everything that the arguments of bubblewrap depend on.
 
     `descriptors` are of paths in the workspace that are mounted read-only, except `parent_folders`: these stay writable
-    and cannot be moved.
+    and cannot be moved. `tools` are the user's own tools, `cache` is the folder behind the command's ~/.cache, and
+    `reasons` say why something is mounted, for people who ask.
     """
 
     job: Job
@@ -79,12 +86,15 @@ class BubblewrapPlan(Struct, frozen=True):
     parent_folders: frozenset[str]
     masked: tuple[Path, ...]
     environment: Mapping[str, str]
+    tools: Toolchains = Toolchains()
+    cache: Path | None = None
+    reasons: tuple[Mount, ...] = ()
 
 
 async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
     """Run a command to its end in the full sandbox. `open_network` opens a network when the job grants one."""
     with ExitStack() as stack:
-        plan = await build_plan(job, stack)
+        plan = await build_plan(job, stack, has_cache=True)
         box = _Box(plan, stack)
         try:
             pid = await box.set_up()
@@ -94,8 +104,14 @@ async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNet
             box.abandon()
 
 
-async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) -> BubblewrapPlan:
-    """Find what the sandbox of a job must protect in its workspace. `stack` holds it. A private one holds nothing."""
+async def build_plan(
+    job: Job, stack: ExitStack, *, is_private: bool = False, has_cache: bool = False
+) -> BubblewrapPlan:
+    """Find what the sandbox of a job shows, and what it must protect in its workspace. `stack` holds it.
+
+    A private workspace holds nothing to protect. The cache of a workspace is for commands only: a program with rights
+    and variables of its own must not run what a command has put there.
+    """
     workspace = resolve_sandbox_workspace(job)
     cwd = resolve_working_folder(job, workspace)
     found = GuardedPaths() if is_private else await asyncio.to_thread(find_guarded_paths, workspace)
@@ -114,10 +130,22 @@ async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) ->
     if not is_private and any(name not in descriptors and not (workspace / name).is_symlink() for name in names):
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
-    environment = build_sandbox_environment(job, workspace, HOME)
+    tools = await asyncio.to_thread(find_toolchains, workspace)
+    environment = build_sandbox_environment(job, workspace, HOME, tools)
     if job.network:
         environment = {**build_proxy_environment(), **environment}
-    return BubblewrapPlan(job, workspace, cwd, descriptors, frozenset(map(str, parents)), masked, environment)
+    cache = await _hold_cache(workspace, stack) if has_cache else None
+    held = frozenset(map(str, parents))
+    return BubblewrapPlan(job, workspace, cwd, descriptors, held, masked, environment, tools, cache)
+
+
+async def _hold_cache(workspace: Path, stack: ExitStack) -> Path | None:
+    """Hold the cache of a workspace. Return None when we cannot write there: then nothing is kept."""
+    try:
+        await asyncio.to_thread(trim_caches, every=TRIM_SECONDS)
+        return stack.enter_context(hold_cache(workspace))
+    except OSError:
+        return None
 
 
 class _Box:
@@ -160,8 +188,7 @@ class _Box:
         self._stack.callback(os.close, self._first)
         for waiting in find_descendants(pid):
             process.set_limits(waiting, process.build_limits(self._plan.job.bounds, per_namespace=True))
-            if not _can_bind_descriptors():
-                check_mounts(self._plan, waiting)
+            check_mounts(self._plan, waiting)
         return pid
 
     def _read_status(self) -> bool:
@@ -179,7 +206,8 @@ class _Box:
         outer = os.pidfd_open(self._process.pid)
         self._stack.callback(os.close, outer)
         tree = process.ProcessTree(pid, self._kill, (outer, self._first))
-        follower = process.ProcessFollower(self._process, tree, self._plan.job.bounds, (self._plan.workspace,))
+        folders = (self._plan.workspace, *([self._plan.cache] if self._plan.cache else []))
+        follower = process.ProcessFollower(self._process, tree, self._plan.job.bounds, folders)
         return await follower.follow(self._output, on_output, lambda: os.write(self._release_pipe, b"go\n"))
 
     def abandon(self) -> None:
@@ -207,16 +235,21 @@ class _Box:
 
 
 def check_mounts(plan: BubblewrapPlan, pid: int) -> None:
-    """Check mounts that were made by path: another command may have replaced a repository by a link before."""
-    for name, descriptor in plan.descriptors.items():
-        if name in PROTECTED:
-            continue
+    """Check mounts that were made by path: another command may have replaced a folder by a link before."""
+    wanted = {
+        str(plan.workspace / name): read_identity(os.fstat(descriptor))
+        for name, descriptor in plan.descriptors.items()
+        if name not in PROTECTED and not _can_bind_descriptors()
+    }
+    pairs = zip(plan.tools.mounts, plan.tools.identities, strict=True)
+    wanted |= {str(mount.path): identity for mount, identity in pairs}
+    for path, expected in wanted.items():
         try:
-            found = os.stat(f"/proc/{pid}/root{plan.workspace / name}", follow_symlinks=False)
+            found = os.stat(f"/proc/{pid}/root{path}", follow_symlinks=False)
         except OSError as error:
-            raise _build_error(f"it cannot be seen what is mounted at {name} ({error.strerror})") from None
-        if not os.path.samestat(found, os.fstat(descriptor)):
-            raise _build_error(f"{name} was exchanged meanwhile. Run it again.")
+            raise _build_error(f"it cannot be seen what is mounted at {path} ({error.strerror})") from None
+        if read_identity(found) != expected:
+            raise _build_error(f"{path} was exchanged meanwhile. Run it again.")
 
 
 def _build_error(why: str) -> SandboxUnavailable:
@@ -272,8 +305,12 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
     arguments += (
         *("--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--perms", "0700", "--dir", HOME),
-        *("--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
+        *("--dir", "/run", "--dir", "/var", *_build_var_tmp(plan, size)),
     )
+    for mount in plan.tools.mounts:
+        arguments += ("--ro-bind", str(mount.path), str(mount.path))
+    if plan.cache is not None:
+        arguments += ("--bind", str(plan.cache), f"{HOME}/.cache")
     for folder in plan.job.read_only:
         if not folder.is_absolute() or not folder.exists() or Path.home().resolve().is_relative_to(folder.resolve()):
             raise BadInput(
@@ -287,15 +324,48 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         option = "--bind" if path in plan.parent_folders else "--ro-bind"
         is_open = _can_bind_descriptors() and not by_path
         arguments += (f"{option}-fd", str(descriptor), path) if is_open else (option, path, path)
-    for masked in plan.masked:
+    for masked in (*plan.tools.masked, *plan.masked):
         if masked.is_dir():
             arguments += ("--tmpfs", str(masked), "--remount-ro", str(masked))
         else:
-            arguments += ("--ro-bind", str(make_empty_file()), str(masked))
+            arguments += ("--ro-bind", str(make_empty_file(masked.suffix)), str(masked))
     # On top of the workspace: the code that runs us stays unchanged even when it is inside of it.
+    tools = [mount.path for mount in plan.tools.mounts]
     for folder in find_interpreter_folders():
+        if is_below(folder, tools) and not folder.is_relative_to(plan.workspace):
+            continue  # it is read-only already
         arguments += ("--ro-bind", str(folder), str(folder))
+    points = [Path(target) for _, _, target in list_mount_points(arguments)]
+    for location, text in plan.tools.links:
+        # Where something is mounted at a link, or on the way, it takes the place of the link.
+        if not is_below(location, points) and not any(point.is_relative_to(location) for point in points):
+            arguments += ("--symlink", text, str(location))
     return [*arguments, "--remount-ro", "/", "--chdir", str(plan.cwd)]
+
+
+def list_mount_points(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
+    """List what arguments of bubblewrap put into its root: the option, the source or nothing, and the target."""
+    found, words = list[tuple[str, str, str]](), iter(arguments)
+    for option in words:
+        name = option.removeprefix("--")
+        if name in _TWO_WORDS:
+            source, target = next(words), next(words)
+            if name != "setenv":
+                found.append((name, source, target))
+        elif name in _ONE_WORD:
+            found.append((name, "", next(words)))
+        elif name in _NO_PATH:
+            next(words)
+    return found
+
+
+def _build_var_tmp(plan: BubblewrapPlan, size: str) -> tuple[str, ...]:
+    """Build /var/tmp. It is the private /tmp, unless something in it is mounted, which needs its own path."""
+    tools = (mount.path for mount in plan.tools.mounts)
+    folders = (plan.workspace, *plan.job.read_only, *plan.job.writable_folders, *tools)
+    if any(folder.is_relative_to("/var/tmp") for folder in folders):
+        return ("--perms", "1777", "--size", size, "--tmpfs", "/var/tmp")
+    return ("--symlink", "../tmp", "/var/tmp")
 
 
 def _list_system_mounts() -> Iterator[str]:

@@ -6,6 +6,7 @@ because a rule for that folder would include `.git`.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import shutil
@@ -18,11 +19,12 @@ from treadle.errors import BadInput
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox.base import CommandResult, Job, OnOutput
 from treadle.sandbox.bubblewrap import detect_machine
-from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
+from treadle.sandbox.environment import build_sandbox_environment
 from treadle.sandbox.guarded_paths import find_guarded_paths, resolve_sandbox_workspace, resolve_working_folder
 from treadle.sandbox.host import SupervisorConfig, run_supervised
 from treadle.sandbox.runtime_folder import ETC_PATTERNS, make_runtime_folder
 from treadle.sandbox.seccomp import build_program
+from treadle.sandbox.toolchains import Toolchains, find_interpreter_folders, find_toolchains
 
 OLDEST_VERSION = 3
 """Before version 3, Landlock let a process truncate files that it may not write."""
@@ -56,12 +58,13 @@ async def run_in_landlock(job: Job, on_output: OnOutput) -> CommandResult:
     version = read_landlock_version()
     folder = Path(tempfile.mkdtemp(prefix="tmp-", dir=make_runtime_folder()))
     try:
-        environment = build_sandbox_environment(job, workspace, str(folder))
+        tools = await asyncio.to_thread(find_toolchains, workspace)
+        environment = build_sandbox_environment(job, workspace, str(folder), tools)
         config = SupervisorConfig(
             argv=job.argv,
             cwd=str(cwd),
             env={**environment, "TMPDIR": str(folder), **job.env},
-            rules=[*_build_rules(job, workspace, folder)],
+            rules=[*_build_rules(job, workspace, folder), *_show_tools(tools)],
             handled=build_handled_rights(version),
             scoped=_SCOPES if version >= 6 else 0,
             seccomp=build_program(detect_machine(), sockets=False),
@@ -93,6 +96,15 @@ def _build_rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
     exceptions = dict.fromkeys(found.read_only, _READ_ONLY)
     exceptions |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
     yield from _split_folder(workspace, exceptions, all_rights if job.writable else _READ_ONLY)
+
+
+def _show_tools(tools: Toolchains) -> Iterator[Rule]:
+    hidden = dict.fromkeys(tools.masked, 0)
+    for mount in tools.mounts:
+        if any(path.is_relative_to(mount.path) for path in hidden):
+            yield from _split_folder(mount.path, hidden, _READ_ONLY)
+        else:
+            yield str(mount.path), _READ_ONLY
 
 
 def _split_folder(folder: Path, exceptions: Mapping[Path, int], rights: int) -> Iterator[Rule]:

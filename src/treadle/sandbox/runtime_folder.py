@@ -54,11 +54,18 @@ def make_runtime_folder() -> Path:
     return folder
 
 
-def make_empty_file() -> Path:
-    """Return an empty file that nobody can write. It is mounted over files to hide them."""
-    path = make_runtime_folder() / "empty"
+def make_empty_file(suffix: str = "") -> Path:
+    """Return an empty file that nobody can write. It is mounted over files to hide them.
+
+    Programs that read XML fail without an element, so there it is an empty one.
+    """
+    text = b"<settings/>\n" if suffix == ".xml" else b""
+    path = make_runtime_folder() / f"empty{suffix if text else ''}"
     if not path.exists():
-        os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o444))
+        building = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        building.write_bytes(text)
+        building.chmod(0o444)
+        building.rename(path)
     return path
 
 

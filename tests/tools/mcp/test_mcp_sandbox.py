@@ -17,7 +17,8 @@ from tests.tools.mcp.conftest import HERE, McpClient, connect, reserve_port
 from treadle import CallStarted
 from treadle.errors import BadInput
 from treadle.events import Grant
-from treadle.sandbox.environment import choose_visible, find_program_files
+from treadle.sandbox.shown_paths import choose_visible
+from treadle.sandbox.toolchains import find_program_files
 from treadle.testing import call
 from treadle.tools.mcp.connection import Connection
 from treadle.tools.mcp.known_tools import KnownTools

@@ -19,7 +19,8 @@ from treadle.errors import BadInput
 from treadle.permissions.paths import list_own_folders
 from treadle.sandbox.backend import prepare_program
 from treadle.sandbox.base import Job
-from treadle.sandbox.environment import choose_visible, find_program_files
+from treadle.sandbox.shown_paths import choose_visible
+from treadle.sandbox.toolchains import find_program_files
 from treadle.tools.mcp.server_config import McpServer
 
 if TYPE_CHECKING:

@@ -1,0 +1,191 @@
+"""A private cache for each workspace: what package managers of its commands download and install.
+
+It is kept from one command to the next. Nothing outside a sandbox reads it or runs anything in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+
+from msgspec import Struct
+
+from treadle.permissions.paths import find_data_folder
+
+MAX_BYTES = 10 << 30
+"""All caches together. The least recently used are dropped first."""
+
+TRIM_SECONDS = 3600.0
+"""How often commands make room."""
+
+_ORPHAN_SECONDS = 86400.0
+_INODE_BYTES = 512
+
+
+class Cache(Struct, frozen=True):
+    """The cache of one workspace. `used` is when its last command started, in seconds since 1970."""
+
+    folder: Path
+    workspace: Path
+    used: float
+    size: int
+
+
+def build_cache_environment(folder: str) -> dict[str, str]:
+    """Build the variables that send package managers to the cache, which commands see at `folder`.
+
+    Most follow `XDG_CACHE_HOME`. The others have a variable of their own, also for what they install.
+    """
+    return {
+        "XDG_CACHE_HOME": folder,
+        "CARGO_HOME": f"{folder}/cargo",
+        "GOPATH": f"{folder}/go",
+        "GRADLE_USER_HOME": f"{folder}/gradle",
+        "MAVEN_OPTS": f"-Dmaven.repo.local={folder}/maven",
+        "PNPM_HOME": f"{folder}/pnpm",
+        "PYTHONUSERBASE": f"{folder}/python",
+        "UV_LINK_MODE": "copy",  # the workspace is another mount, so nothing can be linked to it
+        "UV_TOOL_DIR": f"{folder}/uv-tools",
+        "UV_TOOL_BIN_DIR": f"{folder}/bin",
+        "YARN_GLOBAL_FOLDER": f"{folder}/yarn-global",
+        "npm_config_cache": f"{folder}/npm",
+        "npm_config_prefix": f"{folder}/npm-global",
+    }
+
+
+def list_cache_programs(folder: str) -> tuple[str, ...]:
+    """List where package managers put programs in the cache. Last on the search path, they replace no others."""
+    return tuple(f"{folder}/{name}" for name in ("bin", "cargo/bin", "go/bin", "npm-global/bin", "pnpm", "python/bin"))
+
+
+@contextmanager
+def hold_cache(workspace: Path) -> Generator[Path]:
+    """Return the folder of a workspace's cache, and keep it from being removed until the block ends."""
+    top = _make_top()
+    name = hashlib.blake2b(os.fsencode(workspace), digest_size=16).hexdigest()
+    path = top / f"{name}.lock"
+    while True:  # who removes a cache removes the file, so it must still be the one at its path
+        lock = _open_lock(path)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(lock)):
+                break
+        os.close(lock)
+    try:
+        folder = top / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not os.pread(lock, 1, 0):
+            os.pwrite(lock, os.fsencode(workspace), 0)
+            os.utime(top)  # who reads the list of workspaces reads it again
+        os.utime(lock)
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def list_cached_workspaces() -> tuple[Path, ...]:
+    """List the workspaces that have a cache: an agent has worked there."""
+    top = find_cache_folder()
+    try:
+        return _read_workspaces(top, top.stat().st_mtime_ns)
+    except OSError:
+        return ()
+
+
+def list_caches() -> list[Cache]:
+    """List all caches with their sizes, the least recently used first."""
+    top = find_cache_folder()
+    locks = sorted(top.glob("*.lock")) if top.is_dir() else []
+    caches = (
+        Cache(folder, Path(os.fsdecode(lock.read_bytes())), lock.stat().st_mtime, measure_folder(folder))
+        for lock in locks
+        if (folder := lock.with_suffix("")).is_dir()
+    )
+    return sorted(caches, key=lambda cache: cache.used)
+
+
+def remove_cache(cache: Cache) -> bool:
+    """Remove a cache. Return False when a command uses it now.
+
+    That an agent has worked in its workspace stays known as long as the workspace exists.
+    """
+    path = cache.folder.with_suffix(".lock")
+    lock = _open_lock(path)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # These programs cope with folders of any depth, and Go makes its folders read-only.
+        for command in (("/bin/chmod", "-R", "u+rwx"), ("/bin/rm", "-rf")):
+            subprocess.run([*command, "--", cache.folder], env={}, cwd="/", stderr=subprocess.DEVNULL, check=False)
+        if not cache.workspace.exists():
+            path.unlink()
+        return not cache.folder.exists()
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+
+
+def trim_caches(limit: int = MAX_BYTES, *, every: float = 0.0) -> None:
+    """Remove caches whose workspace is gone, and the least recently used until the rest is within the limit.
+
+    It reads all caches, which takes a while. With `every`, it does nothing when that was done within so many seconds.
+    """
+    stamp = find_cache_folder() / "trimmed"
+    with suppress(FileNotFoundError):
+        if time.time() - stamp.stat().st_mtime < every:
+            return
+    if stamp.parent.is_dir():
+        stamp.touch()
+    caches, now = list_caches(), time.time()
+    total = sum(cache.size for cache in caches)
+    for cache in caches:
+        is_orphan = now - cache.used > _ORPHAN_SECONDS and not cache.workspace.exists()
+        if (is_orphan or total > limit) and remove_cache(cache):
+            total -= cache.size
+
+
+def find_cache_folder() -> Path:
+    """Find the folder of all caches."""
+    return find_data_folder() / "sandbox" / "caches"
+
+
+def measure_folder(folder: Path) -> int:
+    """Return the bytes that a folder takes on the disk. What cannot be read counts as too much."""
+    total, folders = 0, [str(folder)]
+    while folders and total <= MAX_BYTES:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    found = entry.stat(follow_symlinks=False)
+                    total += found.st_blocks * 512 + _INODE_BYTES
+                    if stat.S_ISDIR(found.st_mode):
+                        folders.append(entry.path)
+        except FileNotFoundError:
+            continue  # a command has removed it meanwhile
+        except OSError:  # it is too deep, or has no permissions
+            return MAX_BYTES + 1
+    return total
+
+
+def _make_top() -> Path:
+    top = find_cache_folder()
+    top.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Path(os.path.realpath(top))
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+@lru_cache(maxsize=4)
+def _read_workspaces(top: Path, changed: int) -> tuple[Path, ...]:
+    texts = (lock.read_bytes() for lock in sorted(top.glob("*.lock")))
+    return tuple(Path(os.fsdecode(text)) for text in texts if text)

@@ -1,0 +1,115 @@
+"""Where version managers keep what they install, and which parts of it commands see. A table, and how to read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+
+class ToolRoot(Struct, frozen=True):
+    """A folder of a version manager.
+
+    It is named by `variable`, or else it is the first of `places` that exists. `parts` are shown, all of it without
+    them. `prefixes` are patterns of the installations in it. With `is_exported`, commands get the variable.
+    """
+
+    name: str
+    variable: str
+    places: tuple[str, ...]
+    parts: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ("*",)
+    is_exported: bool = False
+
+    def find_folder(self, environment: Mapping[str, str], home: Path) -> Path | None:
+        """Find the folder on this machine."""
+        data = environment.get("XDG_DATA_HOME") or str(home / ".local/share")
+        named = environment.get(self.variable, "")
+        places = [named] if named else [place.replace("~", str(home)).replace("DATA", data) for place in self.places]
+        return next((Path(place) for place in places if os.path.isabs(place) and os.path.isdir(place)), None)
+
+
+def _describe_shims(name: str) -> ToolRoot:
+    """Describe a manager that is made like pyenv: its shims are scripts that call it."""
+    parts = ("shims", "libexec", "version", "versions")
+    return ToolRoot(name, f"{name.upper()}_ROOT", (f"~/.{name}",), parts, ("versions/*", "versions/*/envs/*"), True)
+
+
+TOOL_ROOTS = (
+    *map(_describe_shims, ("pyenv", "rbenv", "nodenv", "goenv")),
+    ToolRoot("uv", "UV_PYTHON_INSTALL_DIR", ("DATA/uv/python",), is_exported=True),
+    ToolRoot("uv", "UV_TOOL_DIR", ("DATA/uv/tools",)),
+    ToolRoot("pipx", "PIPX_HOME", ("DATA/pipx", "~/.local/pipx"), ("venvs", "shared"), ("venvs/*", "shared")),
+    ToolRoot("nvm", "NVM_DIR", ("~/.nvm", "~/.config/nvm"), ("versions",), ("versions/*/*",)),
+    ToolRoot("fnm", "FNM_DIR", ("DATA/fnm", "~/.fnm"), ("node-versions",), ("node-versions/*/installation",)),
+    ToolRoot(
+        "volta",
+        "VOLTA_HOME",
+        ("~/.volta",),
+        ("bin", "tools", "layout.v2", "layout.v3", "layout.v4"),
+        ("tools/image/*/*",),
+        is_exported=True,
+    ),
+    ToolRoot("asdf", "ASDF_DIR", ("~/.asdf",), ("bin", "lib", "libexec"), (), is_exported=True),
+    ToolRoot(
+        "asdf", "ASDF_DATA_DIR", ("~/.asdf",), ("shims", "installs", "plugins"), ("installs/*/*",), is_exported=True
+    ),
+    ToolRoot("mise", "MISE_DATA_DIR", ("DATA/mise",), ("shims", "installs"), ("installs/*/*",), is_exported=True),
+    ToolRoot("cargo", "CARGO_HOME", ("~/.cargo",), ("bin",), ()),
+    ToolRoot(
+        "rustup",
+        "RUSTUP_HOME",
+        ("~/.rustup",),
+        ("toolchains", "settings.toml", "update-hashes"),
+        ("toolchains/*",),
+        is_exported=True,
+    ),
+    ToolRoot("go", "GOPATH", ("~/go",), ("bin",), ()),
+    ToolRoot("SDKMAN", "SDKMAN_DIR", ("~/.sdkman",), ("candidates",), ("candidates/*/*",)),
+    ToolRoot(
+        "Homebrew",
+        "HOMEBREW_PREFIX",
+        ("/home/linuxbrew/.linuxbrew", "~/.linuxbrew"),
+        ("bin", "sbin", "lib", "opt", "Cellar", "share", "include", "etc"),
+        ("", "Cellar/*/*"),
+    ),
+    ToolRoot("nix", "NIX_STORE_DIR", ("/nix/store",), (), ()),
+)
+"""In the order in which they are looked for. What stands beside these parts is never shown for being beside them."""
+
+TOOL_NAMES = frozenset(root.name for root in TOOL_ROOTS)
+
+PREFIX_VARIABLES = {
+    "VIRTUAL_ENV": "pyvenv.cfg",
+    "CONDA_PREFIX": "conda-meta",
+    "GOROOT": "src/runtime",
+    "JAVA_HOME": "bin/java",
+}
+"""Variables that name one installation, and what is in it. Commands get them when it is shown."""
+
+VARIABLES = ("PATH", "HOME", "XDG_DATA_HOME", *PREFIX_VARIABLES, *(root.variable for root in TOOL_ROOTS))
+"""All that choose what is shown."""
+
+
+def find_prefixes(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    """Find the installations in a folder. Links are left out: they lead to others of them."""
+    for pattern in patterns:
+        if not pattern:
+            yield folder
+            continue
+        found = [folder]
+        for name in pattern.split("/"):
+            found = [path for one in found for path in _list_folders(one, name)]
+        yield from found
+
+
+def _list_folders(folder: Path, name: str) -> list[Path]:
+    if name != "*":
+        return [path] if (path := folder / name).is_dir() and not path.is_symlink() else []
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []

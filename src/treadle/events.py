@@ -520,6 +520,14 @@ def validate_fact(fact: AnyFact) -> AnyFact:
         raise BadInput(f"this cannot be stored as {fact_type(fact)}: {error}") from None
 
 
+def settles_question(event: Event, question: ApprovalRequested | InputRequested) -> bool:
+    """Whether an event answers a question, or ends the call that it belongs to."""
+    if isinstance(event, ApprovalAnswered | InputAnswered):
+        return event.call_id == question.call_id
+    during = question.during if isinstance(question, ApprovalRequested) else ""
+    return isinstance(event, CallFinished) and event.call_id in (question.call_id, during)
+
+
 def stamp_fact(fact: Fact, seq: int, at: float) -> None:
     """Give a fact its position and time. Only a log does this, once, when it stores or reads the fact."""
     msgspec.structs.force_setattr(fact, "seq", seq)

@@ -23,8 +23,9 @@ EndReason = Literal["exited", "signalled", "wall", "memory", "processes", "outpu
 OnOutput = Callable[[bytes], None]
 """Receives standard output and error, merged, as they come. A piece may end inside a character."""
 
-AskHost = Callable[[str, int], Awaitable[bool]]
-"""Asks a person whether the command may reach a host at a port. The command waits for the answer."""
+AskHost = Callable[[str, int], Awaitable[str]]
+"""Asks whether the command may reach a host at a port, while the command waits. Returns why not, or nothing if it may.
+"""
 
 INSTALL_HINT = (
     "Install bubblewrap: `apt-get install bubblewrap`, `dnf install bubblewrap` or `apk add bubblewrap`. It must be at "

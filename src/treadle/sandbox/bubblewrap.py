@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +20,7 @@ from msgspec import Struct
 from treadle.errors import BadInput
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox import process
-from treadle.sandbox.base import CommandResult, Job, OnOutput, SandboxUnavailable
+from treadle.sandbox.base import AskHost, CommandResult, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
 from treadle.sandbox.guarded_paths import (
     GuardedPaths,
@@ -30,6 +30,7 @@ from treadle.sandbox.guarded_paths import (
     resolve_working_folder,
 )
 from treadle.sandbox.network import build_proxy_environment
+from treadle.sandbox.proxy import HostAccess
 from treadle.sandbox.resource_usage import find_descendants
 from treadle.sandbox.runtime_folder import make_empty_file, prepare_etc
 from treadle.sandbox.seccomp import Machine, build_program
@@ -61,7 +62,7 @@ _READY = b"\x06"
 # end of its input and never runs. Bubblewrap's own way to wait would release it then.
 _WAIT_SCRIPT = """printf '\\006'; read -r go || exit 125; exec "$@" </dev/null"""
 
-OpenNetwork = Callable[[int, Job], AbstractAsyncContextManager[None]]
+OpenNetwork = Callable[[int, Job], AbstractAsyncContextManager[HostAccess]]
 """Opens the network of a sandbox, given its first process, while its command runs."""
 
 
@@ -83,15 +84,24 @@ class BubblewrapPlan(Struct, frozen=True):
 
 async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
     """Run a command to its end in the full sandbox. `open_network` opens a network when the job grants one."""
+    timer = process.WallTimer(job.bounds.wall_s)
+    if job.ask_host is not None:
+        job = msgspec.structs.replace(job, ask_host=partial(_ask_without_time, timer, job.ask_host))
     with ExitStack() as stack:
         plan = await build_plan(job, stack)
         box = _Box(plan, stack)
         try:
             pid = await box.set_up()
-            async with open_network(pid, job):
-                return await box.follow(pid, on_output)
+            async with open_network(pid, job) as access:
+                result = await box.follow(pid, on_output, timer)
+                return msgspec.structs.replace(result, refused_hosts=tuple(access.refused))
         finally:
             box.abandon()
+
+
+async def _ask_without_time(timer: process.WallTimer, ask: AskHost, host: str, port: int) -> str:
+    with timer.pause():
+        return await ask(host, port)
 
 
 async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) -> BubblewrapPlan:
@@ -114,9 +124,7 @@ async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) ->
     if not is_private and any(name not in descriptors and not (workspace / name).is_symlink() for name in names):
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
-    environment = build_sandbox_environment(job, workspace, HOME)
-    if job.network:
-        environment = {**build_proxy_environment(), **environment}
+    environment = {**build_proxy_environment(job), **build_sandbox_environment(job, workspace, HOME)}
     return BubblewrapPlan(job, workspace, cwd, descriptors, frozenset(map(str, parents)), masked, environment)
 
 
@@ -173,13 +181,14 @@ class _Box:
         self._status += data
         return bool(data)
 
-    async def follow(self, pid: int, on_output: OnOutput) -> CommandResult:
+    async def follow(self, pid: int, on_output: OnOutput, timer: process.WallTimer) -> CommandResult:
         """Release the command, and follow it to its end."""
         assert self._first is not None
         outer = os.pidfd_open(self._process.pid)
         self._stack.callback(os.close, outer)
         tree = process.ProcessTree(pid, self._kill, (outer, self._first))
-        follower = process.ProcessFollower(self._process, tree, self._plan.job.bounds, (self._plan.workspace,))
+        bounds, folders = self._plan.job.bounds, (self._plan.workspace,)
+        follower = process.ProcessFollower(self._process, tree, bounds, folders, timer)
         return await follower.follow(self._output, on_output, lambda: os.write(self._release_pipe, b"go\n"))
 
     def abandon(self) -> None:

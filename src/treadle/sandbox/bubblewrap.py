@@ -22,6 +22,7 @@ from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox import process
 from treadle.sandbox.base import AskHost, CommandResult, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
+from treadle.sandbox.extra_folders import ExtraFolder, check_extra_folders, hold_extra_folders
 from treadle.sandbox.guarded_paths import (
     GuardedPaths,
     find_guarded_paths,
@@ -70,7 +71,7 @@ class BubblewrapPlan(Struct, frozen=True):
     """Everything that the arguments of bubblewrap depend on.
 
     `descriptors` are of paths in the workspace that are mounted read-only, except `parent_folders`: these stay writable
-    and cannot be moved.
+    and cannot be moved. `extra_folders` are those of the job, with what is protected in them.
     """
 
     job: Job
@@ -80,6 +81,7 @@ class BubblewrapPlan(Struct, frozen=True):
     parent_folders: frozenset[str]
     masked: tuple[Path, ...]
     environment: Mapping[str, str]
+    extra_folders: tuple[ExtraFolder, ...] = ()
 
 
 async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
@@ -125,7 +127,15 @@ async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) ->
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
     environment = {**build_proxy_environment(job), **build_sandbox_environment(job, workspace, HOME)}
-    return BubblewrapPlan(job, workspace, cwd, descriptors, frozenset(map(str, parents)), masked, environment)
+    held, extra = frozenset(map(str, parents)), await _hold_extra_folders(job, stack)
+    return BubblewrapPlan(job, workspace, cwd, descriptors, held, masked, environment, extra)
+
+
+async def _hold_extra_folders(job: Job, stack: ExitStack) -> tuple[ExtraFolder, ...]:
+    if not job.shown_folders and not job.writable_folders:
+        return ()
+    folders = hold_extra_folders(job.shown_folders, job.writable_folders, show_env_files=job.show_env_files)
+    return await asyncio.to_thread(stack.enter_context, folders)
 
 
 class _Box:
@@ -145,7 +155,8 @@ class _Box:
             arguments = process.create_memory_file("arguments", b"\0".join(map(os.fsencode, options)), theirs)
             command = [BWRAP, "--args", str(arguments), "--", "/bin/sh", "-c", _WAIT_SCRIPT, "sh", *plan.job.argv]
             # A descriptor that bubblewrap does not use would stay open in the command, and lead around the mount.
-            mounted = plan.descriptors.values() if _can_bind_descriptors() else ()
+            extra = [mount[1] for folder in plan.extra_folders for mount in folder.list_mounts()]
+            mounted = (*plan.descriptors.values(), *extra) if _can_bind_descriptors() else ()
             self._process = process.spawn_process(command, stdin, write_end, (status, seccomp, arguments, *mounted))
         os.set_blocking(self._status_pipe, False)
         self._output = process.CommandOutput(read_end, plan.job.bounds.output_bytes)
@@ -170,6 +181,7 @@ class _Box:
             process.set_limits(waiting, process.build_limits(self._plan.job.bounds, per_namespace=True))
             if not _can_bind_descriptors():
                 check_mounts(self._plan, waiting)
+                check_extra_folders(self._plan.extra_folders, waiting)
         return pid
 
     def _read_status(self) -> bool:
@@ -187,7 +199,7 @@ class _Box:
         outer = os.pidfd_open(self._process.pid)
         self._stack.callback(os.close, outer)
         tree = process.ProcessTree(pid, self._kill, (outer, self._first))
-        bounds, folders = self._plan.job.bounds, (self._plan.workspace,)
+        bounds, folders = self._plan.job.bounds, (self._plan.workspace, *self._plan.job.writable_folders)
         follower = process.ProcessFollower(self._process, tree, bounds, folders, timer)
         return await follower.follow(self._output, on_output, lambda: os.write(self._release_pipe, b"go\n"))
 
@@ -296,7 +308,11 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         option = "--bind" if path in plan.parent_folders else "--ro-bind"
         is_open = _can_bind_descriptors() and not by_path
         arguments += (f"{option}-fd", str(descriptor), path) if is_open else (option, path, path)
-    for masked in plan.masked:
+    is_open = _can_bind_descriptors() and not by_path
+    for path, descriptor, is_writable in (mount for folder in plan.extra_folders for mount in folder.list_mounts()):
+        option = "--bind" if is_writable else "--ro-bind"
+        arguments += (f"{option}-fd", str(descriptor), path) if is_open else (option, path, path)
+    for masked in (*plan.masked, *(path for folder in plan.extra_folders for path in folder.masked)):
         if masked.is_dir():
             arguments += ("--tmpfs", str(masked), "--remount-ro", str(masked))
         else:

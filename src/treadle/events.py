@@ -250,7 +250,9 @@ class ApprovalRequested(Fact, frozen=True):
     """`digest` binds an answer to the call that was shown. `rule` is the pattern that scope `pattern` remembers.
 
     `once` means that a yes is valid for this call only, whatever its scope, because the call is too dangerous. `flow`
-    means that it could let private data out, or make a lasting change, because text of others asked for it.
+    means that it could let private data out, or make a lasting change, because text of others asked for it. `during`
+    names a running call that asks for more, such as a host. Then `call_id` is the id of this question alone, and the
+    run goes on.
     """
 
     call_id: str
@@ -263,6 +265,7 @@ class ApprovalRequested(Fact, frozen=True):
     flow: bool = False
     digest: str = ""
     expires_at: float | None = None
+    during: str = ""
 
 
 class ApprovalAnswered(Fact, frozen=True):
@@ -515,6 +518,14 @@ def validate_fact(fact: AnyFact) -> AnyFact:
         raise BadInput(f"this cannot be stored as {fact_type(fact)}: {text} has bytes that are not UTF-8") from None
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise BadInput(f"this cannot be stored as {fact_type(fact)}: {error}") from None
+
+
+def settles_question(event: Event, question: ApprovalRequested | InputRequested) -> bool:
+    """Whether an event answers a question, or ends the call that it belongs to."""
+    if isinstance(event, ApprovalAnswered | InputAnswered):
+        return event.call_id == question.call_id
+    during = question.during if isinstance(question, ApprovalRequested) else ""
+    return isinstance(event, CallFinished) and event.call_id in (question.call_id, during)
 
 
 def stamp_fact(fact: Fact, seq: int, at: float) -> None:

@@ -14,6 +14,7 @@ from treadle.permissions.policy import Assessment, decide_call
 from treadle.permissions.saved_rules import save_rule
 from treadle.testing import ScriptedModel
 from treadle.tools.builtin import build_default_tools
+from treadle.tools.shell import Shell
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,45 @@ def test_commands_reach_the_hosts_that_the_user_names(home: Path) -> None:
     assert "way_out" in shell.list_traits("sandbox") and "untrusted" not in shell.list_traits("sandbox")
 
 
+@pytest.mark.parametrize("text", ['network = "registries"', 'network = ["registries"]'])
+def test_one_word_allows_the_package_registries(home: Path, text: str) -> None:
+    user_file(home, text)
+    assert load_settings().settings.network == ("registries",)
+
+
+def test_commands_get_the_folders_that_the_user_names(home: Path) -> None:
+    (home / "rows").mkdir()
+    (home / "out").mkdir()
+    user_file(home, f'[sandbox]\nread_only = ["{home}/rows", "{home}/out"]\nwritable = ["{home}/out"]\n')
+    settings = load_settings().settings
+    built = build_agents(settings, ScriptedModel())
+    (shell,) = [tool for tool in built.agents["default"].toolbox.values() if isinstance(tool, Shell)]
+    assert shell.shown_folders == ((home / "rows").resolve(),)
+    assert shell.writable_folders == ((home / "out").resolve(),)
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ('read_only = ["~/.ssh"]', "cannot be"),
+        ('read_only = ["~"]', "cannot be given to commands"),
+        ('writable = ["/nowhere/at/all"]', "Name an existing folder"),
+        ('writable = ["."]', "absolute"),
+    ],
+)
+def test_a_folder_that_cannot_be_given_to_commands_is_an_error_at_the_start(home: Path, table: str, why: str) -> None:
+    user_file(home, f"[sandbox]\n{table}\n")
+    with pytest.raises(BadInput, match=rf"\[sandbox\].*{why}"):
+        build_agents(load_settings().settings, ScriptedModel())
+
+
+@pytest.mark.parametrize("table", ['read_only = "x"', 'writeable = ["/srv"]', "read_only = [1]"])
+def test_a_mistake_in_the_table_of_the_sandbox_is_named(home: Path, table: str) -> None:
+    user_file(home, f"[sandbox]\n{table}\n")
+    with pytest.raises(BadInput, match="sandbox"):
+        load_settings()
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -119,6 +159,9 @@ def test_commands_reach_the_hosts_that_the_user_names(home: Path) -> None:
         'web_proxy = "http://evil.example:3128"',
         "skill_autogen = true",
         'network = ["*"]',
+        'network = "registries"',
+        '[sandbox]\nread_only = ["/srv"]',
+        '[sandbox]\nwritable = ["/srv"]',
         'always = ["*"]',
         "max_turns = 51",
         "max_calls = 1000",

@@ -60,3 +60,11 @@ def test_the_reason_names_the_source_the_private_part_and_the_way_out() -> None:
 )
 def test_an_address_counts_as_named_only_as_a_whole_word(text: str, address: str, is_named: bool) -> None:
     assert names_address([text], address) is is_named
+
+
+def test_only_text_of_strangers_is_a_reason_to_ask_for_a_command_that_reaches_registries_alone() -> None:
+    own: frozenset[Trait] = frozenset(("workspace", "private", "way_out", "registries"))
+    assert not explain_flow_risk("shell", own, {"read_file": {"workspace", "private"}})
+    assert explain_flow_risk("shell", own, {"fetch_url": {"untrusted"}})
+    assert explain_flow_risk("shell", own - {"registries"}, {"read_file": {"workspace", "private"}})
+    assert explain_flow_risk("shell", own | {"lasting"}, {"read_file": {"workspace", "private"}})

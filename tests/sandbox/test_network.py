@@ -15,6 +15,7 @@ from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock, network
 from treadle.sandbox.base import Job, SandboxUnavailable
 from treadle.sandbox.proxy import (
+    HostAccess,
     ProxyRules,
     RequestRefused,
     is_host_allowed,
@@ -228,7 +229,7 @@ print(got)
 @asynccontextmanager
 async def connect_to_proxy(rules: ProxyRules) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with serve_proxy(listener, rules), asyncio.timeout(PATIENCE):
+        async with serve_proxy(listener, HostAccess(rules)), asyncio.timeout(PATIENCE):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             yield reader, writer
     writer.close()
@@ -276,6 +277,7 @@ async def test_a_network_that_cannot_be_entered_is_said_and_nothing_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "_LISTENER", place.outside / "missing.py")
+    monkeypatch.setattr(network, "_helper", network._ListenerHelper())
     with pytest.raises(SandboxUnavailable, match="was not run"):
         await inside(place.job("touch", "ran", network=True))
     assert not (place.workspace / "ran").exists()

@@ -53,12 +53,20 @@ _TYPE_NAMES: dict[object, str] = {
 """The text that describes the values of each type in error messages. Other types are a choice of fixed values."""
 
 
+class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[sandbox]`: folders outside the workspace that commands may read, or also change."""
+
+    read_only: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a command. Empty text and None mean: not set.
 
     `always` holds the approvals of the user's file. They apply to every run, so they do not cover calls that need
     approval each time. `approve` applies to this run only and covers them. `network` names the hosts that commands may
-    reach. `approve_flow` names the calls that may let private data out after text of others, or is true for all.
+    reach; `registries` stands for the well-known package registries. `approve_flow` names the calls that may let
+    private data out after text of others, or is true for all.
     """
 
     model: str = ""
@@ -87,6 +95,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     web: bool = False
     web_proxy: str = ""
     network: tuple[str, ...] = ()
+    sandbox: SandboxSettings = SandboxSettings()
     notify: Literal["auto", "bell", "osc9", "off"] = "auto"
     notify_after: float = 20.0
     auto_name: bool = True
@@ -207,7 +216,7 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
     environment: dict[str, Json] = {}
     for key in Settings.__struct_fields__:
         text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
-        if text and key not in ("mcp", "model_aliases", "always"):
+        if text and key not in ("mcp", "model_aliases", "sandbox", "always"):
             words = [word.strip() for word in text.split(",") if word.strip()]
             value = words if key in _LIST_KEYS else text
             environment[key] = _convert_value(key, value, f"TREADLE_{key.upper()}", strict=False)
@@ -292,11 +301,15 @@ def _convert_values(values: Mapping[str, Json], source: str) -> dict[str, Json]:
 
 def _convert_value(key: str, value: Json, where: str, *, strict: bool) -> Json:
     field = next(field for field in msgspec.structs.fields(Settings) if field.name == key)
+    if key == "network" and isinstance(value, str):  # `network = "registries"`
+        value = [value]
     try:
         return msgspec.convert(value, field.type, strict=strict)
     except msgspec.ValidationError as error:
         wanted = _TYPE_NAMES.get(field.type) or " or ".join(map(repr, get_args(field.type)))
-        raise BadInput(f"{where}: {error}" if key == "mcp" else f"{where} is {value!r}; it must be {wanted}") from None
+        raise BadInput(
+            f"{where}: {error}" if key in ("mcp", "sandbox") else f"{where} is {value!r}; it must be {wanted}"
+        ) from None
 
 
 def _filter_workspace(read: _Sources) -> tuple[dict[str, Json], tuple[str, ...]]:

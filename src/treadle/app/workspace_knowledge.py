@@ -180,6 +180,7 @@ def build_agents(
     for tool in tools:
         if isinstance(tool, Shell):
             tool.readable_folders = (config_folder() / "skills",)  # skills come with scripts
+            tool.shown_folders, tool.writable_folders = resolve_sandbox_folders(settings)
     options = AgentOptions(
         model=model,
         tools=[*tools, *more],
@@ -204,6 +205,19 @@ def build_agents(
         else:
             agents[agent.name] = agent
     return BuiltAgents(agents, knowledge, tuple(problems), without_model)
+
+
+def resolve_sandbox_folders(settings: Settings) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the real paths of the folders that commands may read and change; raises `BadInput` for a bad one."""
+    from treadle.sandbox.extra_folders import resolve_extra_folder
+
+    folders = settings.sandbox
+    try:
+        writable = [resolve_extra_folder(name, settings.folder, is_writable=True) for name in folders.writable]
+        shown = [resolve_extra_folder(name, settings.folder, is_writable=False) for name in folders.read_only]
+    except BadInput as error:
+        raise BadInput(f"[sandbox] in the configuration: {error}") from None
+    return tuple(one for one in dict.fromkeys(shown) if one not in writable), tuple(dict.fromkeys(writable))
 
 
 def build_grant(settings: Settings) -> Grant:

@@ -79,12 +79,12 @@ class AttachedTerminal(InteractiveTerminal):
             match fact:
                 case events.ApprovalRequested() | events.InputRequested():
                     questions[fact.call_id] = fact
-                case events.ApprovalAnswered() | events.InputAnswered() | events.CallFinished():
-                    questions.pop(fact.call_id, None)
                 case events.RunFinished():
                     questions.clear()
                 case _:
-                    pass
+                    settled = [one for one in questions.values() if events.settles_question(fact, one)]
+                    for question in settled:
+                        del questions[question.call_id]
         for question in questions.values():
             self.start_task(self._ask_user(question))
         for call in fold(self._facts).client_calls:

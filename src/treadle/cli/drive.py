@@ -112,7 +112,7 @@ class ReportBuilder(Struct):
                 elif question is not None:  # a user answered first
                     self.refused = [one for one in self.refused if one != question]
             case events.CallFinished():
-                self.asked.pop(event.call_id, None)
+                self.asked = {key: one for key, one in self.asked.items() if not events.settles_question(event, one)}
                 self.calls.append(CallReport(event.tool, event.status))
                 self.usage += event.usage
                 if event.status == "denied":

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, InputRequested, Tool, events
 from treadle.app.settings import data_folder
-from treadle.cli.console import Console, Notifier, TerminalConsole, escape_hidden, style_text
+from treadle.cli.console import Console, Notifier, TerminalConsole, escape_hidden, style_text, truncate_line
 from treadle.cli.screen import render_diff
 from treadle.errors import BadInput
 from treadle.messages import Json
+from treadle.permissions.requests import NETWORK, READ_FOLDER, USUAL_PORTS, WRITE_FOLDER
 from treadle.permissions.saved_rules import save_rule
 
 AgentQuestion = ApprovalRequested | InputRequested
@@ -31,6 +32,8 @@ INERT_SECONDS = 0.5
 """Seconds in which keys are ignored: a key typed for something else must not approve a call."""
 
 MAX_PREVIEW_BYTES = 1 << 20
+_MAX_COMMAND_COLUMNS = 50
+_WISHES = {NETWORK: "wants", READ_FOLDER: "wants to read", WRITE_FOLDER: "wants to change"}
 _STYLES = {"safe": "green", "caution": "yellow", "destructive": "bold red"}
 
 
@@ -43,8 +46,10 @@ def render_approval(
     question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path, width: int, *, colour: bool
 ) -> list[str]:
     """Render the whole question: tool, safety class, reason, every exact argument, and the resulting diff."""
-    tool = style_text(escape_hidden(question.tool), "bold", colour)
-    head = f"{style_text('?', 'bold yellow', colour)} {tool} wants to run  "
+    what = f"{style_text(escape_hidden(question.tool), 'bold', colour)} wants to run"
+    if question.during:
+        what = describe_wish(question)
+    head = f"{style_text('?', 'bold yellow', colour)} {what}  "
     head += style_text(f"[{question.safety}]", _STYLES[question.safety], colour)
     why = textwrap.wrap(escape_hidden(question.why), max(20, width - 16))  # the other texts are shown exactly
     lines = [head, f"  why asked: {why[0] if why else ''}", *(f"             {more}" for more in why[1:])]
@@ -59,6 +64,16 @@ def render_approval(
         lines += ["  it consists of:", *(f"    {escape_hidden(command)}" for command in commands)]
     diff = [escape_hidden(line) for line in preview_diff(question.tool, question.arguments, folder)]
     return lines + [f"  {line}" for line in render_diff(diff, width - 2, colour=colour)]
+
+
+def describe_wish(question: ApprovalRequested) -> str:
+    """Say what a running call wants besides what it has: a host, or a folder."""
+    command = truncate_line(escape_hidden(str(question.arguments.get("command", "the command"))), _MAX_COMMAND_COLUMNS)
+    wanted = escape_hidden(str(next(iter(question.arguments.values()), "")))
+    port = question.arguments.get("port", USUAL_PORTS[0])
+    return (
+        f"`{command}` {_WISHES.get(question.tool, question.tool)} {wanted}{'' if port in USUAL_PORTS else f':{port}'}"
+    )
 
 
 def _list_commands(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path) -> Sequence[str]:
@@ -104,12 +119,13 @@ def _build_diff(before: str, after: str, path: str) -> list[str]:
 def render_choices(question: ApprovalRequested) -> list[str]:
     """Render the possible answers and their meaning."""
     lines = ["  y  yes, once"]
-    if not question.once:
+    if _has_tool_scope(question):
         lines.append(f"  t  yes, and allow {question.tool} in this session")
     if _has_rule(question):
         lines.append(f"  p  yes, and in this session also allow: {escape_hidden(question.rule)}")
         lines.append("  a  like p, but always in this workspace")
-    return [*lines, "  n  no; the model gets the words after it: n too risky", "  l  later: it stays open"]
+    later = "later: the command waits, for 10 minutes at most" if question.during else "later: it stays open"
+    return [*lines, "  n  no; the model gets the words after it: n too risky", f"  l  {later}"]
 
 
 def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | None:
@@ -121,7 +137,7 @@ def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answ
     match word.lower():
         case "y" | "yes":
             return Answer()
-        case "t" if not question.once:
+        case "t" if _has_tool_scope(question):
             return Answer(scope="tool")
         case "p" if _has_rule(question):
             return Answer(scope="pattern")
@@ -135,6 +151,11 @@ def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answ
         case _:
             keys = [line.split()[0] for line in render_choices(question)]
             raise BadInput(f"answer {', '.join(keys[:-1])} or {keys[-1]}")
+
+
+def _has_tool_scope(question: ApprovalRequested) -> bool:
+    """Whether all calls of the tool may be allowed. A running call gets one host or folder at a time."""
+    return not question.once and not question.during
 
 
 def _has_rule(question: ApprovalRequested) -> bool:
@@ -217,12 +238,9 @@ class QuestionQueue:
 
     def handle_event(self, event: events.Event) -> None:
         """Remove the questions that were settled elsewhere."""
-        if isinstance(event, events.ApprovalAnswered | events.InputAnswered | events.CallFinished):
-            settled = [one for one in self._open if one.request.call_id == event.call_id]
-        elif isinstance(event, events.RunFinished | events.CancelRequested):
+        settled = [one for one in self._open if events.settles_question(event, one.request)]
+        if isinstance(event, events.RunFinished | events.CancelRequested):
             settled = list(self._open)
-        else:
-            return
         for one in settled:
             one.settle(None)
 

@@ -18,6 +18,8 @@ from treadle.sandbox.backend import probe, run_in_sandbox
 from treadle.sandbox.base import Bounds, Job
 from treadle.sandbox.caches import find_cache_folder, list_caches, remove_cache
 from treadle.sandbox.explain import explain_job
+from treadle.sandbox.extra_folders import resolve_extra_folder
+from treadle.sandbox.registries import expand_hosts
 
 EXAMPLES = """\
   treadle sandbox probe
@@ -37,6 +39,8 @@ def parser() -> Parser:
     execute.add_argument("--workspace", metavar="DIR", default=".")
     execute.add_argument("--network", action="store_true", help="allow connections to public hosts")
     execute.add_argument("--allow-host", metavar="H", action="append", default=[], help="allow only this host")
+    execute.add_argument("--read-only", metavar="DIR", action="append", default=[], help="show this folder too")
+    execute.add_argument("--writable", metavar="DIR", action="append", default=[], help="let it change this folder too")
     for name in Bounds.__struct_fields__:
         default = getattr(Bounds(), name)
         option, kind = f"--{name.replace('_', '-')}", float if name == "wall_s" else int
@@ -66,8 +70,16 @@ def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; --workspace must name an existing one")
     bounds = Bounds(**{name: getattr(args, name) for name in Bounds.__struct_fields__})
-    hosts = tuple(args.allow_host)
-    job = Job(argv, folder, network=args.network or bool(hosts), allow_hosts=hosts, bounds=bounds)
+    hosts = expand_hosts(args.allow_host)
+    job = Job(
+        argv,
+        folder,
+        network=args.network or bool(hosts),
+        allow_hosts=hosts,
+        bounds=bounds,
+        shown_folders=tuple(resolve_extra_folder(name, folder, is_writable=False) for name in args.read_only),
+        writable_folders=tuple(resolve_extra_folder(name, folder, is_writable=True) for name in args.writable),
+    )
     return _explain(job) if args.explain else _execute(job)
 
 

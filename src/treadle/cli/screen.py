@@ -89,7 +89,7 @@ class Screen:
         self._failure: events.ModelFailed | None = None  # until the model is asked again
         self._hide_answer = hide_answer
         self._usage, self._context_tokens = Usage(), 0
-        self._open_questions: set[str] = set()
+        self._open_questions: dict[str, events.ApprovalRequested | events.InputRequested] = {}
         self._arguments: dict[str, dict[str, Json]] = {}
         self._running_calls: dict[str, tuple[str, float]] = {}
         self._call_output = self._model_progress = ""
@@ -234,7 +234,8 @@ class Screen:
 
     def _handle_call(self, fact: events.CallFinished) -> None:
         self._running_calls.pop(fact.call_id, None)
-        self._open_questions.discard(fact.call_id)
+        for question in [one for one in self._open_questions.values() if events.settles_question(fact, one)]:
+            del self._open_questions[question.call_id]
         self._call_output = ""
         self._calls += 1
         arguments = self._arguments.pop(fact.call_id, {})
@@ -278,7 +279,7 @@ class Screen:
             case events.Custom(name="treadle.skill_proposed", data={"name": str(name)}):
                 self._write_dim(f"a skill was drafted from this work: {name}; see treadle skills proposals")
             case events.ApprovalRequested() | events.InputRequested():
-                self._open_questions.add(event.call_id)
+                self._open_questions[event.call_id] = event
                 if self.asks_here:
                     pass
                 elif isinstance(event, events.ApprovalRequested):
@@ -286,7 +287,7 @@ class Screen:
                 else:
                     self._write_dim(f"the agent asks: {event.questions[0].text if event.questions else ''}")
             case events.ApprovalAnswered() | events.InputAnswered():
-                self._open_questions.discard(event.call_id)
+                self._open_questions.pop(event.call_id, None)
                 if isinstance(event, events.ApprovalAnswered) and event.scope != "call":
                     verb = "allowed" if event.decision == "allow" else "denied"
                     self._write_dim(f"{verb} for this {event.scope} by {event.by or 'somebody'}")

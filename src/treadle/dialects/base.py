@@ -142,7 +142,8 @@ class EventTracker:
         self.calls_started = 0
         self.output_tokens = 0
         self.session_turns = 0
-        self.open_questions: set[str] = set()
+        self.open_questions: dict[str, str] = {}
+        """The ids of the open questions, and the call that ends each."""
         self._fragments: list[str] = []  # kept by reference, so that another watcher costs no copy of the text
 
     @property
@@ -177,18 +178,22 @@ class EventTracker:
                 self._fragments.clear()
                 return event.text[len(seen) :] if event.text.startswith(seen) else ""
             case events.ApprovalRequested() | events.InputRequested():
-                self.open_questions.add(event.call_id)
-                if isinstance(event, events.ApprovalRequested):
+                is_approval = isinstance(event, events.ApprovalRequested)
+                self.open_questions[event.call_id] = (event.during if is_approval else "") or event.call_id
+                if is_approval and not event.during:
                     self.calls.setdefault(event.call_id, TrackedCall()).safety = event.safety
-            case events.ApprovalAnswered() | events.InputAnswered() | events.CallFinished():
-                self.open_questions.discard(event.call_id)
-                if isinstance(event, events.CallFinished) and event.status == "ok":
+            case events.ApprovalAnswered() | events.InputAnswered():
+                self.open_questions.pop(event.call_id, None)
+            case events.CallFinished():
+                open_questions = self.open_questions.items()
+                self.open_questions = {one: ending for one, ending in open_questions if ending != event.call_id}
+                if event.status == "ok":
                     self.tools_called.append(event.tool)
             case events.CallStarted():
                 self.calls.setdefault(event.call_id, TrackedCall()).starts += 1
                 self.calls_started += event.attempt == 1
                 if event.sandbox == events.CLIENT_SANDBOX:
-                    self.open_questions.add(event.call_id)
+                    self.open_questions[event.call_id] = event.call_id
             case events.RunFinished():
                 self.session_turns += event.turns
             case _:

@@ -260,7 +260,7 @@ def _apply_verdict(
             return _close_call(call, "denied", f"Denied: {answer.by or 'The user'} said no.{comment}", ready.safety)
         if call.asked is not None:
             is_other_question = verdict.asks_flow and not call.asked.flow
-            if is_other_question or call.asked.digest != _compute_digest(setup, ready):
+            if is_other_question or call.asked.digest != compute_digest(setup, tool, ready.parsed.arguments):
                 return _close_call(call, "denied", CHANGED_SINCE_APPROVAL, ready.safety)
         if verdict.action != "ask":
             return ready
@@ -281,7 +281,7 @@ def _apply_verdict(
         rule="" if verdict.is_once_only else pin_version(pattern, tool.version),
         once=verdict.is_once_only,
         flow=verdict.asks_flow,
-        digest=_compute_digest(setup, ready),
+        digest=compute_digest(setup, tool, arguments),
         expires_at=_compute_expiry(setup),
     )
 
@@ -303,8 +303,10 @@ def _compute_expiry(setup: Setup) -> float | None:
     return setup.clock.now() + setup.approval_ttl if setup.approval_ttl is not None else None
 
 
-def _compute_digest(setup: Setup, ready: ReadyCall) -> str:
+def compute_digest(setup: Setup, tool: Tool | str, arguments: dict[str, Json]) -> str:
     """Identify what a person approves: the tool, its arguments, its folder and whether it is sandboxed.
+
+    What a running call asks for has a name instead of a tool.
 
     Only this store can compute it, so no file from elsewhere can hold an approval. Grants and rules are no part of it:
     the policy checks them again when the call starts.
@@ -312,9 +314,8 @@ def _compute_digest(setup: Setup, ready: ReadyCall) -> str:
     import hmac
 
     sandboxed = find_narrowest_tier(setup.grants) != "full"
-    approved = msgspec.json.encode(
-        (ready.tool.name, ready.tool.version, ready.parsed.arguments, str(setup.workspace), sandboxed), order="sorted"
-    )
+    name, version = (tool, "") if isinstance(tool, str) else (tool.name, tool.version)
+    approved = msgspec.json.encode((name, version, arguments, str(setup.workspace), sandboxed), order="sorted")
     return hmac.digest(setup.approval_key, approved, "sha256").hex()[:32]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +16,7 @@ class CancelScope:
     three scopes, and hardly any of them runs out.
     """
 
-    __slots__ = ("_deadline", "_earlier_cancels", "_loop", "_task", "_timer", "was_stopped")
+    __slots__ = ("_deadline", "_earlier_cancels", "_loop", "_paused_at", "_pauses", "_task", "_timer", "was_stopped")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -22,6 +24,7 @@ class CancelScope:
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._earlier_cancels = 0
+        self._pauses, self._paused_at = 0, 0.0
         self.was_stopped = False
 
     @property
@@ -60,6 +63,20 @@ class CancelScope:
             self.was_stopped = True
             self._task.cancel()
 
+    @contextmanager
+    def pause(self) -> Generator[None]:
+        """Stop the time during a block inside of this one, such as one that waits for a person."""
+        if not self._pauses:
+            self._paused_at = self._loop.time()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses and self._task is not None and self._deadline is not None:
+                self._deadline += self._loop.time() - self._paused_at
+                self._set_timer(self._deadline)
+
     def close(self) -> None:
         """Release the timer."""
         if self._timer is not None:
@@ -72,7 +89,7 @@ class CancelScope:
 
     def _check_deadline(self) -> None:
         self._timer = None
-        if self._task is None or self._deadline is None:
+        if self._task is None or self._deadline is None or self._pauses:
             return
         if self._loop.time() >= self._deadline:
             self.stop()

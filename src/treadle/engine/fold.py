@@ -25,7 +25,7 @@ from treadle.engine.state import (
     estimate_entry_tokens,
     estimate_result_tokens,
 )
-from treadle.messages import Json, ResultMessage, Usage, is_attached
+from treadle.messages import Call, Json, ResultMessage, Usage, is_attached
 from treadle.permissions.data_flow import ANSWER, ATTACHMENT, HISTORY, MESSAGE, SEEN_NOTE
 from treadle.permissions.patterns import covers_call, unpin_version
 from treadle.permissions.policy import RememberedAnswer
@@ -208,19 +208,26 @@ def _apply_call_fact(
 ) -> None:
     """Apply a fact to a call of the current turn that has no result yet. Facts about other calls change nothing."""
     turn, run = state.turn, state.run
+    if isinstance(fact, events.ApprovalRequested) and fact.during:
+        _add_request(state, fact)
+        return
     call = turn.calls.get(fact.call_id) if turn is not None else None
+    if turn is not None and call is None and isinstance(fact, events.ApprovalAnswered):
+        call = turn.find_request(fact.call_id)
     if turn is None or call is None or call.finished is not None:
         return
     match fact:
         case events.CallStarted():
             if call.started is None and run is not None:
                 run.calls += 1
+            _end_requests(call, events.CallFinished(call_id=fact.call_id, tool=fact.tool, status="interrupted"))
             call.started = fact
             state.seen[fact.tool] = None
         case events.CallFinished():
             if call.at_client is not None:
                 _add_waiting_time(state, call.at_client.at, fact.at)
             call.finished = fact
+            _end_requests(call, fact)
             turn.unfinished_calls -= 1
             state.tokens += estimate_result_tokens(fact)
             _add_usage(state, fact.usage)
@@ -242,6 +249,22 @@ def _apply_call_fact(
                 _add_waiting_time(state, call.input_asked.at, fact.at)
 
 
+def _add_request(state: State, fact: events.ApprovalRequested) -> None:
+    """Add the question of a running call. It is a call of its own in all but its result."""
+    running = state.turn.calls.get(fact.during) if state.turn is not None else None
+    is_running = running is not None and running.started is not None and running.finished is None
+    if running is not None and is_running and fact.call_id not in state.calls:
+        request = CallState(Call(fact.call_id, fact.tool, ""), asked=fact)
+        state.calls[fact.call_id] = request
+        running.requests.append(request)
+
+
+def _end_requests(call: CallState, result: events.CallFinished) -> None:
+    """End the requests of a call. Nobody waits any longer for those that have no answer."""
+    for request in call.requests:
+        request.finished = request.finished or result
+
+
 def _remember_answer(state: State, asked: events.ApprovalRequested, fact: events.ApprovalAnswered) -> None:
     """Remember an answer for more than one call, and settle the other open questions that it covers."""
     if fact.scope == "call" or (asked.once and fact.decision == "allow"):
@@ -250,7 +273,8 @@ def _remember_answer(state: State, asked: events.ApprovalRequested, fact: events
     rule = unpin_version(rule) if fact.decision == "deny" else rule  # a no is valid for every version of the tool
     remembered = RememberedAnswer(rule or asked.tool, fact.decision, fact.by)
     state.remembered.append(remembered)
-    for other in state.turn.calls.values() if state.turn is not None else ():
+    calls = state.turn.calls.values() if state.turn is not None else ()
+    for other in (one for call in calls for one in (call, *call.requests)):
         if other.asked is not None and other.answer is None and other.finished is None:
             may_settle = fact.decision == "deny" or not other.asked.once
             if may_settle and covers_call(unpin_version(remembered.pattern), other.asked.tool, other.asked.arguments):

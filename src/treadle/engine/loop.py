@@ -19,6 +19,7 @@ from treadle.engine.authorize import Authorization, ReadyCall, authorize_calls
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
 from treadle.engine.fold import apply, fold
+from treadle.engine.permission_request import CallEnvironment
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Lease, Setup, SetupBuilder
 from treadle.engine.state import CallState, State
@@ -222,7 +223,8 @@ class Loop:
 
     async def _run_call(self, ready: ReadyCall, limit: CancelScope) -> CallFinished:
         """Run a call, and again while the recovery says so. Return its result, which the caller records."""
-        context = build_tool_context(self.setup, self.log, self.lease.claim, ready, self.state.notes)
+        environment = CallEnvironment(self.setup, self.log, self.lease.claim, ready, (self._run_scope, limit))
+        context = build_tool_context(environment, self.state.notes)
         while True:
             outcome = await run_tool(ready, context, self.setup.redactor, limit)
             fact = await build_finish_fact(self.log, self.lease.claim, ready, outcome, self.setup.model.window)

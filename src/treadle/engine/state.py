@@ -27,7 +27,11 @@ OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have ru
 
 
 class CallState(Struct):
-    """One call, its questions and answers, and its result."""
+    """One call, its questions and answers, and its result.
+
+    `requests` are what it asked for while it was running, such as a host. Each of them has a question and an answer,
+    and ends when the call ends.
+    """
 
     call: Call
     asked: events.ApprovalRequested | None = None
@@ -36,6 +40,7 @@ class CallState(Struct):
     input_answer: events.InputAnswered | None = None
     started: events.CallStarted | None = None
     finished: events.CallFinished | None = None
+    requests: list[CallState] = []
 
     @property
     def pending(self) -> events.ApprovalRequested | events.InputRequested | None:
@@ -77,6 +82,11 @@ class Turn(Struct):
     seen: int = 0
     unfinished_calls: int = 0
     signals: tuple[str, ...] = ()
+
+    def find_request(self, request_id: str) -> CallState | None:
+        """Find a request of one of the calls by its id."""
+        requests = (request for call in self.calls.values() for request in call.requests)
+        return next((request for request in requests if request.call.id == request_id), None)
 
     @property
     def is_settled(self) -> bool:
@@ -198,10 +208,10 @@ class State(Struct):
 
     @property
     def pending(self) -> list[events.ApprovalRequested | events.InputRequested]:
-        """The unanswered questions, in the order of their calls."""
-        if self.turn is None:
-            return []
-        return [call.pending for call in self.turn.calls.values() if call.pending is not None]
+        """The unanswered questions, in the order of their calls. A running call may have some too."""
+        calls = self.turn.calls.values() if self.turn is not None else ()
+        questions = (one.pending for call in calls for one in (call, *call.requests))
+        return [question for question in questions if question is not None]
 
     @property
     def retry_at(self) -> float | None:

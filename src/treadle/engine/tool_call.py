@@ -19,13 +19,14 @@ from msgspec import Struct
 from treadle import events
 from treadle.engine.authorize import ReadyCall
 from treadle.engine.cancel_scope import CancelScope
+from treadle.engine.permission_request import CallEnvironment, PermissionRequests
 from treadle.engine.setup import Setup
 from treadle.errors import BadInput, NotFound, describe_error
 from treadle.log.base import Artifact, Claim, Log
 from treadle.messages import NO_USAGE, Call, Json, Part, TextPart, Usage, replace_surrogates
 from treadle.permissions.policy import find_narrowest_tier
 from treadle.secrets.redact import RedactedStream, Redactor
-from treadle.tools.base import DEFAULT_CAP, ToolContext, ToolError, ToolResult, ToolServices
+from treadle.tools.base import DEFAULT_CAP, PermissionAnswer, ToolContext, ToolError, ToolResult, ToolServices
 
 GRACE_SECONDS = 1.0
 MIN_OUTPUT_CAP = 512
@@ -270,10 +271,13 @@ class LogToolServices(ToolServices):
     A call can outlive its process's claim on the session: it was frozen, or it does not stop. Then it writes nothing.
     """
 
-    def __init__(self, setup: Setup, log: Log, claim: Claim, call_id: str) -> None:
+    def __init__(self, environment: CallEnvironment) -> None:
+        setup, log, claim = environment.setup, environment.log, environment.claim
         self.memories, self.helpers, self._redactor = log.memories, setup.helpers, setup.redactor
-        self._log, self._session_id, self._call_id = log, claim.session_id, call_id
+        self._log, self._session_id, self._call_id = log, claim.session_id, environment.ready.call.call.id
         self.claim = self._claim = claim
+        self._environment = environment
+        self._requests: PermissionRequests | None = None
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._after = log.get_head(claim.session_id)
         self._live: RedactedStream | None = None
@@ -308,19 +312,20 @@ class LogToolServices(ToolServices):
     async def check_claim(self) -> None:
         await self._log.renew(self._claim)
 
+    async def request_permission(self, tool: str, arguments: dict[str, Json], why: str) -> PermissionAnswer:
+        self._requests = self._requests or PermissionRequests(self._environment)
+        return await self._requests.decide(tool, arguments, why)
+
     async def read_artifact(self, artifact_id: str) -> bytes:
         return (await load_output(self._log, self._session_id, artifact_id)).data
 
 
-def build_tool_context(
-    setup: Setup, log: Log, claim: Claim, ready: ReadyCall, notes: Mapping[str, Json]
-) -> ToolContext:
+def build_tool_context(environment: CallEnvironment, notes: Mapping[str, Json]) -> ToolContext:
     """Build the context that the tool receives."""
-    call_id = ready.call.call.id
-    services = LogToolServices(setup, log, claim, call_id)
+    setup, ready, services = environment.setup, environment.ready, LogToolServices(environment)
     return ToolContext(
-        claim.session_id,
-        call_id,
+        environment.claim.session_id,
+        ready.call.call.id,
         setup.workspace,
         ready.attempt,
         services.progress,

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple
 
-Trait = Literal["untrusted", "workspace", "private", "way_out", "network", "host", "lasting"]
+Trait = Literal["untrusted", "workspace", "private", "way_out", "registries", "network", "host", "lasting"]
 """What a source or a call brings in, and what a call can do.
 
 The first three are labels of data. `untrusted`: strangers wrote it. `workspace`: whoever could write into the workspace
 wrote it, so it is untrusted too. `private`: it belongs to the user. Data without a label is trusted.
 
-The others are effects. `way_out`: it can send data out. `network`: it is known to do so. `host`: it runs code of the
-workspace outside of the sandbox. `lasting`: its change outlasts the session and may steer or reach others.
+The others are effects. `way_out`: it can send data out. `registries`: only to package registries. `network`: it is
+known to do so. `host`: it runs code of the workspace outside of the sandbox. `lasting`: its change outlasts the session
+and may steer or reach others.
 """
 
 EFFECTS: frozenset[Trait] = frozenset(("way_out", "lasting"))
@@ -63,8 +64,9 @@ def explain_flow_risk(tool: str, own: AbstractSet[Trait], seen: Mapping[str, Abs
 
     `own` are the traits of the call. `seen` are the sources that the session knew, with their labels.
     """
-    # With full access the workspace's code runs on the host anyway, so its text adds no risk to a local command.
-    is_local = "host" in own and not own & {"network", "lasting"}
+    # With full access the workspace's code runs on the host anyway, so its text adds no risk to a local command. A
+    # registry takes no more than names of packages from whoever has no account there, so it is treated alike.
+    is_local = bool(own & {"host", "registries"}) and not own & {"network", "lasting"}
     suspect: set[Trait] = {"untrusted"} if is_local else {"untrusted", "workspace"}
     others = [name for name, labels in seen.items() if labels & suspect]
     private = find_private(own, seen)

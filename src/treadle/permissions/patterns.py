@@ -362,6 +362,11 @@ def suggest_pattern(tool: str, arguments: Mapping[str, Json], commands: tuple[st
     return f"{tool}({argument}={rule or _escape_glob(text)})"
 
 
+def build_exact_pattern(tool: str, arguments: Mapping[str, Json]) -> str:
+    """Build the pattern that covers calls with exactly this first argument: `network(example.org)`."""
+    return f"{tool}({_escape_glob(str(next(iter(arguments.values()), '')))})"
+
+
 def _find_rule_words(command: str) -> str:
     """Find the first words of a command that make a rule; nothing where such a rule would allow too much."""
     from treadle.permissions.shell.command_table import load_command_table

@@ -23,8 +23,9 @@ EndReason = Literal["exited", "signalled", "wall", "memory", "processes", "outpu
 OnOutput = Callable[[bytes], None]
 """Receives standard output and error, merged, as they come. A piece may end inside a character."""
 
-AskHost = Callable[[str, int], Awaitable[bool]]
-"""Asks a person whether the command may reach a host at a port. The command waits for the answer."""
+AskHost = Callable[[str, int], Awaitable[str]]
+"""Asks whether the command may reach a host at a port, while the command waits. Returns why not, or nothing if it may.
+"""
 
 INSTALL_HINT = (
     "Install bubblewrap: `apt-get install bubblewrap`, `dnf install bubblewrap` or `apk add bubblewrap`. It must be at "
@@ -101,7 +102,9 @@ class Job(Struct, frozen=True):
 
     `cwd` is relative to the workspace. `network` reaches public hosts only: those in `allow_hosts` (`example.org`,
     `*.example.org`, `example.org:8443`), or all when that is empty. `env` is added to the few variables that are
-    passed on. `read_only` and `writable_folders` name folders besides those of the system and of toolchains.
+    passed on. `read_only` names programs and folders besides those of the system and of toolchains. `shown_folders` and
+    `writable_folders` are folders of the user by their real paths: what is secret or protected in a workspace is so in
+    them too.
     `show_env_files` shows the content of `.env` files. `writable` lets the command change the workspace. `ask_host` is
     called for a host that is not allowed; without it such a host is refused.
     """
@@ -116,6 +119,7 @@ class Job(Struct, frozen=True):
     read_only: tuple[Path, ...] = ()
     show_env_files: bool = False
     writable: bool = True
+    shown_folders: tuple[Path, ...] = ()
     writable_folders: tuple[Path, ...] = ()
     ask_host: AskHost | None = None
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -20,9 +20,10 @@ from msgspec import Struct
 from treadle.errors import BadInput
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox import process
-from treadle.sandbox.base import CommandResult, Job, Mount, OnOutput, SandboxUnavailable
+from treadle.sandbox.base import AskHost, CommandResult, Job, Mount, OnOutput, SandboxUnavailable
 from treadle.sandbox.caches import TRIM_SECONDS, hold_cache, trim_caches
 from treadle.sandbox.environment import build_sandbox_environment
+from treadle.sandbox.extra_folders import ExtraFolder, check_extra_folders, hold_extra_folders
 from treadle.sandbox.guarded_paths import (
     GuardedPaths,
     find_guarded_paths,
@@ -31,6 +32,7 @@ from treadle.sandbox.guarded_paths import (
     resolve_working_folder,
 )
 from treadle.sandbox.network import build_proxy_environment
+from treadle.sandbox.proxy import HostAccess
 from treadle.sandbox.resource_usage import find_descendants
 from treadle.sandbox.runtime_folder import make_empty_file, prepare_etc
 from treadle.sandbox.seccomp import Machine, build_program
@@ -67,7 +69,7 @@ _READY = b"\x06"
 # end of its input and never runs. Bubblewrap's own way to wait would release it then.
 _WAIT_SCRIPT = """printf '\\006'; read -r go || exit 125; exec "$@" </dev/null"""
 
-OpenNetwork = Callable[[int, Job], AbstractAsyncContextManager[None]]
+OpenNetwork = Callable[[int, Job], AbstractAsyncContextManager[HostAccess]]
 """Opens the network of a sandbox, given its first process, while its command runs."""
 
 
@@ -76,7 +78,8 @@ class BubblewrapPlan(Struct, frozen=True):
 
     `descriptors` are of paths in the workspace that are mounted read-only, except `parent_folders`: these stay writable
     and cannot be moved. `tools` are the user's own tools, `cache` is the folder behind the command's ~/.cache, and
-    `reasons` say why something is mounted, for people who ask.
+    `reasons` say why something is mounted, for people who ask. `extra_folders` are those of the job, with what is
+    protected in them.
     """
 
     job: Job
@@ -89,19 +92,29 @@ class BubblewrapPlan(Struct, frozen=True):
     tools: Toolchains = Toolchains()
     cache: Path | None = None
     reasons: tuple[Mount, ...] = ()
+    extra_folders: tuple[ExtraFolder, ...] = ()
 
 
 async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
     """Run a command to its end in the full sandbox. `open_network` opens a network when the job grants one."""
+    timer = process.WallTimer(job.bounds.wall_s)
+    if job.ask_host is not None:
+        job = msgspec.structs.replace(job, ask_host=partial(_ask_without_time, timer, job.ask_host))
     with ExitStack() as stack:
         plan = await build_plan(job, stack, has_cache=True)
         box = _Box(plan, stack)
         try:
             pid = await box.set_up()
-            async with open_network(pid, job):
-                return await box.follow(pid, on_output)
+            async with open_network(pid, job) as access:
+                result = await box.follow(pid, on_output, timer)
+                return msgspec.structs.replace(result, refused_hosts=tuple(access.refused))
         finally:
             box.abandon()
+
+
+async def _ask_without_time(timer: process.WallTimer, ask: AskHost, host: str, port: int) -> str:
+    with timer.pause():
+        return await ask(host, port)
 
 
 async def build_plan(
@@ -131,12 +144,13 @@ async def build_plan(
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
     tools = await asyncio.to_thread(find_toolchains, workspace)
-    environment = build_sandbox_environment(job, workspace, HOME, tools)
-    if job.network:
-        environment = {**build_proxy_environment(), **environment}
+    environment = {**build_proxy_environment(job), **build_sandbox_environment(job, workspace, HOME, tools)}
     cache = await _hold_cache(workspace, stack) if has_cache else None
+    extra = await _hold_extra_folders(job, stack)
     held = frozenset(map(str, parents))
-    return BubblewrapPlan(job, workspace, cwd, descriptors, held, masked, environment, tools, cache)
+    return BubblewrapPlan(
+        job, workspace, cwd, descriptors, held, masked, environment, tools, cache, extra_folders=extra
+    )
 
 
 async def _hold_cache(workspace: Path, stack: ExitStack) -> Path | None:
@@ -146,6 +160,13 @@ async def _hold_cache(workspace: Path, stack: ExitStack) -> Path | None:
         return stack.enter_context(hold_cache(workspace))
     except OSError:
         return None
+
+
+async def _hold_extra_folders(job: Job, stack: ExitStack) -> tuple[ExtraFolder, ...]:
+    if not job.shown_folders and not job.writable_folders:
+        return ()
+    folders = hold_extra_folders(job.shown_folders, job.writable_folders, show_env_files=job.show_env_files)
+    return await asyncio.to_thread(stack.enter_context, folders)
 
 
 class _Box:
@@ -165,7 +186,8 @@ class _Box:
             arguments = process.create_memory_file("arguments", b"\0".join(map(os.fsencode, options)), theirs)
             command = [BWRAP, "--args", str(arguments), "--", "/bin/sh", "-c", _WAIT_SCRIPT, "sh", *plan.job.argv]
             # A descriptor that bubblewrap does not use would stay open in the command, and lead around the mount.
-            mounted = plan.descriptors.values() if _can_bind_descriptors() else ()
+            extra = [mount[1] for folder in plan.extra_folders for mount in folder.list_mounts()]
+            mounted = (*plan.descriptors.values(), *extra) if _can_bind_descriptors() else ()
             self._process = process.spawn_process(command, stdin, write_end, (status, seccomp, arguments, *mounted))
         os.set_blocking(self._status_pipe, False)
         self._output = process.CommandOutput(read_end, plan.job.bounds.output_bytes)
@@ -189,6 +211,8 @@ class _Box:
         for waiting in find_descendants(pid):
             process.set_limits(waiting, process.build_limits(self._plan.job.bounds, per_namespace=True))
             check_mounts(self._plan, waiting)
+            if not _can_bind_descriptors():
+                check_extra_folders(self._plan.extra_folders, waiting)
         return pid
 
     def _read_status(self) -> bool:
@@ -200,14 +224,15 @@ class _Box:
         self._status += data
         return bool(data)
 
-    async def follow(self, pid: int, on_output: OnOutput) -> CommandResult:
+    async def follow(self, pid: int, on_output: OnOutput, timer: process.WallTimer) -> CommandResult:
         """Release the command, and follow it to its end."""
         assert self._first is not None
         outer = os.pidfd_open(self._process.pid)
         self._stack.callback(os.close, outer)
         tree = process.ProcessTree(pid, self._kill, (outer, self._first))
-        folders = (self._plan.workspace, *([self._plan.cache] if self._plan.cache else []))
-        follower = process.ProcessFollower(self._process, tree, self._plan.job.bounds, folders)
+        cache = [self._plan.cache] if self._plan.cache else []
+        bounds, folders = self._plan.job.bounds, (self._plan.workspace, *cache, *self._plan.job.writable_folders)
+        follower = process.ProcessFollower(self._process, tree, bounds, folders, timer)
         return await follower.follow(self._output, on_output, lambda: os.write(self._release_pipe, b"go\n"))
 
     def abandon(self) -> None:
@@ -324,7 +349,15 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         option = "--bind" if path in plan.parent_folders else "--ro-bind"
         is_open = _can_bind_descriptors() and not by_path
         arguments += (f"{option}-fd", str(descriptor), path) if is_open else (option, path, path)
-    for masked in (*plan.tools.masked, *plan.masked):
+    is_open = _can_bind_descriptors() and not by_path
+    for path, descriptor, is_writable in (mount for folder in plan.extra_folders for mount in folder.list_mounts()):
+        option = "--bind" if is_writable else "--ro-bind"
+        arguments += (f"{option}-fd", str(descriptor), path) if is_open else (option, path, path)
+    for masked in (
+        *plan.tools.masked,
+        *plan.masked,
+        *(path for folder in plan.extra_folders for path in folder.masked),
+    ):
         if masked.is_dir():
             arguments += ("--tmpfs", str(masked), "--remount-ro", str(masked))
         else:

@@ -69,7 +69,7 @@ async def run_in_landlock(job: Job, on_output: OnOutput) -> CommandResult:
             scoped=_SCOPES if version >= 6 else 0,
             seccomp=build_program(detect_machine(), sockets=False),
         )
-        return await run_supervised(config, job, (workspace, folder), on_output)
+        return await run_supervised(config, job, (workspace, folder, *job.writable_folders), on_output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -92,10 +92,13 @@ def _build_rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
         yield path, _READ | _WRITE | _TRUNCATE
     all_rights = build_handled_rights(read_landlock_version()) & ~_MAKE_DEVICES & ~_DEVICES
     yield str(folder), all_rights
-    found = find_guarded_paths(workspace)
-    exceptions = dict.fromkeys(found.read_only, _READ_ONLY)
-    exceptions |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
-    yield from _split_folder(workspace, exceptions, all_rights if job.writable else _READ_ONLY)
+    rights = {workspace: all_rights if job.writable else _READ_ONLY}
+    rights |= dict.fromkeys(job.shown_folders, _READ_ONLY) | dict.fromkeys(job.writable_folders, all_rights)
+    for top, granted in rights.items():
+        found = find_guarded_paths(top)
+        exceptions = dict.fromkeys(found.read_only, _READ_ONLY)
+        exceptions |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
+        yield from _split_folder(top, exceptions, granted)
 
 
 def _show_tools(tools: Toolchains) -> Iterator[Rule]:

@@ -10,8 +10,8 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,57 @@ class CommandOutput:
         return True
 
 
+class WallTimer:
+    """The time that a command may take. It stands still while a person is asked."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._pauses = 0
+        self._on_end: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, on_end: Callable[[], None]) -> None:
+        """Call `on_end` when the time is over."""
+        self._on_end = on_end
+        if not self._pauses:
+            self._timer = asyncio.get_running_loop().call_later(self._left, on_end)
+
+    def cancel(self) -> None:
+        """Stop for good."""
+        self._on_end = None
+        self._stop_timer()
+
+    @contextmanager
+    def pause(self) -> Generator[None]:
+        """Stop the time during the block."""
+        self._pauses += 1
+        self._stop_timer()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if self._on_end is not None:
+                self.start(self._on_end)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._left = max(0.0, self._timer.when() - asyncio.get_running_loop().time())
+            self._timer.cancel()
+            self._timer = None
+
+
 class ProcessFollower:
     """Follows a process until it ends or goes over a limit, and leaves no process of it behind."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], tree: ProcessTree, bounds: Bounds, folders: tuple[Path, ...]
+        self,
+        process: subprocess.Popen[bytes],
+        tree: ProcessTree,
+        bounds: Bounds,
+        folders: tuple[Path, ...],
+        timer: WallTimer | None = None,
     ) -> None:
+        self._timer = timer or WallTimer(bounds.wall_s)
         self._process = process
         self._tree = tree
         self._bounds = bounds
@@ -116,7 +161,7 @@ class ProcessFollower:
         """Release the waiting command and follow it. When this is cancelled, everything is killed first."""
         loop = asyncio.get_running_loop()
         output.forward_to(on_output, lambda: self._stop("output"))
-        timer = loop.call_later(self._bounds.wall_s, self._stop, "wall")
+        self._timer.start(lambda: self._stop("wall"))
         handle = self._tree.handles[0]
         loop.add_reader(handle, self._stop, "exited")
         measuring = asyncio.ensure_future(self._measure())
@@ -124,7 +169,7 @@ class ProcessFollower:
             release()
             reason = await self._end_reason
         finally:
-            timer.cancel()
+            self._timer.cancel()
             measuring.cancel()
             loop.remove_reader(handle)
             await finish_despite_cancel(self._end_processes(measuring))

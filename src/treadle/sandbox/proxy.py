@@ -1,12 +1,14 @@
-"""The only way out of a sandbox with network: an HTTP proxy that connects to allowed hosts at public addresses.
+"""The only way out of a sandbox: an HTTP proxy that connects to allowed hosts at public addresses.
 
-It resolves a name once and connects to the address that it checked. It does not read what passes through.
+A host that is not allowed may be asked for. Only then its name is resolved, once: a query for a name can carry data out
+too. The proxy connects to the address that it checked, and does not read what passes through.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -14,16 +16,26 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from treadle.errors import TreadleError
+from treadle.permissions.policy import make_printable
+from treadle.permissions.requests import USUAL_PORTS
+from treadle.sandbox.base import AskHost
+
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host."""
 
 IsPublic = Callable[[str], bool]
 
-_USUAL_PORTS = (80, 443)
 _REPLACED_HEADERS = ("host:", "host ", "proxy-", "connection:", "keep-alive:", " ", "\t")
 _MAX_HEAD_BYTES = 16 * 1024
 _TIMEOUT = 30.0
 _CHUNK_BYTES = 65536
+_MAX_CONNECTIONS = 200
+_MAX_REFUSALS = 5
+_MAX_NAMED_HOSTS = 20
+_MAX_NAME_LENGTH = 253
+_NAME = re.compile(r"([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)+(?!0x)[a-z0-9-]*[a-z-][a-z0-9-]*")
+"""A name with a dot. One that ends in a number is an address, in one of many forms."""
 # IPv6 forms that carry an IPv4 address, which a gateway or the system extracts, and old forms of the local host.
 _CARRIERS = tuple(
     map(
@@ -65,11 +77,15 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
 
 
 class ProxyRules(Struct, frozen=True):
-    """Which hosts may be reached. Without `hosts`, every public host may. Tests replace the other fields."""
+    """Which hosts may be reached: `hosts`, every public host if that is empty, and none if it is None.
 
-    hosts: tuple[str, ...] = ()
+    `ask` is called for other hosts. Tests replace the other fields.
+    """
+
+    hosts: tuple[str, ...] | None = ()
     resolve: Resolve = resolve_host
     is_public: IsPublic = is_public_address
+    ask: AskHost | None = None
 
 
 def is_host_allowed(hosts: Sequence[str], host: str, port: int) -> bool:
@@ -79,10 +95,81 @@ def is_host_allowed(hosts: Sequence[str], host: str, port: int) -> bool:
         name, colon, wanted = entry.lower().rpartition(":")
         if not colon or not wanted.isdigit():
             name, wanted = entry.lower(), ""
-        is_port = port == int(wanted) if wanted else port in _USUAL_PORTS
+        is_port = port == int(wanted) if wanted else port in USUAL_PORTS
         if is_port and (name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:]))):
             return True
     return False
+
+
+def is_askable_host(host: str, is_public: IsPublic) -> bool:
+    """Tell whether a person can be asked for a host: a name that may be public, or a public address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return len(host) <= _MAX_NAME_LENGTH and _NAME.fullmatch(host) is not None
+    return is_public(host)
+
+
+class HostAccess:
+    """Decides which hosts one command reaches. It asks for one host at a time, for each once, and not for many.
+
+    `refused` has the hosts that were not reached, as `HOST:PORT`, and why.
+    """
+
+    def __init__(self, rules: ProxyRules) -> None:
+        self.rules = rules
+        self.refused: dict[str, str] = {}
+        self._answers: dict[tuple[str, int], asyncio.Task[str]] = {}
+        self._turn = asyncio.Lock()
+        self._refusals = 0
+
+    async def check_host(self, host: str, port: int) -> None:
+        """Raise `RequestRefused` when a host may not be reached. It may wait for a person."""
+        rules = self.rules
+        if rules.hosts is not None and is_host_allowed(rules.hosts, host, port):
+            return
+        if rules.ask is None:
+            why = "It is not among the hosts that this command may reach."
+        elif not is_askable_host(host.rstrip(".").lower(), rules.is_public):
+            why = "It is not a public host."
+        else:
+            why = await self._find_answer(rules.ask, host.rstrip(".").lower(), port)
+        if why:
+            raise self.refuse(host, port, why)
+
+    def refuse(self, host: str, port: int, why: str) -> RequestRefused:
+        """Note that a host is not reached. Return the error that says so."""
+        name = f"{make_printable(host)}:{port}"
+        if len(self.refused) < _MAX_NAMED_HOSTS:
+            self.refused[name] = why
+        return RequestRefused(f"{name} was not reached: {why}")
+
+    def close(self) -> None:
+        """Withdraw the open questions."""
+        for answer in self._answers.values():
+            answer.cancel()
+
+    async def _find_answer(self, ask: AskHost, host: str, port: int) -> str:
+        """Return why a host may not be reached, or nothing. All connections to it share one question."""
+        if (host, port) not in self._answers:
+            if self._refusals >= _MAX_REFUSALS:
+                return self._describe_flood()
+            self._answers[host, port] = asyncio.ensure_future(self._ask(ask, host, port))
+        return await asyncio.shield(self._answers[host, port])
+
+    async def _ask(self, ask: AskHost, host: str, port: int) -> str:
+        async with self._turn:
+            if self._refusals >= _MAX_REFUSALS:
+                return self._describe_flood()
+            try:
+                why = await ask(host, port)
+            except TreadleError as error:
+                why = str(error)
+            self._refusals += bool(why)
+            return why
+
+    def _describe_flood(self) -> str:
+        return f"{_MAX_REFUSALS} hosts were refused to this command, so nobody was asked for another one."
 
 
 def read_request(head: bytes) -> Target:
@@ -111,12 +198,15 @@ def read_request(head: bytes) -> Target:
 
 
 @asynccontextmanager
-async def serve_proxy(listener: socket.socket, rules: ProxyRules) -> AsyncGenerator[None]:
+async def serve_proxy(listener: socket.socket, access: HostAccess) -> AsyncGenerator[None]:
     """Serve the proxy on a socket. Leaving the block ends every connection."""
     tasks: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(_serve_connection(rules, reader, writer))
+        if len(tasks) >= _MAX_CONNECTIONS:  # each takes descriptors of this process
+            writer.transport.abort()
+            return
+        task = asyncio.ensure_future(_serve_connection(access, reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -125,18 +215,21 @@ async def serve_proxy(listener: socket.socket, rules: ProxyRules) -> AsyncGenera
         yield
     finally:
         server.close()
+        access.close()
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
 
-async def _serve_connection(rules: ProxyRules, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _serve_connection(access: HostAccess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError, asyncio.IncompleteReadError, TimeoutError), _close_writer(writer):
         try:
             async with asyncio.timeout(_TIMEOUT):
                 target = read_request(await reader.readuntil(b"\r\n\r\n"))
-                far_reader, far_writer = await _connect(rules, target)
+            await access.check_host(target.host, target.port)
+            async with asyncio.timeout(_TIMEOUT):
+                far_reader, far_writer = await _connect(access, target)
         except (RequestRefused, asyncio.LimitOverrunError) as error:
             text = f"treadle: {error}\n".encode()
             writer.write(
@@ -164,19 +257,18 @@ def _close_writer(writer: asyncio.StreamWriter) -> Generator[None]:
         writer.close()
 
 
-async def _connect(rules: ProxyRules, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    if not is_host_allowed(rules.hosts, target.host, target.port):
-        raise RequestRefused(f"{target.host}:{target.port} is not among the hosts that this command may reach")
+async def _connect(access: HostAccess, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    rules = access.rules
     try:
         addresses = [address for address in await rules.resolve(target.host, target.port) if rules.is_public(address)]
     except (OSError, UnicodeError):  # UnicodeError: it cannot be a name at all
-        raise RequestRefused(f"{target.host} has no address") from None
+        raise access.refuse(target.host, target.port, "It has no address.") from None
     if not addresses:
-        raise RequestRefused(f"{target.host} is not a public host")
+        raise access.refuse(target.host, target.port, "It is not a public host.")
     for address in addresses:
         with suppress(OSError):
             return await asyncio.open_connection(address, target.port)
-    raise RequestRefused(f"{target.host}:{target.port} does not answer")
+    raise access.refuse(target.host, target.port, "It does not answer.")
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -122,7 +122,7 @@ class NewMessage(StrictBody):
 class PendingQuestion(BaseModel):
     """What a run waits for: a person, or with the kind `client_call` the client's result of a call.
 
-    `options` are the suggested answers to each of `questions`.
+    `options` are the suggested answers to each of `questions`. `during` names a call that runs and asks for more.
     """
 
     id: str
@@ -139,6 +139,7 @@ class PendingQuestion(BaseModel):
     options: list[list[str]] = Field(default_factory=list[list[str]])
     asked_at: float = 0.0
     expires_at: float | None = None
+    during: str = ""
 
     @classmethod
     def from_fact(cls, session_id: str, fact: ApprovalRequested | InputRequested | CallStarted) -> PendingQuestion:
@@ -148,7 +149,7 @@ class PendingQuestion(BaseModel):
             kind = "client_call"
             question = {name: getattr(fact, name) for name in ("call_id", "tool", "arguments", "expires_at")}
         else:
-            question = describe_question(fact)
+            question = describe_question(fact) | {"during": getattr(fact, "during", "")}
             if isinstance(fact, InputRequested):
                 kind = "input"
                 question |= {"tool": "", "why": ""}

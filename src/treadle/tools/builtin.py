@@ -24,8 +24,9 @@ def build_default_tools(
 
     `web` adds `fetch_url`. It is off by default because it lets in text of strangers and can send data out. It may be
     the address of a proxy. `network` names the hosts that sandboxed commands may reach (`example.org`,
-    `*.example.org`, `*` for all public hosts). `kept` is the folder for old contents of changed files; the default is
-    in the user's data folder. `granted` names secret files that the tools may read and change.
+    `*.example.org`, `registries` for the well-known package registries, `*` for all public hosts). `kept` is the
+    folder for old contents of changed files; the default is in the user's data folder. `granted` names secret files
+    that the tools may read and change.
     """
     from treadle.history.content_store import ContentStore
     from treadle.tools.ask_user import AskUser
@@ -38,9 +39,10 @@ def build_default_tools(
     tools = [*build_file_tools(kept_files, granted=granted), calculate, current_time, read_output, todo]
     if shell:
         from treadle.sandbox import backend
+        from treadle.sandbox.registries import expand_hosts
         from treadle.tools.shell import Shell
 
-        hosts = () if "*" in network else tuple(network)
+        hosts = () if "*" in network else expand_hosts(network)
         tools.append(Shell(backend, kept_files, network=bool(network), allow_hosts=hosts))
     if web:
         from treadle.sandbox.proxy import is_public_address

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
@@ -27,6 +27,7 @@ from treadle.permissions.shell.classify import LASTING_REASONS, classify_command
 from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
+from treadle.sandbox.registries import are_registries
 from treadle.tools.base import (
     FOLDER_NOTE,
     ArgumentAlias,
@@ -38,6 +39,7 @@ from treadle.tools.base import (
     ToolInputError,
     ToolResult,
 )
+from treadle.tools.shell_requests import CommandRequests
 
 MAX_TIMEOUT = 600.0
 _MAX_CHARACTERS = 100_000
@@ -58,6 +60,12 @@ class _Arguments(Arguments):
     timeout_s: Annotated[
         float, Meta(description=f"seconds until it is stopped, {MAX_TIMEOUT:g} at most (default 120)")
     ] = 120.0
+    read_folders: Annotated[
+        list[str], Meta(description="folders outside the workspace that the command must read; the user is asked")
+    ] = field(default_factory=list[str])
+    write_folders: Annotated[
+        list[str], Meta(description="folders outside the workspace that the command must change; the user is asked")
+    ] = field(default_factory=list[str])
 
 
 def _read_command(value: Json, given: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -85,7 +93,10 @@ _OTHER_NAMES: dict[str, ArgumentAlias] = {
 
 
 class Shell(Tool):
-    """Runs commands. `network` lets them reach public hosts, or only `allow_hosts`. `kept` lets a rewind undo them."""
+    """Runs commands. `network` lets them reach public hosts, or only `allow_hosts`. `kept` lets a rewind undo them.
+
+    For other hosts, and for folders besides `shown_folders` and `writable_folders`, rules or a person decide.
+    """
 
     aliases = ("bash", "Bash", "run_shell_command", "run_terminal_cmd", "execute_bash", "exec_command")
     argument_aliases = _OTHER_NAMES
@@ -96,7 +107,8 @@ class Shell(Tool):
         description=(
             "Run a command in bash, in the workspace. Its output is the result; when it fails, its exit code is told. "
             "`cd` lasts until the next call, variables do not. There is no input and no terminal. "
-            "In the sandbox only the workspace and /tmp can be written, .git cannot, and there is no network. "
+            "In the sandbox only the workspace and /tmp can be written, .git cannot, and there is no network: for a "
+            "host that a program wants through its proxy variables, the user is asked. "
             'Example: {"command": "grep -rn TODO src | head"}.'
         ),
         parameters=_Arguments.build_schema(),
@@ -109,6 +121,12 @@ class Shell(Tool):
 
     readable_folders: Sequence[Path] = ()
     """Folders besides the workspace that commands may read, such as that of the user's skills."""
+
+    shown_folders: Sequence[Path] = ()
+    """The user's folders that commands may read."""
+
+    writable_folders: Sequence[Path] = ()
+    """The user's folders that commands may change."""
 
     def __init__(
         self,
@@ -125,7 +143,9 @@ class Shell(Tool):
         self._bounds, self._show_env_files = bounds or Bounds(), show_env_files
         if network:
             hosts = ", ".join(allow_hosts) or "public hosts"
-            description = self.spec.description.replace("there is no network", f"the network reaches only {hosts}")
+            description = self.spec.description.replace(
+                "there is no network: for a host", f"the network reaches only {hosts}: for another host"
+            )
             self.spec = replace(self.spec, description=description)
 
     def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
@@ -157,6 +177,8 @@ class Shell(Tool):
             own.add("host")
         elif self._network and not self._allow_hosts:
             own.add("untrusted")
+        elif self._network and are_registries(self._allow_hosts):
+            own.add("registries")
         return frozenset(own)
 
     def describe_sandbox(self, tier: Tier) -> str:
@@ -173,7 +195,8 @@ class Shell(Tool):
             )
         if not 0 < timeout <= MAX_TIMEOUT:
             raise ToolInputError(f"shell: timeout_s is more than 0 and at most {MAX_TIMEOUT:g}.")
-        return parsed
+        given = {name: value for name, value in parsed.arguments.items() if value != []}
+        return ParsedArguments(given, given)
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         command, bounds = parsed.arguments["command"], replace(self._bounds, wall_s=parsed.arguments["timeout_s"])
@@ -185,6 +208,13 @@ class Shell(Tool):
                 f"Not run: the folder {folder}, in which the last command ended, is gone. "
                 "The next command starts in the workspace itself."
             )
+        requests, in_sandbox = CommandRequests(context, command), context.tier != "full"
+        shown, writable = list(self.shown_folders), list(self.writable_folders)
+        if in_sandbox:
+            given = parsed.arguments
+            writable += await requests.find_folders(given.get("write_folders", ()), writable, is_writable=True)
+            granted = [*shown, *writable]
+            shown += await requests.find_folders(given.get("read_folders", ()), granted, is_writable=False)
         output = _Output(context)
         is_safe = classify_command(parse_command(command), str(workspace), folder)[0] == "safe"
         job = Job(
@@ -197,8 +227,11 @@ class Shell(Tool):
             read_only=tuple(folder for folder in self.readable_folders if folder.is_dir()),
             show_env_files=self._show_env_files,
             writable=not is_safe,  # if the classification was wrong, the command still changes nothing
+            shown_folders=tuple([*shown, *writable] if is_safe else shown),
+            writable_folders=() if is_safe else tuple(writable),
+            ask_host=requests.ask_host if in_sandbox else None,
         )
-        run = self._sandbox.run_on_host if context.tier == "full" else self._sandbox.run_in_sandbox
+        run = self._sandbox.run_in_sandbox if in_sandbox else self._sandbox.run_on_host
         recording = record_changes(self.kept, context) if self.kept and not is_safe else contextlib.nullcontext()
         try:
             async with recording as snapshot:
@@ -208,6 +241,7 @@ class Shell(Tool):
         notes = [
             await _save_folder(context, workspace, folder, output.finish()),
             _ENDINGS[result.reason].format(result=result, bounds=bounds) if result.code != 0 else "",
+            requests.describe_refused(result.refused_hosts),
         ]
         # A command does not say what it writes, so changed files that instruct agents or programs are named.
         if files := sorted(filter(is_instruction_path, snapshot.left if snapshot is not None else ())):

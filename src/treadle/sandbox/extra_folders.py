@@ -1,0 +1,133 @@
+"""Folders besides the workspace that a command may read or change, because the user named them.
+
+What is protected in a workspace is protected in them too. Keys, the home and treadle's own files are never among them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from treadle.errors import BadInput
+from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, is_secret_folder, list_own_folders
+from treadle.sandbox.base import SandboxUnavailable
+from treadle.sandbox.guarded_paths import find_guarded_paths, hold_protected_paths
+from treadle.sandbox.runtime_folder import make_runtime_folder
+
+_FORBIDDEN = {"/", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var", "/var/tmp"}
+_FORBIDDEN_TREES = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys")
+_SYSTEM_TREES = ("/bin", "/lib", "/lib32", "/lib64", "/sbin", "/usr")
+_RUN_FROM_HOME = ("bin",)
+_SHOWN_IN_HOME = (".cache",)
+
+
+class ExtraFolder(Struct, frozen=True):
+    """A folder besides the workspace, by its descriptor, and what is hidden or protected in it.
+
+    `held` are descriptors of paths in it, of which all but the `parents` are read-only.
+    """
+
+    path: Path
+    descriptor: int
+    is_writable: bool
+    held: Mapping[Path, int]
+    parents: frozenset[Path]
+    masked: tuple[Path, ...]
+
+    def list_mounts(self) -> Generator[tuple[str, int, bool]]:
+        """List what is mounted, in order: the path, its descriptor, and whether it can be written."""
+        yield str(self.path), self.descriptor, self.is_writable
+        for path, descriptor in sorted(self.held.items(), key=lambda item: item[0] not in self.parents):
+            yield str(path), descriptor, path in self.parents
+
+
+def resolve_extra_folder(named: str, workspace: Path, *, is_writable: bool) -> Path:
+    """Return the real path of a folder, without links; raises `BadInput` when commands may not use it."""
+    try:
+        folder = Path(named).expanduser()
+        if not folder.is_absolute():
+            raise BadInput(f"{named!r} is not an absolute path. Write it from / or ~ on.")
+        real = folder.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"{named!r} cannot be used ({why}). Name an existing folder.") from None
+    if not real.is_dir():
+        raise BadInput(f"{real} is not a folder.")
+    why = _explain_refusal(real, workspace.resolve(), is_writable=is_writable)
+    if why:
+        raise BadInput(f"{real} cannot be given to commands: {why}. Name another folder.")
+    return real
+
+
+def _explain_refusal(folder: Path, workspace: Path, *, is_writable: bool) -> str:
+    home = Path.home().resolve()
+    if home.is_relative_to(folder) or str(folder) in _FORBIDDEN:
+        return "it holds more than one project or data set"
+    trees = (*_FORBIDDEN_TREES, *(_SYSTEM_TREES if is_writable else ()))
+    if any(folder.is_relative_to(top) for top in trees):
+        return "it belongs to the system"
+    own = (*list_own_folders(), make_runtime_folder())
+    if any(one.is_relative_to(folder) or folder.is_relative_to(one) for one in own):
+        return "it holds files of treadle"
+    if workspace.is_relative_to(folder):
+        return "the workspace is in it"
+    if folder.is_relative_to(workspace):
+        return "it is in the workspace, which commands see as it is"
+    below = folder.relative_to(home).parts if folder.is_relative_to(home) else ()
+    if below and below[0].startswith(".") and (is_writable or below[0] not in _SHOWN_IN_HOME):
+        return "hidden folders in the home hold keys and settings"
+    if is_writable and below and below[0] in _RUN_FROM_HOME:
+        return "what is in it runs outside of the sandbox"
+    try:
+        names = (*folder.parts, *os.listdir(folder))
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return "there may be keys in it" if any(map(is_secret_folder, names)) else ""
+
+
+@contextmanager
+def hold_extra_folders(
+    read_only: Iterable[Path], writable: Iterable[Path], *, show_env_files: bool
+) -> Generator[tuple[ExtraFolder, ...]]:
+    """Hold folders for the time of a command, and what is protected in them. Those that can be written come last."""
+    with ExitStack() as stack:
+        folders = [
+            _hold_folder(folder, stack, is_writable=False, show_env_files=show_env_files) for folder in read_only
+        ]
+        folders += [_hold_folder(folder, stack, is_writable=True, show_env_files=show_env_files) for folder in writable]
+        yield tuple(folders)
+
+
+def _hold_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show_env_files: bool) -> ExtraFolder:
+    try:
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be shown to commands ({error.strerror}). Nothing was run.") from None
+    stack.callback(os.close, descriptor)
+    if os.readlink(f"/proc/self/fd/{descriptor}") != str(folder):
+        raise BadInput(f"{folder} was moved, or a link took its place. Nothing was run. Name its real path.")
+    found = find_guarded_paths(folder)
+    masked = (*found.own_files, *(() if show_env_files else found.env_files))
+    if not is_writable:
+        return ExtraFolder(folder, descriptor, False, {}, frozenset(), masked)
+    guarded = (*found.own_files, *found.read_only)
+    parents = {parent for path in guarded for parent in path.parents if folder in parent.parents} - set(guarded)
+    names = (*PROTECTED, *OPENED_WITH_FOLDER)
+    below = (*sorted(parents), *found.read_only)
+    held = stack.enter_context(hold_protected_paths(folder, below, names=names))
+    if any(name not in held and not (folder / name).is_symlink() for name in names):
+        raise BadInput(f"{folder} cannot be protected from the command: you may not write there. Nothing was run.")
+    paths = {folder / name: opened for name, opened in held.items()}
+    return ExtraFolder(folder, descriptor, True, paths, frozenset(parents), masked)
+
+
+def check_extra_folders(folders: Iterable[ExtraFolder], pid: int) -> None:
+    """Check mounts that were made by path: something else may have been put there before they were made."""
+    for path, descriptor, _ in (mount for folder in folders for mount in folder.list_mounts()):
+        found = os.stat(f"/proc/{pid}/root{path}", follow_symlinks=False)
+        if not os.path.samestat(found, os.fstat(descriptor)):
+            raise SandboxUnavailable(f"{path} was exchanged meanwhile, so the command was not run. Run it again.")

@@ -1,0 +1,44 @@
+"""The well-known package registries that one setting allows: only hosts that packages are read from.
+
+Some of them also take uploads. That needs a token of the publisher, and commands do not see the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+REGISTRIES = "registries"
+"""The word that stands for all of them in a list of hosts."""
+
+REGISTRY_HOSTS = (
+    "pypi.org",  # Python
+    "files.pythonhosted.org",
+    "registry.npmjs.org",  # JavaScript
+    "registry.yarnpkg.com",
+    "crates.io",  # Rust
+    "index.crates.io",
+    "static.crates.io",
+    "proxy.golang.org",  # Go
+    "sum.golang.org",
+    "rubygems.org",  # Ruby
+    "index.rubygems.org",
+    "repo.maven.apache.org",  # Java
+    "repo1.maven.org",
+    "plugins.gradle.org",
+    "api.nuget.org",  # .NET
+    "packagist.org",  # PHP
+    "repo.packagist.org",
+    "hex.pm",  # Elixir
+    "repo.hex.pm",
+)
+
+
+def expand_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
+    """Replace the word `registries` in a list of hosts by the hosts of the registries."""
+    expanded = (host for entry in hosts for host in (REGISTRY_HOSTS if entry == REGISTRIES else (entry,)))
+    return tuple(dict.fromkeys(expanded))
+
+
+def are_registries(hosts: Iterable[str]) -> bool:
+    """Tell whether all of the hosts are registries."""
+    return set(hosts) <= set(REGISTRY_HOSTS)

@@ -20,6 +20,7 @@ from treadle.tools.base import ToolContext, ToolResult
 from treadle.tools.git_remote import GitRemote
 
 USER, PASSWORD = "builder", "correct-horse-battery"
+_PATH = os.environ["PATH"]
 _WHO = {"GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@example.org"}
 _BY_WHOM = {name.replace("AUTHOR", "COMMITTER"): value for name, value in _WHO.items()}
 
@@ -44,13 +45,7 @@ class GitHome:
 
     def git(self, *words: str, at: Path, check: bool = True, **variables: str) -> str:
         """Run git as the user would in a terminal."""
-        environment = {
-            "HOME": str(self.folder),
-            "PATH": os.environ["PATH"],
-            "GIT_TERMINAL_PROMPT": "0",
-            **_WHO,
-            **_BY_WHOM,
-        }
+        environment = {"HOME": str(self.folder), "PATH": _PATH, "GIT_TERMINAL_PROMPT": "0", **_WHO, **_BY_WHOM}
         done = subprocess.run(
             ["git", *words],
             cwd=at,
@@ -102,7 +97,7 @@ def serve_git(base: Path) -> Iterator[int]:
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             words = ["git", "daemon", "--inetd", "--export-all", "--enable=receive-pack", f"--base-path={base}"]
-            environment = {"PATH": os.environ["PATH"], "HOME": str(base)}
+            environment = {"PATH": _PATH, "HOME": str(base)}
             process = subprocess.Popen(
                 words, stdin=self.request, stdout=self.request, stderr=subprocess.DEVNULL, env=environment
             )
@@ -139,7 +134,7 @@ class WebHandler(BaseHTTPRequestHandler):
     def _run_backend(self, data: bytes) -> None:
         path, _, query = self.path.partition("?")
         environment = {
-            "PATH": os.environ["PATH"],
+            "PATH": _PATH,
             "HOME": str(self.base),
             "GIT_PROJECT_ROOT": str(self.base),
             "GIT_HTTP_EXPORT_ALL": "1",

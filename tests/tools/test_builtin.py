@@ -15,6 +15,7 @@ from treadle.tools.builtin import build_default_tools
 SAFE = {"read_file", "list_files", "search_files", "calculate", "current_time", "read_output", "todo", "ask_user"}
 CHANGING = {"write_file", "edit_file", "apply_patch"}
 DEPENDS = {"fetch_url", "shell"}
+OUTSIDE = {"git_remote"}
 
 
 @pytest.fixture
@@ -23,11 +24,12 @@ def tools(tmp_path: Path) -> dict[str, Tool]:
 
 
 def test_the_set_is_complete_and_each_has_its_class(tools: dict[str, Tool]) -> None:
-    assert set(tools) == SAFE | CHANGING | DEPENDS
+    assert set(tools) == SAFE | CHANGING | DEPENDS | OUTSIDE
     for name in SAFE | CHANGING:
         arguments: dict[str, Json] = tools[name].spec.examples[0][1]
         assert tools[name].assess_safety(arguments) == ("safe" if name in SAFE else "caution"), name
     assert tools["shell"].assess_safety({"command": "sudo rm -rf /"}) == "destructive"
+    assert tools["git_remote"].assess_safety({"action": "fetch"}) == "destructive", "it leaves the sandbox"
     assert tools["shell"].aliases[0] == "bash"
 
 
@@ -45,7 +47,7 @@ def test_each_takes_its_own_examples(tools: dict[str, Tool]) -> None:
         assert tool.spec.examples, f"{name}: a small model knows a tool by its examples"
         for request, arguments in tool.spec.examples:
             parsed = tool.parse(json.dumps(arguments))
-            assert request and tool.assess_safety(parsed.arguments) in ("safe", "caution"), name
+            assert request and (tool.assess_safety(parsed.arguments) == "destructive") == (name in OUTSIDE), name
 
 
 def test_all_descriptions_together_stay_short(tools: dict[str, Tool]) -> None:
@@ -54,7 +56,9 @@ def test_all_descriptions_together_stay_short(tools: dict[str, Tool]) -> None:
 
 
 def test_unwanted_tools_are_left_out() -> None:
-    assert not {"ask_user", "fetch_url", "shell"} & {tool.name for tool in build_default_tools(ask=False, shell=False)}
+    assert not {"ask_user", "fetch_url", "shell", "git_remote"} & {
+        tool.name for tool in build_default_tools(ask=False, shell=False)
+    }
 
 
 WRONG_ARGUMENTS = {
@@ -68,6 +72,7 @@ WRONG_ARGUMENTS = {
         ('{"command": "l\\u0000s"}', "NUL"),
         ('{"command": 5', "do not fit"),
     ],
+    "git_remote": [(text, "do not fit") for text in ("{}", '{"action": "gc"}', '{"action": "push", "force": true}')],
     "fetch_url": [(text, "do not fit") for text in ("{}", '{"url": 5}', '{"url": "https://a.org", "x": 1}', "{")],
     "ask_user": [
         ('{"question": " "}', "the question is empty"),

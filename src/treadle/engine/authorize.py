@@ -149,13 +149,14 @@ async def _authorize_call(
         return _close_call(call, "error", f"There is no tool named {name!r}.{hint} The tools are: {names}.")
     try:
         tool, parsed = tool.resolve_call(tool.parse_call(call.call.arguments), state.notes)
+        if blocked & {tool.name, *tool.decided_after}:
+            return None
+        tool, parsed = await tool.bind_call(parsed, setup.workspace, find_narrowest_tier(setup.grants))
     except ToolInputError as error:
         return _close_call(call, "error", str(error))
     name = tool.name
     if is_web_off(setup.grants, name):
         return _close_call(call, "denied", WEB_IS_OFF)
-    if name in blocked:
-        return None
     if len(call.call.arguments) > _MAX_LENGTH_ON_LOOP:
         assessment, verdict = await asyncio.to_thread(_decide_call, setup, state, tool, parsed)
     else:

@@ -34,6 +34,8 @@ _TIERS: dict[Tier, dict[Safety, Action]] = {
 WEB_TOOLS = ("fetch_url", "web_*", "search_web")
 WEB_OFF = Grant(tier="full", forbid=WEB_TOOLS)
 """The grant of a session that may not use the web tools. It forbids nothing else."""
+COMMAND_TOOL = "shell"
+"""The tool whose commands `Assessment.same_as` names."""
 _MAX_SHOWN = 200
 _NARROWEST_FIRST: tuple[Tier, ...] = ("read-only", "sandbox", "full")
 
@@ -61,6 +63,7 @@ class Assessment(Struct, frozen=True):
     `affects_later_calls` may change what later calls of its tool mean, so they are decided after it has ended. `traits`
     are those of this call besides its tool's. `address` is set when the call sends nothing but this address.
     `flow_risk` says how it could let private data out, or make a lasting change, because text of others asked for it.
+    `same_as` are commands of the shell that would do the same: what forbids one of them forbids this call.
     """
 
     safety: Safety = "caution"
@@ -73,6 +76,7 @@ class Assessment(Struct, frozen=True):
     traits: frozenset[Trait] = frozenset()
     address: str = ""
     flow_risk: str = ""
+    same_as: tuple[str, ...] = ()
 
     @property
     def unreadable_command(self) -> str | None:
@@ -133,7 +137,7 @@ def decide_use(
     commands = assessment.commands
     for answer in remembered:
         if answer.decision == "deny":
-            part = find_touched_part(answer.pattern, tool, arguments, commands)
+            part = _find_denied_part(answer.pattern, tool, arguments, assessment)
             if part is not None:
                 who = answer.by or "a person"
                 return Verdict("deny", f"{who} denied {answer.pattern} for this session{_in_brackets(part)}")
@@ -218,7 +222,7 @@ def _decide_by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], ass
     if not is_named and not any(compile_name_glob(pattern).matches(tool) for pattern in grant.tools):
         return Verdict("deny", f"{tool} is not among the tools that may be used here")
     for pattern in grant.forbid:
-        if (part := find_touched_part(pattern, tool, arguments, commands)) is not None:
+        if (part := _find_denied_part(pattern, tool, arguments, assessment)) is not None:
             return Verdict("deny", f"forbidden by {pattern}{_in_brackets(part)}")
     action = _TIERS[grant.tier][assessment.safety]
     why = f"{assessment.safety} in tier {grant.tier}" + (f": {assessment.why}" if assessment.why else "")
@@ -253,6 +257,15 @@ def _decide_by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], ass
     if grant.yes:
         return Verdict("allow", "approved by --yes")
     return Verdict("ask", reason, is_once_only=assessment.is_once_only)
+
+
+def _find_denied_part(pattern: str, tool: str, arguments: Mapping[str, Json], assessment: Assessment) -> str | None:
+    """Find the part of a call, or of a command that would do the same, that a pattern denies."""
+    part = find_touched_part(pattern, tool, arguments, assessment.commands)
+    if part is not None or not assessment.same_as:
+        return part
+    same = {"command": assessment.same_as[0]}
+    return find_touched_part(pattern, COMMAND_TOOL, same, assessment.same_as)
 
 
 def _in_brackets(part: str) -> str:

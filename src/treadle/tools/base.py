@@ -302,6 +302,8 @@ class Tool(ABC):
     argument_aliases: Mapping[str, ArgumentAlias] = MappingProxyType({})
     ends_when_cancelled: bool = False
     """Whether `run` surely ends when it is cancelled. The engine waits one second for a tool that may not."""
+    decided_after: tuple[str, ...] = ()
+    """Other tools that may change what a call means. It is decided after their earlier calls of a reply have ended."""
     resumes: bool = False
     """Whether a call that a crash interrupted continues its work when it runs again, however often that happens."""
 
@@ -336,6 +338,16 @@ class Tool(ABC):
         """Return the call to authorize, show and run instead of this one, given the notes of earlier calls.
 
         Raises `ToolInputError`.
+        """
+        return self, parsed
+
+    async def bind_call(
+        self, parsed: ParsedArguments, workspace: Path, tier: events.Tier
+    ) -> tuple[Tool, ParsedArguments]:
+        """Return the call to authorize, show and run instead of this one, given the workspace and the tier.
+
+        What it adds to the arguments, such as the address of a remote, is shown, and an approval holds for it: it is
+        called again before the call runs. Raises `ToolInputError`.
         """
         return self, parsed
 

@@ -40,10 +40,13 @@ def build_default_tools(
     if shell:
         from treadle.sandbox import backend
         from treadle.sandbox.registries import expand_hosts
+        from treadle.tools.git_remote import GitRemote
         from treadle.tools.shell import Shell
 
         hosts = () if "*" in network else expand_hosts(network)
-        tools.append(Shell(backend, kept_files, network=bool(network), allow_hosts=hosts))
+        commands = Shell(backend, kept_files, network=bool(network), allow_hosts=hosts)
+        commands.remote = GitRemote(backend)
+        tools += [commands, commands.remote]
     if web:
         from treadle.sandbox.proxy import is_public_address
         from treadle.tools.web import FetchUrl

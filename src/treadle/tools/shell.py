@@ -39,6 +39,7 @@ from treadle.tools.base import (
     ToolInputError,
     ToolResult,
 )
+from treadle.tools.git_command import read_git_command
 from treadle.tools.shell_requests import CommandRequests
 
 MAX_TIMEOUT = 600.0
@@ -102,6 +103,7 @@ class Shell(Tool):
     argument_aliases = _OTHER_NAMES
     timeout = MAX_TIMEOUT + 60
     on_error = "tell"  # a command that fails has run, so it is never repeated by itself
+    decided_after = ("git_remote",)
     spec = ToolSpec(
         name="shell",
         description=(
@@ -127,6 +129,9 @@ class Shell(Tool):
 
     writable_folders: Sequence[Path] = ()
     """The user's folders that commands may change."""
+
+    remote: Tool | None = None
+    """The tool that gets a plain `git push`, `fetch`, `pull` or `clone`: commands have no credentials."""
 
     def __init__(
         self,
@@ -168,6 +173,18 @@ class Shell(Tool):
         folder = str(notes.get(FOLDER_NOTE) or "")
         values = {**parsed.arguments, "folder": folder} if folder else parsed.arguments
         return self, ParsedArguments(values, values)
+
+    async def bind_call(self, parsed: ParsedArguments, workspace: Path, tier: Tier) -> tuple[Tool, ParsedArguments]:
+        """Hand a plain `git push` and the like to the tool for it. With full access it stays a command."""
+        if self.remote is None or tier == "full":
+            return self, parsed
+        arguments = read_git_command(parsed.arguments["command"], parsed.arguments.get("folder", ""))
+        if arguments is None or (arguments["action"] == "clone" and self._network):
+            return self, parsed
+        return await self.remote.bind_call(ParsedArguments(arguments, arguments), workspace, tier)
+
+    def find_hidden_tool(self, name: str) -> Tool | None:
+        return self.remote if self.remote is not None and self.remote.name == name else None
 
     def list_traits(self, tier: Tier) -> frozenset[Trait]:
         own: set[Trait] = {"workspace", "private"}

@@ -1,0 +1,169 @@
+"""A repository of our own, in which git talks to a remote. It shares the objects of the user's repository.
+
+Git uses the settings of the repository it runs in, and some of them name programs. So it never runs in a repository
+of a workspace: it runs here, where every setting is ours or from the user's own configuration.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from treadle.git.config_file import quote_value
+from treadle.git.git_folder import GitFolder
+from treadle.git.object_format import ObjectFormat
+from treadle.permissions.paths import find_data_folder
+from treadle.workspace.folder import open_beneath
+
+REMOTE = "treadle"
+"""The name of the remote in this folder. No setting of the user is about a remote of this name."""
+
+_SETTINGS = """\
+[core]
+	repositoryformatversion = {version}
+	bare = true
+	hooksPath = /dev/null
+	fsmonitor = false
+	alternateRefsCommand = ": #"
+	logAllRefUpdates = false
+[extensions]
+{extensions}[remote "treadle"]
+	url = {url}
+[push]
+	default = nothing
+	followTags = false
+	gpgSign = false
+	negotiate = false
+	pushOption =
+	recurseSubmodules = no
+	useForceIfIncludes = false
+[fetch]
+	prune = false
+	pruneTags = false
+	recurseSubmodules = no
+	unpackLimit = 1
+	writeCommitGraph = false
+[transfer]
+	bundleURI = false
+	unpackLimit = 1
+[submodule]
+	recurse = false
+[gc]
+	auto = 0
+[maintenance]
+	auto = false
+[http]
+	followRedirects = false
+"""
+"""Settings of the user's own that would send or change more than was shown are overridden here.
+
+`: #` is a shell command that does nothing: without it git would run in the repository that shares its objects.
+"""
+
+_PACK_FILE = re.compile(r"pack-[0-9a-f]{40,64}\.(pack|rev|idx)")
+_PACK_ORDER = ("pack", "rev", "idx")  # a pack is used as soon as its index is there
+_FOLDER_NAME = "exchange"
+
+
+@contextmanager
+def open_exchange_folder() -> Generator[Path]:
+    """Create an empty folder that commands cannot see, and remove it at the end, with those of crashed processes."""
+    parent = find_data_folder() / _FOLDER_NAME
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = parent / secrets.token_hex(8)
+    guard = os.open(parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX)  # nobody takes a new folder for one that was left behind
+        for left in parent.iterdir():
+            if left.is_dir() and (lock := _try_lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        folder.mkdir(mode=0o700)
+        lock = _try_lock(folder)
+    finally:
+        os.close(guard)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _try_lock(folder: Path) -> int | None:
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        return None
+    return opened
+
+
+def create_exchange(
+    git_dir: Path, url: str, form: ObjectFormat, *, objects: Path | None, refs: Mapping[str, str], shallow: bytes = b""
+) -> None:
+    """Create the repository. `objects` are those of the user's repository, and `refs` tell git which of them it has."""
+    for name in ("objects/info", "objects/pack", "refs"):
+        (git_dir / name).mkdir(parents=True)
+    is_old = form.name == "sha1"
+    extensions = "" if is_old else f"\tobjectFormat = {form.name}\n"
+    settings = _SETTINGS.format(version=0 if is_old else 1, extensions=extensions, url=quote_value(url))
+    with GitFolder(git_dir) as folder:
+        folder.write_file("HEAD", b"ref: refs/heads/treadle\n")
+        folder.write_file("config", settings.encode(), 0o600)
+        lines = (f"{value} {name}\n" for name, value in sorted(refs.items()))
+        folder.write_file("packed-refs", "".join(("# pack-refs with: sorted \n", *lines)).encode())
+        if objects is not None:
+            # Git takes a path with quotes for a path that is written like a string of C.
+            folder.write_file("objects/info/alternates", _quote_path(objects) + b"\n")
+        if shallow:
+            folder.write_file("shallow", shallow)
+
+
+def _quote_path(path: Path) -> bytes:
+    escaped = (
+        b"\\%03o" % byte if byte < 32 or byte > 126 or byte in b'"\\' else bytes((byte,)) for byte in bytes(path)
+    )
+    return b'"%s"' % b"".join(escaped)
+
+
+def move_packs(git_dir: Path, target: GitFolder) -> None:
+    """Move the packs that git has received and checked into a repository."""
+    source = git_dir / "objects/pack"
+    names = [name for name in os.listdir(source) if _PACK_FILE.fullmatch(name)]
+    target.create_folder("objects/pack")
+    opened = open_beneath(target.fd, "objects/pack", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in sorted(names, key=lambda one: _PACK_ORDER.index(one.rpartition(".")[2])):
+            _move_file(source / name, opened, name)
+    finally:
+        os.close(opened)
+
+
+def _move_file(source: Path, folder: int, name: str) -> None:
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return  # the name is the hash of the content
+    try:
+        os.rename(source, name, dst_dir_fd=folder)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        temporary = f"tmp_pack_{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(source, "rb") as reading, open(os.open(temporary, flags, 0o444, dir_fd=folder), "wb") as writing:
+            shutil.copyfileobj(reading, writing, 1 << 20)
+            writing.flush()
+            os.fsync(writing.fileno())
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

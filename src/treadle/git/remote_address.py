@@ -1,0 +1,100 @@
+"""The address of a remote repository: which ones are used, which host one leads to, and how it is shown."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Literal
+
+from msgspec import Struct
+
+from treadle.errors import BadInput
+
+Scheme = Literal["https", "ssh", "git", "http", "file"]
+
+_MAX_CHARACTERS = 2048
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_HOST = rf"{_NAME}|\[[0-9A-Fa-f:.]+\]"
+_USER = r"[A-Za-z0-9_.][A-Za-z0-9_.-]*"
+_URL = re.compile(rf"(https|http|ssh|git)://(?:([^/@]*(?:@[^/@]*)*)@)?({_HOST})(?::(\d{{1,5}}))?(/[^?#]*)?")
+_SHORT_SSH = re.compile(rf"(?:({_USER})@)?({_NAME}):(?!-)([^?#]+)")
+_PROGRAM = re.compile(r"[A-Za-z0-9+.-]*::")
+_FORMS = "https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH or git://HOST/PATH"
+_IN_OUTPUT = re.compile(r"(?<=://)[^\s/@']+(?:@[^\s/@']+)*@")
+
+
+class AddressRefused(BadInput):
+    """The address is not used. The message says why, and never shows a password."""
+
+
+class RemoteAddress(Struct, frozen=True):
+    """An address that may be used.
+
+    `text` is the address itself. It may hold a password, so it is never shown. `shown` is the address without it.
+    `host` has the port if one is named, and is empty for a folder of this machine. `user` is the account in it.
+    """
+
+    text: str
+    scheme: Scheme
+    host: str
+    shown: str
+    user: str = ""
+
+    @property
+    def warning(self) -> str:
+        """What a person should know before data goes there, or nothing."""
+        if self.scheme in ("http", "git"):
+            return f"{self.scheme}:// is not encrypted, so others can read and change what is sent"
+        return "it is this machine or its network" if self.host and _is_near(self.host) else ""
+
+    def remove_secrets(self, text: str) -> str:
+        """Remove the account of any address, and this one's password, from a text of git."""
+        password = self.user.partition(":")[2]
+        shown = _IN_OUTPUT.sub("", text)
+        return shown.replace(password, "[secret]") if len(password) > 3 else shown
+
+
+def parse_address(text: str, *, is_configured: bool = False) -> RemoteAddress:
+    """Check an address; raises `AddressRefused`.
+
+    Only a remote that `is_configured` may be a folder or have an account in a web address: a model chooses neither.
+    """
+    if not text or len(text) > _MAX_CHARACTERS or not text.isprintable() or " " in text or "\\" in text:
+        raise AddressRefused(f"the address is empty, too long, or has blanks or control characters. Use {_FORMS}.")
+    if _PROGRAM.match(text):
+        raise AddressRefused("an address that names a program to run (`ext::` and the like) is never used.")
+    if found := _URL.fullmatch(text):
+        return _build_web_address(text, found, is_configured=is_configured)
+    if "://" not in text and (found := _SHORT_SSH.fullmatch(text)):
+        return RemoteAddress(text, "ssh", found[2].lower(), text, found[1] or "")
+    path = text.removeprefix("file://")
+    if path.startswith("/") and is_configured:
+        return RemoteAddress(text, "file", "", path)
+    if path.startswith(("/", ".")):
+        raise AddressRefused(f"a folder of this machine is no address here. Use {_FORMS}.")
+    raise AddressRefused(f"this is no address of a repository that can be used. Use {_FORMS}.")
+
+
+def _build_web_address(text: str, found: re.Match[str], *, is_configured: bool) -> RemoteAddress:
+    scheme, user, host, port, path = found[1], found[2] or "", found[3].lower(), found[4], found[5] or ""
+    where = f"{host}:{port}" if port else host
+    if scheme == "ssh":
+        if user and not re.fullmatch(_USER, user):
+            raise AddressRefused("an ssh address has a plain user and no password: keys are the user's own.")
+        return RemoteAddress(
+            text, "ssh", where, f"ssh://{user}@{where}{path}" if user else f"ssh://{where}{path}", user
+        )
+    if user and not is_configured:
+        raise AddressRefused("an address with a user or a password in it is not taken: the user's own are used.")
+    if scheme == "git" and user:
+        raise AddressRefused("git:// knows no users.")
+    kind: Scheme = "https" if scheme == "https" else "http" if scheme == "http" else "git"
+    return RemoteAddress(text, kind, where, f"{scheme}://{where}{path}", user)
+
+
+def _is_near(host: str) -> bool:
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) and not host.endswith("]") else host
+    try:
+        return not ipaddress.ip_address(name.strip("[]")).is_global
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")

@@ -1,0 +1,126 @@
+"""Runs the user's git outside the sandbox, with the user's own credentials, to talk to a remote and for nothing else.
+
+It runs in a folder of ours, never in a repository of the workspace. Neither its program nor its settings may come from
+the workspace. It has no terminal and no input, and no process outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from msgspec import Struct
+
+from treadle.errors import BadInput
+from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput
+from treadle.sandbox.host import SupervisorConfig, run_supervised
+
+EXCHANGE_BOUNDS = Bounds(wall_s=600.0, memory_mb=4096, file_mb=8192, disk_mb=8192, output_bytes=1024 * 1024)
+
+# What git, ssh and credential helpers need to act as the user. Programs that ask on a screen are not among them.
+_PASSED_ON = (
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SSH_AUTH_SOCK",
+    "GIT_SSH_COMMAND",
+    "GIT_SSH",
+    "GIT_SSH_VARIANT",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "XDG_RUNTIME_DIR",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+)
+_PATHS = (
+    "XDG_CONFIG_HOME",
+    "XDG_CACHE_HOME",
+    "XDG_DATA_HOME",
+    "GIT_CONFIG_GLOBAL",
+    "GIT_CONFIG_SYSTEM",
+    "GNUPGHOME",
+    "PASSWORD_STORE_DIR",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "GIT_SSL_CAINFO",
+    "GIT_SSL_CAPATH",
+)
+_FIXED = {
+    "LC_ALL": "C.UTF-8",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GCM_INTERACTIVE": "never",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_PAGER": "cat",
+}
+_SETTINGS_FILES = (".gitconfig", ".config/git/config", ".ssh", ".ssh/config", ".netrc", ".git-credentials")
+_SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
+_SAFE_SCHEMES = ("https", "ssh", "git")
+
+
+class RemoteCommand(Struct, frozen=True):
+    """A git command in an exchange folder.
+
+    `near` is the work tree it is about: settings that the user has for this place (`includeIf`) hold. `scheme` is that
+    of the remote's address.
+    """
+
+    arguments: tuple[str, ...]
+    git_dir: Path
+    near: Path
+    workspace: Path
+    scheme: str
+
+
+async def run_host_git(command: RemoteCommand, on_output: OnOutput, bounds: Bounds = EXCHANGE_BOUNDS) -> CommandResult:
+    """Run git to its end; raises `BadInput` when it cannot be run safely. Cancelling kills all its processes."""
+    workspace = command.workspace.resolve()
+    environment = build_git_environment(workspace, command.scheme)
+    programs = [shutil.which(name, path=environment["PATH"]) for name in ("git", "ssh")]
+    program = programs[0]
+    if program is None or any(found is not None and _is_inside(Path(found), workspace) for found in programs):
+        raise BadInput("git is not installed, or git or ssh is a link into the workspace. Nothing was run.")
+    argv = (program, "--no-pager", f"--git-dir={_describe_place(command)}", *command.arguments)
+    config = SupervisorConfig(argv=argv, cwd="/", env=environment)
+    job = Job(argv, workspace, bounds=bounds)
+    return await run_supervised(config, job, (command.git_dir,), on_output)
+
+
+def build_git_environment(workspace: Path, scheme: str) -> dict[str, str]:
+    """Build the variables of git: who the user is, and where their programs and settings are, outside the workspace."""
+    home = Path(os.path.expanduser("~"))
+    folders = [home, *(home / name for name in _SETTINGS_FILES)]
+    inside = next((place for place in folders if _is_inside(place, workspace)), None)
+    if inside is not None:
+        raise BadInput(
+            f"{inside} is in the workspace, so commands can change what git does with your credentials. Nothing was "
+            "run. Use git in a terminal, or a workspace without it."
+        )
+    own = [entry for entry in os.environ.get("PATH", "").split(os.pathsep) if entry.startswith("/")]
+    usable = [entry for entry in (*own, *_SYSTEM_PATH) if not _is_inside(Path(entry), workspace)]
+    chosen = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    places = {name: os.environ[name] for name in _PATHS if name in os.environ}
+    chosen |= {name: value for name, value in places.items() if not _is_inside(Path(value), workspace)}
+    schemes = (*_SAFE_SCHEMES, scheme) if scheme not in _SAFE_SCHEMES else _SAFE_SCHEMES
+    return {
+        "HOME": str(home),
+        **chosen,
+        **_FIXED,
+        "PATH": os.pathsep.join(dict.fromkeys(usable)),
+        "GIT_ALLOW_PROTOCOL": ":".join(schemes),
+    }
+
+
+def _is_inside(place: Path, workspace: Path) -> bool:
+    return not place.is_absolute() or Path(os.path.realpath(place)).is_relative_to(workspace)
+
+
+def _describe_place(command: RemoteCommand) -> str:
+    """Name the exchange folder by a path through the work tree: git compares this path with the user's `includeIf`."""
+    near, git_dir = command.near.resolve(), command.git_dir.resolve()
+    return f"{near}/{'../' * (len(near.parts) - 1)}{str(git_dir).lstrip('/')}"

@@ -368,10 +368,11 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         if is_below(folder, tools) and not folder.is_relative_to(plan.workspace):
             continue  # it is read-only already
         arguments += ("--ro-bind", str(folder), str(folder))
-    points = [Path(target) for _, _, target in list_mount_points(arguments)]
+    points = [(option, Path(target)) for option, _, target in list_mount_points(arguments)]
+    closed = [path for option, path in points if "bind" in option or path in plan.tools.masked]
     for location, text in plan.tools.links:
         # Where something is mounted at a link, or on the way, it takes the place of the link.
-        if not is_below(location, points) and not any(point.is_relative_to(location) for point in points):
+        if not is_below(location, closed) and not any(path.is_relative_to(location) for _, path in points):
             arguments += ("--symlink", text, str(location))
     return [*arguments, "--remount-ro", "/", "--chdir", str(plan.cwd)]
 

@@ -13,7 +13,8 @@ class ToolRoot(Struct, frozen=True):
     """A folder of a version manager.
 
     It is named by `variable`, or else it is the first of `places` that exists. `parts` are shown, all of it without
-    them. `prefixes` are patterns of the installations in it. With `is_exported`, commands get the variable.
+    them. `prefixes` are patterns of the installations in it. With `is_exported`, commands get the variable. With
+    `is_whole` it is one mount with the rest hidden: that takes fewer mounts when there are many parts.
     """
 
     name: str
@@ -22,6 +23,7 @@ class ToolRoot(Struct, frozen=True):
     parts: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("*",)
     is_exported: bool = False
+    is_whole: bool = False
 
     def find_folder(self, environment: Mapping[str, str], home: Path) -> Path | None:
         """Find the folder on this machine."""
@@ -73,7 +75,8 @@ TOOL_ROOTS = (
         "HOMEBREW_PREFIX",
         ("/home/linuxbrew/.linuxbrew", "~/.linuxbrew"),
         ("bin", "sbin", "lib", "opt", "Cellar", "share", "include", "etc"),
-        ("", "Cellar/*/*"),
+        ("",),
+        is_whole=True,
     ),
     ToolRoot("nix", "NIX_STORE_DIR", ("/nix/store",), (), ()),
 )

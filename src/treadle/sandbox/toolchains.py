@@ -103,12 +103,12 @@ def list_languages() -> tuple[str, ...]:
 
 
 def _read_mark(path: str) -> tuple[int, int, int] | None:
-    """Read what changes when a folder gains or loses a name, or is exchanged."""
+    """Read what changes when a folder is exchanged, gains or loses a name, or gets other rights."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 class _Search:
@@ -165,10 +165,10 @@ class _Search:
         if not root.parts:
             self._show(folder, root.name)
         parts = [part for name in root.parts if os.path.exists(part := folder / name)]
-        names = os.listdir(folder)
-        if len(parts) > len(names) - len(parts) + 1:  # it takes fewer mounts to hide the rest
+        if root.is_whole:
             self._show(folder, root.name)
-            self._masked.update(dict.fromkeys(folder / name for name in names if name not in root.parts))
+            names = set(os.listdir(folder)) - set(root.parts)
+            self._masked.update(dict.fromkeys(folder / name for name in names))
         else:
             for part in parts:
                 if part.name == "bin":
@@ -284,7 +284,7 @@ class _Search:
         programs, links, others = list[Path](), list[Path](), list[Path]()
         with os.scandir(folder) as entries:
             for entry in entries:
-                is_program = entry.is_file() and os.access(entry.path, os.X_OK)
+                is_program = entry.is_file(follow_symlinks=False) and os.access(entry.path, os.X_OK)
                 kind = links if entry.is_symlink() else programs if is_program else others
                 kind.append(Path(entry.path))
         self.watched.add(str(folder))

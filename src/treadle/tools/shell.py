@@ -9,6 +9,7 @@ import codecs
 import contextlib
 import os
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,13 +22,15 @@ from treadle.history.content_store import ContentStore
 from treadle.history.snapshot import record_changes
 from treadle.messages import Json, ToolSpec
 from treadle.permissions.data_flow import Trait
-from treadle.permissions.paths import is_instruction_path
+from treadle.permissions.paths import is_instruction_path, is_secret_path
 from treadle.permissions.policy import Assessment
 from treadle.permissions.shell.classify import LASTING_REASONS, classify_command, sends_data
 from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
 from treadle.sandbox.registries import are_registries
+from treadle.sandbox.shown_paths import SYSTEM_FOLDERS, choose_visible, is_below
+from treadle.sandbox.toolchains import find_toolchains, list_languages
 from treadle.tools.base import (
     FOLDER_NOTE,
     ArgumentAlias,
@@ -40,6 +43,7 @@ from treadle.tools.base import (
     ToolResult,
 )
 from treadle.tools.git_command import read_git_command
+from treadle.tools.sandbox_hints import HintFacts, find_hints
 from treadle.tools.shell_requests import CommandRequests
 
 MAX_TIMEOUT = 600.0
@@ -109,8 +113,10 @@ class Shell(Tool):
         description=(
             "Run a command in bash, in the workspace. Its output is the result; when it fails, its exit code is told. "
             "`cd` lasts until the next call, variables do not. There is no input and no terminal. "
-            "In the sandbox only the workspace and /tmp can be written, .git cannot, and there is no network: for a "
-            "host that a program wants through its proxy variables, the user is asked. "
+            "In the sandbox only the workspace and /tmp can be written, and there is no network: for a host that a "
+            "program wants through its proxy variables, the user is asked. "
+            "git works, commit too; run push, fetch or clone as a command of its own, and the user is asked. "
+            "Installed packages go into the workspace (.venv, node_modules) or a private cache. "
             'Example: {"command": "grep -rn TODO src | head"}.'
         ),
         parameters=_Arguments.build_schema(),
@@ -146,12 +152,15 @@ class Shell(Tool):
         self._sandbox, self.kept = sandbox, kept
         self._network, self._allow_hosts = network, allow_hosts
         self._bounds, self._show_env_files = bounds or Bounds(), show_env_files
+        description = self.spec.description
         if network:
             hosts = ", ".join(allow_hosts) or "public hosts"
-            description = self.spec.description.replace(
+            description = description.replace(
                 "there is no network: for a host", f"the network reaches only {hosts}: for another host"
             )
-            self.spec = replace(self.spec, description=description)
+        if languages := ", ".join(list_languages()):
+            description = description.replace(" git works", f" Here: {languages}. git works")
+        self.spec = replace(self.spec, description=description)
 
     def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return classify_command(parse_command(str(arguments.get("command", ""))), "")[0]
@@ -260,6 +269,8 @@ class Shell(Tool):
             _ENDINGS[result.reason].format(result=result, bounds=bounds) if result.code != 0 else "",
             requests.describe_refused(result.refused_hosts),
         ]
+        if context.tier != "full" and result.code != 0:
+            notes += find_hints(command, output.text, result, _build_hint_facts(job))
         # A command does not say what it writes, so changed files that instruct agents or programs are named.
         if files := sorted(filter(is_instruction_path, snapshot.left if snapshot is not None else ())):
             more = f" and {len(files) - _MAX_NAMED_FILES} more" if len(files) > _MAX_NAMED_FILES else ""
@@ -269,6 +280,23 @@ class Shell(Tool):
             )
         text = "\n".join([output.text.rstrip("\n"), *(f"[{note}]" for note in notes if note)]).lstrip("\n")
         return ToolResult(text or "[no output]", ok=result.code == 0, timed_out=result.reason == "wall")
+
+
+def _build_hint_facts(job: Job) -> HintFacts:
+    shown = (job.workspace, *job.read_only, *job.writable_folders)
+    tools = find_toolchains(job.workspace)
+
+    def find_on_host(name: str) -> Path | None:
+        found = shutil.which(name)
+        return Path(found) if found and tools.find_program(name, folders=shown) is None else None
+
+    def is_outside(word: str) -> bool:
+        path = Path(os.path.realpath(os.path.expanduser(word)))
+        is_shown = is_below(path, (*SYSTEM_FOLDERS, *shown, *(mount.path for mount in tools.mounts)))
+        is_offered = choose_visible(Path(), path) == path and not is_secret_path(str(path))
+        return not is_shown and is_offered and os.path.exists(path)
+
+    return HintFacts(job, shown, find_on_host, is_outside)
 
 
 async def _save_folder(context: ToolContext, workspace: Path, before: str, end_folder: str) -> str:

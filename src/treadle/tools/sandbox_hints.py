@@ -1,0 +1,170 @@
+"""What a failed command is told about the sandbox: which wall it met, and what to do. Pure but for two questions.
+
+It names files outside only if the command itself named them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
+from treadle.sandbox.base import CommandResult, Job
+
+MAX_HINTS = 3
+_TAIL_CHARACTERS = 20_000
+_HEAD_CHARACTERS = 4_000
+_MAX_NAMES = 20
+
+_PATH_WORD = re.compile(r"(?:^|[\s=:'\"(`])(~?/[^\s'\"`;|&<>()*?\[\]{}$\\:]*)")
+_MISSING_PROGRAM = re.compile(
+    r"(?:^|[:\s‘'])([\w.+-]+)['’]?: (?:command not found|not found|No such file or directory)", re.M
+)
+_NOT_THERE = re.compile(r"No such file or directory|cannot access|not found|does not exist|ENOENT", re.I)
+_READ_ONLY = re.compile(r"Read-only file system|EROFS|os error 30", re.I)
+_NOT_PERMITTED = re.compile(rf"{_READ_ONLY.pattern}|Permission denied|EACCES", re.I)
+_NO_NAMES = re.compile(
+    r"could not resolve|name resolution|name or service not known|getaddrinfo|EAI_AGAIN|ENOTFOUND|no such host|"
+    r"network is unreachable|ENETUNREACH|failed to lookup address|failed to establish a new connection",
+    re.I,
+)
+_GIT_REMOTE = re.compile(r"\bgit\b[^;&|\n]*?\s(push|fetch|pull|clone|ls-remote)\b")
+_ROOT_COMMAND = re.compile(r"(?:^|[\s;&|(])(?:sudo|su|doas|apt|apt-get|aptitude|dnf|yum|apk|pacman|zypper)\s")
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"externally-managed-environment"),
+        "Make a virtual environment in the workspace: python3 -m venv .venv, then .venv/bin/pip install.",
+    ),
+    (
+        re.compile(
+            r"not a tty|inappropriate ioctl for device|no controlling tty|/dev/tty|is not a terminal|EOF when reading",
+            re.I,
+        ),
+        "There is no terminal and no input. Use options that ask nothing, such as --yes.",
+    ),
+    (
+        re.compile(r"No space left on device|ENOSPC"),
+        "/tmp and the home hold at most {bounds.tmp_mb} MB. Put large files into the workspace.",
+    ),
+    (re.compile(r"File too large|File size limit exceeded|EFBIG"), "A file may have at most {bounds.file_mb} MB."),
+    (re.compile(r"Too many open files|EMFILE"), "A process may open at most {bounds.open_files} files."),
+    (
+        re.compile(
+            r"Cannot allocate memory|MemoryError|out of memory|std::bad_alloc|ENOMEM|Cannot fork|Resource temporarily",
+            re.I,
+        ),
+        "All processes together may use {bounds.memory_mb} MB of memory, and be {bounds.processes}. Run fewer at once.",
+    ),
+    (re.compile(r"Docker daemon|docker\.sock", re.I), "Docker cannot be reached from the sandbox."),
+    (
+        re.compile(r"ptrace|PTRACE|perf_event_open"),
+        "The sandbox refuses tracing and profiling of processes by the kernel.",
+    ),
+)
+_LIMITS = {
+    "memory": "Run fewer processes at once, or work on less at a time.",
+    "processes": "Run fewer processes at once.",
+    "disk": "Write less, or remove what is not needed.",
+}
+
+
+class HintFacts(Struct, frozen=True):
+    """What hints depend on besides the command and its output.
+
+    `shown` are the folders that the command sees. `find_on_host` finds a program on the user's search path.
+    `is_outside` tells whether a path is there for the user, commands do not see it, and a person could show it to them.
+    """
+
+    job: Job
+    shown: tuple[Path, ...]
+    find_on_host: Callable[[str], Path | None]
+    is_outside: Callable[[str], bool]
+
+
+def find_hints(command: str, output: str, result: CommandResult, facts: HintFacts) -> tuple[str, ...]:
+    """Find what to tell about walls that a command met. Nothing if it did what it should."""
+    if result.code == 0:
+        return ()
+    command, tail = command[:_HEAD_CHARACTERS], output[-_TAIL_CHARACTERS:]
+    found = dict.fromkeys(
+        (
+            *_explain_limit(result),
+            *_explain_root(command),
+            *_explain_network(command, tail, result, facts),
+            *_explain_missing_program(command, tail, facts),
+            *_explain_paths(command, tail, facts),
+            *_explain_writing(tail, facts),
+            *(text.format(bounds=facts.job.bounds) for pattern, text in _RULES if pattern.search(tail)),
+        )
+    )
+    return tuple(found)[:MAX_HINTS]
+
+
+def _explain_limit(result: CommandResult) -> Iterator[str]:
+    if result.reason in _LIMITS:
+        yield _LIMITS[result.reason]
+
+
+def _explain_root(command: str) -> Iterator[str]:
+    if _ROOT_COMMAND.search(command):
+        yield (
+            "There is no root in the sandbox, and the system is read-only. Install into the workspace, or ask the user "
+            "to install it."
+        )
+
+
+def _explain_network(command: str, tail: str, result: CommandResult, facts: HintFacts) -> Iterator[str]:
+    remote = _GIT_REMOTE.search(command)
+    if remote:
+        yield (
+            f"Run `git {remote[1]}` as a command of its own: the user is asked, and it runs outside the sandbox with "
+            "the user's credentials."
+        )
+    if result.refused_hosts:
+        hosts = ", ".join(result.refused_hosts[:MAX_HINTS])
+        yield f"The sandbox did not let it reach {hosts}. Do without, or ask the user to allow it."
+    elif not remote and _NO_NAMES.search(tail):
+        if facts.job.network:
+            yield "The network is reached only through the proxy in https_proxy, and only over HTTP and HTTPS."
+        else:
+            yield "There is no network in the sandbox. Use what is installed, or ask the user to allow a host."
+
+
+def _explain_missing_program(command: str, tail: str, facts: HintFacts) -> Iterator[str]:
+    for name in list(dict.fromkeys(_MISSING_PROGRAM.findall(tail)))[:_MAX_NAMES]:
+        is_named = re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w.-])", command)
+        if is_named and (program := facts.find_on_host(name)):
+            yield (
+                f"`{name}` is installed in {program.parent}, which commands do not see. Ask the user to add it to "
+                "read_only of [sandbox] in their config."
+            )
+
+
+def _explain_paths(command: str, tail: str, facts: HintFacts) -> Iterator[str]:
+    if not _NOT_THERE.search(tail):
+        return
+    for word in list(dict.fromkeys(_PATH_WORD.findall(command)))[:_MAX_NAMES]:
+        path = Path(word)
+        if path.is_relative_to("/tmp") and not any(path.is_relative_to(folder) for folder in facts.shown):
+            yield "/tmp is new for each command. Keep files in the workspace."
+        elif facts.is_outside(word):
+            yield f'{word} is outside the sandbox. Call shell again with read_folders=["{word}"] to ask the user.'
+
+
+def _explain_writing(tail: str, facts: HintFacts) -> Iterator[str]:
+    lines = [line for line in tail.splitlines() if _NOT_PERMITTED.search(line)]
+    names = (*PROTECTED, *OPENED_WITH_FOLDER)
+    found = next((name for name in names for line in lines if re.search(rf"(?<![\w.]){re.escape(name)}\b", line)), "")
+    is_read_only = any(map(_READ_ONLY.search, lines))
+    if is_read_only and not facts.job.writable:
+        yield "It was run read-only, because it looked like a command that only reads."
+    elif found:
+        yield f"Commands cannot write {found}: it runs or instructs outside the sandbox. Use the file tools."
+    elif is_read_only:
+        yield (
+            "Commands write only the workspace, /tmp and ~/.cache. For another folder, call shell again with "
+            "write_folders=[…] to ask the user."
+        )

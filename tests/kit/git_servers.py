@@ -34,7 +34,9 @@ class GitHome:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "bin").mkdir(parents=True)
-        self.configure("[init]\n\tdefaultBranch = main\n[protocol]\n\tversion = 2\n")
+        self.configure(
+            "[user]\n\tname = A\n\temail = a@example.org\n[init]\n\tdefaultBranch = main\n[protocol]\n\tversion = 2\n"
+        )
 
     def configure(self, text: str) -> None:
         with open(self.folder / ".gitconfig", "a", encoding="utf-8") as file:

@@ -19,6 +19,7 @@ UNDERSTOOD: list[tuple[str, dict[str, Json]]] = [
     ("git fetch --all --prune", {"action": "fetch", "prune": True}),
     ("git fetch origin", {"action": "fetch", "remote": "origin"}),
     ("git pull --ff-only origin main", {"action": "pull", "remote": "origin", "branch": "main"}),
+    ("git pull --rebase", {"action": "pull", "rebase": True}),
     (
         "git clone https://git.example.org/a/b.git",
         {"action": "clone", "url": "https://git.example.org/a/b.git", "folder": "b"},
@@ -59,7 +60,7 @@ NOT_UNDERSTOOD = [
     "git -c core.sshCommand=x push",
     "git fetch --upload-pack=x",
     "git fetch origin main:main",
-    "git pull --rebase",
+    "git pull --rebase=interactive",
     "git clone",
     "git clone -c core.hooksPath=x https://git.example.org/x",
     "git clone --template=x https://git.example.org/x",

@@ -287,6 +287,9 @@ async def test_what_cannot_be_done_is_said_before_anybody_is_asked(
     ]:
         with pytest.raises(ToolInputError, match=error):
             await caller.bind("push", **arguments)
+    home.git("config", "remote.pushDefault", f"https://{USER}:{PASSWORD}@git.example.org/x", at=work)
+    with pytest.raises(ToolInputError, match=r"no remote 'https://git\.example\.org/x'"):
+        await caller.bind("push")
     home.git("checkout", "-q", "--detach", at=work)
     with pytest.raises(ToolInputError, match="no branch is checked out"):
         await caller.bind("push")
@@ -296,7 +299,7 @@ async def test_what_cannot_be_done_is_said_before_anybody_is_asked(
     home.git("config", "--add", "remote.origin.pushurl", "https://a.example/x", at=work)
     home.git("config", "--add", "remote.origin.pushurl", "https://b.example/x", at=work)
     with pytest.raises(ToolInputError, match="several addresses"):
-        await caller.bind("push", branch="main")
+        await caller.bind("push", branch="main", remote="origin")
 
 
 async def test_a_remote_that_is_a_folder_of_the_user_is_used(
@@ -440,3 +443,5 @@ async def test_a_pull_moves_the_branch_forward_and_leaves_a_merge_to_the_model(
     result = await caller.run("pull")
     assert not result.ok and "git merge origin/main" in result.text, result.text
     assert home.git("rev-parse", "HEAD", at=work) == ours
+    rebased = await caller.run("pull", rebase=True)
+    assert rebased.ok and home.git("log", "--format=%s", at=work).split("\n")[:2] == ["Add ours", "Add again"]

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import socket
 import socketserver
 import subprocess
@@ -13,9 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
 from tests.kit.file_tools import RecordingServices
 from treadle.sandbox import backend
-from treadle.sandbox.base import Sandbox
+from treadle.sandbox.base import CommandResult, Job, OnOutput, ProbeResult, Sandbox
 from treadle.tools.base import ToolContext, ToolResult
 from treadle.tools.git_remote import GitRemote
 
@@ -31,7 +34,9 @@ class GitHome:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "bin").mkdir(parents=True)
-        self.configure("[init]\n\tdefaultBranch = main\n[protocol]\n\tversion = 2\n")
+        self.configure(
+            "[user]\n\tname = A\n\temail = a@example.org\n[init]\n\tdefaultBranch = main\n[protocol]\n\tversion = 2\n"
+        )
 
     def configure(self, text: str) -> None:
         with open(self.folder / ".gitconfig", "a", encoding="utf-8") as file:
@@ -88,6 +93,23 @@ class RemoteCaller:
     async def run(self, action: str, **arguments: Any) -> ToolResult:
         await self.bind(action, **arguments)
         return await self.run_bound()
+
+
+class GitOnHost:
+    """A sandbox in which a command may write `.git`."""
+
+    def probe(self) -> ProbeResult:
+        return backend.probe()
+
+    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> CommandResult:
+        return await backend.run_on_host(job, on_output)
+
+    async def run_on_host(self, job: Job, on_output: OnOutput) -> CommandResult:
+        raise AssertionError("nothing of a workspace runs outside the sandbox")
+
+
+def read_served(home: GitHome, shared: Path, ref: str = "main") -> str:
+    return home.git("rev-parse", ref, at=shared / "app.git")
 
 
 @contextmanager
@@ -204,3 +226,53 @@ def _run_server(server: socketserver.BaseServer) -> Iterator[int]:
     finally:
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def prepared_repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the repositories once: tests copy them."""
+    folder = tmp_path_factory.mktemp("git")
+    home = GitHome(folder / "home")
+    home.git("init", "-q", "--template=", "--bare", str(folder / "served/app.git"), at=folder)
+    home.git("init", "-q", "--template=", str(folder / "first"), at=folder)
+    home.commit(folder / "first", "README")
+    home.git("push", "-q", str(folder / "served/app.git"), "main", at=folder / "first")
+    home.git("clone", "-q", "--template=", f"file://{folder}/served/app.git", str(folder / "work"), at=folder)
+    return folder
+
+
+@pytest.fixture(name="home")
+def users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHome:
+    """The home of the user who runs treadle in this test."""
+    home = GitHome(tmp_path / "home")
+    for name in ("GIT_SSH_COMMAND", "GIT_SSH", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home.folder))
+    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
+    return home
+
+
+@pytest.fixture(name="shared")
+def served_folder(tmp_path: Path, prepared_repositories: Path) -> Path:
+    """A folder with the bare repository `app.git`, which has one commit. It was pushed from `first` beside it."""
+    shutil.copytree(prepared_repositories / "first", tmp_path / "first")
+    shutil.copytree(prepared_repositories / "served", tmp_path / "served")
+    return tmp_path / "served"
+
+
+@pytest.fixture(name="port")
+def served_port(shared: Path) -> Iterator[int]:
+    with serve_git(shared) as port:
+        yield port
+
+
+@pytest.fixture(name="work")
+def users_clone(tmp_path: Path, prepared_repositories: Path, port: int) -> Path:
+    """A clone that the user made."""
+    shutil.copytree(prepared_repositories / "work", tmp_path / "work")
+    settings = tmp_path / "work/.git/config"
+    url = f"file://{prepared_repositories}/served/app.git"
+    text = settings.read_text(encoding="utf-8")
+    assert url in text
+    settings.write_text(text.replace(url, f"git://127.0.0.1:{port}/app.git"), encoding="utf-8")
+    return tmp_path / "work"

@@ -3,60 +3,28 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.kit.git_servers import PASSWORD, USER, GitHome, RemoteCaller, serve_git, serve_silence, serve_web
+from tests.kit.git_servers import (
+    PASSWORD,
+    USER,
+    GitHome,
+    GitOnHost,
+    RemoteCaller,
+    read_served,
+    serve_git,
+    serve_silence,
+    serve_web,
+)
 from tests.kit.shell import Terminal
-from treadle.sandbox import backend
-from treadle.sandbox.base import CommandResult, Job, OnOutput, ProbeResult
 from treadle.tools.base import ToolError, ToolInputError
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHome:
-    home = GitHome(tmp_path / "home")
-    for name in ("GIT_SSH_COMMAND", "GIT_SSH", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(home.folder))
-    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
-    return home
-
-
-@pytest.fixture
-def shared(tmp_path: Path, home: GitHome) -> Path:
-    """A folder with the bare repository `app.git`, which has one commit."""
-    folder = tmp_path / "served"
-    home.git("init", "-q", "--bare", str(folder / "app.git"), at=home.folder)
-    first = tmp_path / "first"
-    home.git("init", "-q", str(first), at=home.folder)
-    home.commit(first, "README")
-    home.git("push", "-q", str(folder / "app.git"), "main", at=first)
-    return folder
-
-
-@pytest.fixture
-def port(shared: Path) -> Iterator[int]:
-    with serve_git(shared) as port:
-        yield port
-
-
-@pytest.fixture
-def work(tmp_path: Path, home: GitHome, port: int) -> Path:
-    """A clone that the user made."""
-    home.git("clone", "-q", f"git://127.0.0.1:{port}/app.git", str(tmp_path / "work"), at=home.folder)
-    return tmp_path / "work"
 
 
 @pytest.fixture
 def caller(work: Path) -> RemoteCaller:
     return RemoteCaller(work)
-
-
-def read_served(home: GitHome, shared: Path, ref: str = "main") -> str:
-    return home.git("rev-parse", ref, at=shared / "app.git")
 
 
 async def test_a_push_shows_host_remote_branch_and_commit_and_sends_it(
@@ -319,6 +287,9 @@ async def test_what_cannot_be_done_is_said_before_anybody_is_asked(
     ]:
         with pytest.raises(ToolInputError, match=error):
             await caller.bind("push", **arguments)
+    home.git("config", "remote.pushDefault", f"https://{USER}:{PASSWORD}@git.example.org/x", at=work)
+    with pytest.raises(ToolInputError, match=r"no remote 'https://git\.example\.org/x'"):
+        await caller.bind("push")
     home.git("checkout", "-q", "--detach", at=work)
     with pytest.raises(ToolInputError, match="no branch is checked out"):
         await caller.bind("push")
@@ -328,7 +299,7 @@ async def test_what_cannot_be_done_is_said_before_anybody_is_asked(
     home.git("config", "--add", "remote.origin.pushurl", "https://a.example/x", at=work)
     home.git("config", "--add", "remote.origin.pushurl", "https://b.example/x", at=work)
     with pytest.raises(ToolInputError, match="several addresses"):
-        await caller.bind("push", branch="main")
+        await caller.bind("push", branch="main", remote="origin")
 
 
 async def test_a_remote_that_is_a_folder_of_the_user_is_used(
@@ -378,19 +349,6 @@ async def test_a_file_of_the_workspace_cannot_name_another_repository(
     (trap / ".git/commondir").write_text(f"{work}/.git\n")
     with pytest.raises(ToolInputError, match="part of another repository"):
         await RemoteCaller(trap).bind("push")
-
-
-class GitOnHost:
-    """A sandbox in which a command may write `.git`."""
-
-    def probe(self) -> ProbeResult:
-        return backend.probe()
-
-    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> CommandResult:
-        return await backend.run_on_host(job, on_output)
-
-    async def run_on_host(self, job: Job, on_output: OnOutput) -> CommandResult:
-        raise AssertionError("nothing of a workspace runs outside the sandbox")
 
 
 async def test_a_clone_has_clean_settings_and_is_checked_out(
@@ -485,3 +443,5 @@ async def test_a_pull_moves_the_branch_forward_and_leaves_a_merge_to_the_model(
     result = await caller.run("pull")
     assert not result.ok and "git merge origin/main" in result.text, result.text
     assert home.git("rev-parse", "HEAD", at=work) == ours
+    rebased = await caller.run("pull", rebase=True)
+    assert rebased.ok and home.git("log", "--format=%s", at=work).split("\n")[:2] == ["Add ours", "Add again"]

@@ -19,6 +19,7 @@ from pathlib import Path
 from treadle.git.config_file import quote_value
 from treadle.git.git_folder import GitFolder
 from treadle.git.object_format import ObjectFormat
+from treadle.git.refs import render_packed_refs
 from treadle.permissions.paths import find_data_folder
 from treadle.workspace.folder import open_beneath
 
@@ -32,6 +33,8 @@ _SETTINGS = """\
 	hooksPath = /dev/null
 	fsmonitor = false
 	alternateRefsCommand = ": #"
+	commitGraph = false
+	multiPackIndex = false
 	logAllRefUpdates = false
 [extensions]
 {extensions}[remote "treadle"]
@@ -53,6 +56,8 @@ _SETTINGS = """\
 [transfer]
 	bundleURI = false
 	unpackLimit = 1
+[pack]
+	useBitmaps = false
 [submodule]
 	recurse = false
 [gc]
@@ -64,7 +69,8 @@ _SETTINGS = """\
 """
 """Settings of the user's own that would send or change more than was shown are overridden here.
 
-`: #` is a shell command that does nothing: without it git would run in the repository that shares its objects.
+`: #` is a shell command that does nothing: without it git would run in the repository that shares its objects. Files
+beside those objects that could tell lies about them (a commit graph, bitmaps) are not read.
 """
 
 _PACK_FILE = re.compile(r"pack-[0-9a-f]{40,64}\.(pack|rev|idx)")
@@ -122,8 +128,7 @@ def create_exchange(
     with GitFolder(git_dir) as folder:
         folder.write_file("HEAD", b"ref: refs/heads/treadle\n")
         folder.write_file("config", settings.encode(), 0o600)
-        lines = (f"{value} {name}\n" for name, value in sorted(refs.items()))
-        folder.write_file("packed-refs", "".join(("# pack-refs with: sorted \n", *lines)).encode())
+        folder.write_file("packed-refs", render_packed_refs(refs))
         if objects is not None:
             # Git takes a path with quotes for a path that is written like a string of C.
             folder.write_file("objects/info/alternates", _quote_path(objects) + b"\n")

@@ -50,8 +50,13 @@ class RemoteAddress(Struct, frozen=True):
     def remove_secrets(self, text: str) -> str:
         """Remove the account of any address, and this one's password, from a text of git."""
         password = self.user.partition(":")[2]
-        shown = _IN_OUTPUT.sub("", text)
+        shown = hide_accounts(text)
         return shown.replace(password, "[secret]") if len(password) > 3 else shown
+
+
+def hide_accounts(text: str) -> str:
+    """Remove users and passwords from the addresses in a text."""
+    return _IN_OUTPUT.sub("", text)
 
 
 def parse_address(text: str, *, is_configured: bool = False) -> RemoteAddress:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from msgspec import Struct
@@ -79,6 +80,8 @@ class RemoteCommand(Struct, frozen=True):
 
 async def run_host_git(command: RemoteCommand, on_output: OnOutput, bounds: Bounds = EXCHANGE_BOUNDS) -> CommandResult:
     """Run git to its end; raises `BadInput` when it cannot be run safely. Cancelling kills all its processes."""
+    if sys.platform != "linux":
+        raise BadInput("Remotes can be used on Linux only. Nothing was run.")
     workspace = command.workspace.resolve()
     environment = build_git_environment(workspace, command.scheme)
     programs = [shutil.which(name, path=environment["PATH"]) for name in ("git", "ssh")]

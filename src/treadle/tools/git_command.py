@@ -46,7 +46,7 @@ _VERBS = {
     ),
     "pull": _Verb(
         ("remote", "branch"),
-        {**_SILENT, **dict.fromkeys(("--ff-only", "--ff", "--no-rebase", "--no-edit"), ""), "--tags": "tags"},
+        {**_SILENT, **dict.fromkeys(("--ff-only", "--ff", "--no-rebase", "--no-edit"), ""), "--rebase": "rebase"},
     ),
     "clone": _Verb(
         ("url", "folder"),

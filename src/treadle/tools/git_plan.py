@@ -21,7 +21,7 @@ from treadle.git.new_commits import MAX_READ, find_new_commits
 from treadle.git.object_format import MAX_CONFIG_BYTES
 from treadle.git.real_repository import RealRepository
 from treadle.git.received import read_all_refs
-from treadle.git.remote_address import RemoteAddress, parse_address
+from treadle.git.remote_address import RemoteAddress, hide_accounts, parse_address
 from treadle.git.repository import Repository
 from treadle.messages import Json
 from treadle.tools.base import ToolInputError
@@ -45,6 +45,7 @@ class RemoteRequest(Struct, frozen=True):
     folder: str = ""
     tags: bool = False
     prune: bool = False
+    rebase: bool = False
     set_upstream: bool = False
     force_with_lease: bool = False
     depth: int = 0
@@ -54,7 +55,7 @@ class RemotePlan(Struct, frozen=True):
     """What would be done. `shown` are all arguments as a person sees them; the rest is what carries them out.
 
     `pushed` are the refs to send, with their objects. `lease` is the commit that a forced push replaces. `merge_ref` is
-    the remote's branch that a pull merges.
+    the remote's branch that a pull merges or rebases on.
     """
 
     shown: dict[str, Json]
@@ -171,7 +172,8 @@ def _plan_fetch(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
     shown |= _show_target(address, remote, opened.places)
     if branch:
         shown["branch"] = branch
-    shown |= dict.fromkeys([name for name in ("tags", "prune") if getattr(request, name)], True)
+    asked = {"tags": request.tags, "prune": request.prune, "rebase": request.rebase and request.action == "pull"}
+    shown |= {name: True for name, is_asked in asked.items() if is_asked}
     why = f"it fetches {what} {_describe_place(address)}"
     merged = f"refs/remotes/{remote}/{branch}" if request.action == "pull" else ""
     return RemotePlan(shown, _add_warning(why, address), address, opened.places, merge_ref=merged)
@@ -226,8 +228,8 @@ def _choose_remote(request: RemoteRequest, opened: OpenedRepository, default: st
     if remote not in names:
         listed = ", ".join(names) or "none"
         raise ToolInputError(
-            f"git_remote: there is no remote {remote!r}. The remotes are: {listed}. The user can add one with "
-            "`git remote add`."
+            f"git_remote: there is no remote {hide_accounts(remote)!r}. The remotes are: {listed}. The user can add "
+            "one with `git remote add`."
         )
     if not _REMOTE_NAME.fullmatch(remote) or not is_ref_name(f"refs/remotes/{remote}/x"):
         raise ToolInputError(f"git_remote: the name of the remote {remote!r} cannot be used.")

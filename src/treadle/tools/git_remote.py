@@ -42,6 +42,7 @@ class _Arguments(Arguments):
     folder: Annotated[str, Meta(description="folder of the repository in the workspace; clone: the new folder")] = ""
     tags: Annotated[bool, Meta(description="push or fetch all tags, too")] = False
     prune: Annotated[bool, Meta(description="fetch: forget branches that the remote has deleted")] = False
+    rebase: Annotated[bool, Meta(description="pull: rebase the branch instead of a fast-forward")] = False
     set_upstream: Annotated[bool, Meta(description="push: let the branch follow the remote's")] = False
     force_with_lease: Annotated[
         bool, Meta(description="push: replace the remote's commits, if they are the last fetched ones")

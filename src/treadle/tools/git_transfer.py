@@ -127,14 +127,14 @@ class RemoteTransfer:
         return await self._merge(fetched) if plan.merge_ref else Transfer(fetched)
 
     async def _merge(self, fetched: list[str]) -> Transfer:
-        """Move the branch forward in the sandbox. A merge of two histories is left to the model."""
-        code, text = await self._run_in_sandbox(
-            ("git", "merge", "--ff-only", self._plan.merge_ref), self._arguments.get("folder", "")
-        )
+        """Move the branch forward in the sandbox, or rebase it. A merge of two histories is left to the model."""
+        command = ("rebase",) if self._arguments.get("rebase") else ("merge", "--ff-only")
+        folder = self._arguments.get("folder", "")
+        code, text = await self._run_in_sandbox(("git", *command, self._plan.merge_ref), folder)
         if code == 0:
             return Transfer([*fetched, text])
         short = _shorten(self._plan.merge_ref)
-        hint = f"The branch was not moved. Use `git merge {short}` or `git rebase {short}` in the shell."
+        hint = f"git {command[0]} did not succeed. Go on with `git merge {short}` or `git rebase {short}` in the shell."
         return Transfer([*fetched, text, hint], ok=False)
 
     async def _clone(self, git_dir: Path) -> Transfer:

@@ -273,10 +273,10 @@ class GitFolder:
         return not self.is_folder(name)
 
     @contextmanager
-    def lock_file(self, name: str, wait_s: float = LOCK_WAIT_S) -> Generator[FileLock]:
+    def lock_file(self, name: str) -> Generator[FileLock]:
         """Take git's lock `NAME.lock`. Raises `LockHeld` when another process holds it for too long."""
         folder, _, last = name.rpartition("/")
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + LOCK_WAIT_S
         with self._hold(folder, create=True) as parent:
             while True:
                 try:

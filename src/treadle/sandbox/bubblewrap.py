@@ -25,6 +25,7 @@ from treadle.sandbox.environment import build_sandbox_environment, find_interpre
 from treadle.sandbox.guarded_paths import (
     GuardedPaths,
     find_guarded_paths,
+    find_parent_folders,
     hold_protected_paths,
     resolve_sandbox_workspace,
     resolve_working_folder,
@@ -99,14 +100,15 @@ async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) ->
     workspace = resolve_sandbox_workspace(job)
     cwd = resolve_working_folder(job, workspace)
     found = GuardedPaths() if is_private else await asyncio.to_thread(find_guarded_paths, workspace)
-    masked = (*found.own_files, *(() if job.show_env_files else found.env_files))
+    masked = (*found.own_files, *found.too_deep, *(() if job.show_env_files else found.env_files))
     if len(masked) + len(found.read_only) > _MAX_MOUNTS:
         raise BadInput(
             f"{workspace} holds {len(masked)} env files and logs, and {len(found.read_only)} repositories and folders "
             f"of editors, and no more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. "
             "Choose a folder with fewer."
         )
-    parents = found.find_parent_folders(workspace) if job.writable else ()
+    held = (*found.read_only, *found.own_files)
+    parents = find_parent_folders(workspace, held) if job.writable else ()
     below = (*parents, *found.read_only) if job.writable else ()
     # A command that may only read needs no more placeholders, and lists none.
     names = (*PROTECTED, *OPENED_WITH_FOLDER) if job.writable else PROTECTED

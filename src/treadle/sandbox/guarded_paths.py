@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import stat
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ from msgspec import Struct
 from treadle.errors import BadInput
 from treadle.permissions import paths
 from treadle.sandbox.base import Job
+from treadle.sandbox.private_folder import lock_file
 from treadle.sandbox.runtime_folder import make_runtime_folder
 from treadle.sandbox.workspace_scan import FoundPaths, open_parent, scan_workspace
 
@@ -143,29 +145,31 @@ def _resolve_inside(path: Path, workspace: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold_protected_paths(
-    workspace: Path, below: Iterable[Path] = (), *, names: Sequence[str] = paths.PROTECTED
+    workspace: Path,
+    below: Iterable[Path] = (),
+    *,
+    names: Sequence[str] = paths.PROTECTED,
+    placeholders: Sequence[str] = (),
 ) -> Generator[dict[str, int]]:
     """Hold a descriptor of each protected path, by its name in the workspace. Create a placeholder for a missing one.
 
-    A path that is missing and may not be created is left out. Paths `below` are held as they are. Nothing can be
-    mounted on a link: one that belongs to an editor or an agent is put back at the end.
+    A path that is missing and may not be created is left out. `placeholders` are the `.git` of submodules further down,
+    and their folders are created too. Paths `below` are held as they are. Nothing can be mounted on a link: one that
+    belongs to an editor or an agent is put back at the end.
     """
     path = make_runtime_folder() / build_lock_name(workspace)
-    while True:  # the last process removes the file, so it must still be the one at its path
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        with suppress(FileNotFoundError):
-            if os.stat(path, follow_symlinks=False).st_ino == os.fstat(lock).st_ino:
-                break
-        os.close(lock)
+    lock = lock_file(path, fcntl.LOCK_SH)
     descriptors: dict[str, int] = {}
     opened = (name for name in names if Path(name).name in paths.OPENED_WITH_FOLDER)
     links = {name: os.readlink(workspace / name) for name in opened if (workspace / name).is_symlink()}
     try:
-        for protected in names:
-            if protected in links:
-                continue
-            descriptor = _open_protected(workspace, protected, lock)
+        for name in placeholders:
+            for number, character in enumerate(name):
+                if character == "/":
+                    _create_placeholder(workspace, name[:number], lock)
+        for protected in (*(name for name in names if name not in links), *placeholders):
+            kind = stat.S_IFSOCK if protected in placeholders else stat.S_IFDIR
+            descriptor = _open_protected(workspace, protected, lock, kind)
             if descriptor is not None:
                 descriptors[protected] = descriptor
         for name in (str(one.relative_to(workspace)) for one in below):
@@ -208,31 +212,52 @@ def build_lock_name(workspace: Path) -> str:
     return f"{hashlib.blake2b(os.fsencode(workspace), digest_size=12).hexdigest()}.lock"
 
 
-def _open_protected(workspace: Path, name: str, lock: int) -> int | None:
-    """Open a protected path without following a link. Create a missing one and note it in the lock file.
+def _create_placeholder(workspace: Path, name: str, lock: int, kind: int = stat.S_IFDIR) -> None:
+    """Create a missing folder, and note it in the lock file first. Where that is not permitted, there is none.
+
+    For the `.git` of a submodule it is a socket: git stops at an empty folder, and takes a socket for no repository.
+    """
+    try:
+        folder = open_parent(workspace, name)
+    except OSError:
+        return
+    last = name.rpartition("/")[2]
+    try:
+        os.stat(last, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        os.write(lock, json.dumps(name).encode() + b"\n")
+        try:
+            if kind == stat.S_IFDIR:
+                os.mkdir(last, 0o755, dir_fd=folder)
+            else:
+                os.mknod(last, 0o600 | kind, dir_fd=folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, *_NOT_PERMITTED):
+                raise
+    finally:
+        os.close(folder)
+
+
+def _open_protected(workspace: Path, name: str, lock: int, kind: int) -> int | None:
+    """Open a protected path without following a link. Create a missing one.
 
     Return None when it is missing and may not be created.
     """
-    path = workspace / name
+    _create_placeholder(workspace, name, lock, kind)
     try:
-        descriptor = os.open(path, _OPEN_ITSELF)
-    except FileNotFoundError:
-        os.write(lock, f"{name}\n".encode())
+        folder = open_parent(workspace, name)
         try:
-            os.mkdir(path, 0o755)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            if error.errno in _NOT_PERMITTED:
-                return None
-            raise
-        descriptor = os.open(path, _OPEN_ITSELF)
+            descriptor = os.open(name.rpartition("/")[2], _OPEN_ITSELF, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+    if stat.S_IFMT(mode) not in (stat.S_IFDIR, stat.S_IFREG, kind):
         os.close(descriptor)
         raise BadInput(
-            f"{path} is a link or something else that cannot be protected from the command. Nothing was run. Put the "
-            "folder itself there."
+            f"{workspace / name} is a link or something else that cannot be protected from the command. Nothing was "
+            "run. Put the folder itself there."
         )
     return descriptor
 
@@ -244,14 +269,18 @@ def _unlock(lock: int, path: Path, workspace: Path) -> None:
     except BlockingIOError:
         os.close(lock)
         return
-    created = os.pread(lock, 65536, 0).decode().split()
-    for name in (*paths.PROTECTED, *paths.OPENED_WITH_FOLDER):
-        if name in created:
+    created = [json.loads(line) for line in os.pread(lock, os.fstat(lock).st_size, 0).splitlines()]
+    for name in sorted(created, key=len, reverse=True):
+        try:
+            folder, last = open_parent(workspace, name), name.rpartition("/")[2]
             try:
-                (workspace / name).rmdir()
-            except OSError as error:
-                # Somebody uses it meanwhile, or has removed it, or it could not be created.
-                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR, *_NOT_PERMITTED):
-                    raise
+                is_socket = stat.S_ISSOCK(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
+                (os.unlink if is_socket else os.rmdir)(last, dir_fd=folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            # Somebody uses it meanwhile, or has removed it, or it could not be created.
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR, *_NOT_PERMITTED):
+                raise
     path.unlink(missing_ok=True)
     os.close(lock)

@@ -16,6 +16,17 @@ _USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TMPDIR", "XDG_RU
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
+_GIT_IDENTITY = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "EMAIL")
+_GIT_WITHOUT_TERMINAL = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_PAGER": "cat",
+    "PAGER": "cat",
+    # Git takes this as "no editor": it keeps the message that it prepared, and refuses an empty one.
+    "GIT_EDITOR": ":",
+    "GIT_SEQUENCE_EDITOR": ":",
+}
+
+
 def build_sandbox_environment(job: Job, workspace: Path, home: str, tools: Toolchains) -> dict[str, str]:
     """Build the variables of a sandboxed command.
 
@@ -27,7 +38,8 @@ def build_sandbox_environment(job: Job, workspace: Path, home: str, tools: Toolc
     usable = [entry for entry in own if entry in tools.path or (entry[:1] == "/" and is_below(Path(entry), visible))]
     return {
         "LANG": "C.UTF-8",
-        **_select_variables(_PASSED_ON),
+        **_select_variables(_PASSED_ON + _GIT_IDENTITY),
+        **_GIT_WITHOUT_TERMINAL,
         **tools.variables,
         **build_cache_environment(cache),
         "PATH": os.pathsep.join(dict.fromkeys((*usable, *_SYSTEM_PATH, *list_cache_programs(cache)))),

@@ -11,11 +11,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle.errors import BadInput
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, is_secret_folder, list_own_folders
-from treadle.sandbox.base import SandboxUnavailable
-from treadle.sandbox.guarded_paths import find_guarded_paths, hold_protected_paths
+from treadle.sandbox.base import GitReport
+from treadle.sandbox.guarded_paths import find_guarded_paths, find_parent_folders, hold_protected_paths
+from treadle.sandbox.new_repositories import RepositoryWatch
 from treadle.sandbox.runtime_folder import make_runtime_folder
 
 _FORBIDDEN = {"/", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var", "/var/tmp"}
@@ -37,6 +39,12 @@ class ExtraFolder(Struct, frozen=True):
     held: Mapping[Path, int]
     parents: frozenset[Path]
     masked: tuple[Path, ...]
+    watch: RepositoryWatch | None = None
+
+    def settle(self) -> tuple[GitReport, ...]:
+        """Clean the repositories that commands made in it, when all processes are gone."""
+        reports = self.watch.adopt() if self.watch is not None else ()
+        return tuple(replace(report, repository=str(self.path / report.repository)) for report in reports)
 
     def list_mounts(self) -> Generator[tuple[str, int, bool]]:
         """List what is mounted, in order: the path, its descriptor, and whether it can be written."""
@@ -115,19 +123,13 @@ def _hold_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show_env_
     if not is_writable:
         return ExtraFolder(folder, descriptor, False, {}, frozenset(), masked)
     guarded = (*found.own_files, *found.read_only)
-    parents = {parent for path in guarded for parent in path.parents if folder in parent.parents} - set(guarded)
+    parents = find_parent_folders(folder, guarded)
     names = (*PROTECTED, *OPENED_WITH_FOLDER)
-    below = (*sorted(parents), *found.read_only)
+    below = (*parents, *found.read_only)
     held = stack.enter_context(hold_protected_paths(folder, below, names=names))
     if any(name not in held and not (folder / name).is_symlink() for name in names):
         raise BadInput(f"{folder} cannot be protected from the command: you may not write there. Nothing was run.")
     paths = {folder / name: opened for name, opened in held.items()}
-    return ExtraFolder(folder, descriptor, True, paths, frozenset(parents), masked)
-
-
-def check_extra_folders(folders: Iterable[ExtraFolder], pid: int) -> None:
-    """Check mounts that were made by path: something else may have been put there before they were made."""
-    for path, descriptor, _ in (mount for folder in folders for mount in folder.list_mounts()):
-        found = os.stat(f"/proc/{pid}/root{path}", follow_symlinks=False)
-        if not os.path.samestat(found, os.fstat(descriptor)):
-            raise SandboxUnavailable(f"{path} was exchanged meanwhile, so the command was not run. Run it again.")
+    watch = RepositoryWatch(folder, found.found)
+    stack.callback(watch.close)
+    return ExtraFolder(folder, descriptor, True, paths, frozenset(parents), masked, watch)

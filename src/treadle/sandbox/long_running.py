@@ -17,8 +17,10 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 
 from treadle.sandbox import bubblewrap, process
+from treadle.sandbox.arguments import BWRAP, build_arguments
 from treadle.sandbox.base import Job, SandboxUnavailable
 from treadle.sandbox.network import open_network
+from treadle.sandbox.plan import BubblewrapPlan, PlanKind, build_plan
 from treadle.sandbox.resource_usage import find_descendants
 from treadle.sandbox.runtime_folder import make_runtime_folder
 from treadle.sandbox.seccomp import build_program
@@ -32,7 +34,7 @@ _WAIT_SCRIPT = """printf '\\006' >&9; read -r go <&9 || exit 125; exec 8>&- 9<&-
 class WaitingProgram:
     """A program that was prepared. Start `argv` with pipes and no other descriptors, then `release` it."""
 
-    def __init__(self, plan: bubblewrap.BubblewrapPlan, listener: socket.socket, stack: AsyncExitStack) -> None:
+    def __init__(self, plan: BubblewrapPlan, listener: socket.socket, stack: AsyncExitStack) -> None:
         self._plan, self._listener, self._stack = plan, listener, stack
         self.argv = (sys.executable, "-I", "-S", "-B", str(_LAUNCHER), listener.getsockname())
 
@@ -57,8 +59,8 @@ class WaitingProgram:
         channel.setblocking(False)
         shell = ("/bin/sh", "-c", _WAIT_SCRIPT, "sh", *self._plan.job.argv)
         settings = {
-            "program": os.fsencode(bubblewrap.BWRAP),
-            "args": b"\0".join(map(os.fsencode, bubblewrap.build_arguments(self._plan, by_path=True))),
+            "program": os.fsencode(BWRAP),
+            "args": b"\0".join(map(os.fsencode, build_arguments(self._plan, by_path=True))),
             "seccomp": build_program(bubblewrap.detect_machine()),
             "command": b"\0".join(map(os.fsencode, shell)),
         }
@@ -77,7 +79,7 @@ class WaitingProgram:
 async def prepare_program(job: Job, *, is_private: bool) -> AsyncGenerator[WaitingProgram]:
     """Prepare a program until the block ends. `is_private`: nobody but the program uses its workspace."""
     async with AsyncExitStack() as stack:
-        plan = await bubblewrap.build_plan(job, stack.enter_context(ExitStack()), is_private=is_private)
+        plan = await build_plan(job, stack.enter_context(ExitStack()), PlanKind(is_private=is_private))
         path = make_runtime_folder() / f"start-{os.getpid()}-{os.urandom(6).hex()}"
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(path))

@@ -43,6 +43,7 @@ from treadle.tools.base import (
     ToolResult,
 )
 from treadle.tools.git_command import read_git_command
+from treadle.tools.git_notes import list_git_notes
 from treadle.tools.sandbox_hints import HintFacts, find_hints
 from treadle.tools.shell_requests import CommandRequests
 
@@ -268,6 +269,7 @@ class Shell(Tool):
             await _save_folder(context, workspace, folder, output.finish()),
             _ENDINGS[result.reason].format(result=result, bounds=bounds) if result.code != 0 else "",
             requests.describe_refused(result.refused_hosts),
+            *list_git_notes(result.git),
         ]
         if context.tier != "full" and result.code != 0:
             notes += find_hints(command, output.text, result, _build_hint_facts(job))

@@ -1,0 +1,204 @@
+"""The plan of a sandbox: what a command sees, what is protected from it, and its variables. It mounts nothing itself.
+
+What a plan holds open stays open until its stack is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from treadle.errors import BadInput
+from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
+from treadle.sandbox import process
+from treadle.sandbox.base import GitReport, Job
+from treadle.sandbox.caches import TRIM_SECONDS, hold_cache, trim_caches
+from treadle.sandbox.environment import build_sandbox_environment
+from treadle.sandbox.extra_folders import ExtraFolder, hold_extra_folders
+from treadle.sandbox.git_copies import USER_CONFIG, GitCopies
+from treadle.sandbox.guarded_paths import (
+    GuardedPaths,
+    find_guarded_paths,
+    find_parent_folders,
+    hold_protected_paths,
+    resolve_sandbox_workspace,
+    resolve_working_folder,
+)
+from treadle.sandbox.network import build_proxy_environment
+from treadle.sandbox.toolchains import Toolchains, find_toolchains
+
+HOME = "/tmp/home"
+"""The home of a command."""
+
+_MAX_MOUNTS = 2000
+"""Mounts for files found in a workspace: bubblewrap takes 9000 words, and each mount takes time."""
+
+
+class HeldMount(Struct, frozen=True):
+    """What is mounted at `target`: an open descriptor, or `source` where bubblewrap takes no descriptors."""
+
+    target: str
+    source: str
+    descriptor: int
+    is_writable: bool
+
+
+class PlanKind(Struct, frozen=True):
+    """What a sandbox is for. Nobody else uses a private workspace, so nothing in it is protected.
+
+    A command has a cache and private copies of repositories. A program with rights of its own has neither: it must not
+    run what a command has put into the cache.
+    """
+
+    is_private: bool = False
+    is_command: bool = False
+
+
+class BubblewrapPlan(Struct, frozen=True):
+    """Everything that the arguments of bubblewrap depend on.
+
+    `descriptors` are of paths in the workspace that are mounted read-only, except `parent_folders`: these stay writable
+    and cannot be moved. `masked` is hidden. `tools` are the user's own tools, and `cache` is the folder behind the
+    command's ~/.cache. `extra_folders` are those of the job. `git` has the private copies of repositories. `notes` say
+    what the command may not do.
+    """
+
+    job: Job
+    workspace: Path
+    cwd: Path
+    descriptors: Mapping[str, int]
+    parent_folders: frozenset[str]
+    masked: tuple[Path, ...]
+    environment: Mapping[str, str]
+    tools: Toolchains = Toolchains()
+    cache: Path | None = None
+    extra_folders: tuple[ExtraFolder, ...] = ()
+    git: GitCopies | None = None
+    notes: tuple[str, ...] = ()
+
+    def list_mounts(self) -> Iterator[HeldMount]:
+        """List what is held open and mounted, in order. Private copies cover the real repositories."""
+        covered = self.git.entries if self.git is not None else ()
+        own = {str(self.workspace / name): held for name, held in self.descriptors.items() if name not in covered}
+        # The parent folders come first, because protected paths may be inside of them.
+        for path, descriptor in sorted(own.items(), key=lambda item: item[0] not in self.parent_folders):
+            yield HeldMount(path, path, descriptor, path in self.parent_folders)
+        for mount in self.git.mounts if self.git is not None else ():
+            yield HeldMount(mount.target, str(mount.source), mount.descriptor, mount.is_writable)
+        for folder in self.extra_folders:
+            for path, descriptor, is_writable in folder.list_mounts():
+                yield HeldMount(path, path, descriptor, is_writable)
+
+    def list_masked(self) -> tuple[Path, ...]:
+        """List the files and folders that are hidden."""
+        return (*self.tools.masked, *self.masked, *(path for folder in self.extra_folders for path in folder.masked))
+
+    def list_growing_folders(self) -> tuple[Path, ...]:
+        """List the folders in which the command can write to the disk."""
+        cache = [self.cache] if self.cache is not None else []
+        git = [self.git.folder] if self.git is not None else []
+        return (self.workspace, *cache, *git, *self.job.writable_folders)
+
+    def settle(self) -> tuple[GitReport, ...]:
+        """Take back what the command did to repositories, when all its processes are gone."""
+        reports = [report for folder in self.extra_folders for report in folder.settle()]
+        if self.git is not None:
+            self.git.settle()
+            reports = [*self.git.reports, *reports]
+        return (*reports, GitReport(rejected=self.notes)) if self.notes else tuple(reports)
+
+
+async def build_plan(job: Job, stack: ExitStack, kind: PlanKind) -> BubblewrapPlan:
+    """Find what the sandbox of a job shows, and what it must protect in its workspace. `stack` holds it."""
+    plans: list[BubblewrapPlan] = []
+
+    async def prepare() -> None:
+        workspace = resolve_sandbox_workspace(job)
+        cwd = resolve_working_folder(job, workspace)
+        plans.append(await asyncio.to_thread(_hold_workspace, job, workspace, cwd, stack, kind))
+
+    # Otherwise a cancelled command could leave placeholders behind.
+    await process.finish_despite_cancel(prepare())
+    return plans[0]
+
+
+def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: PlanKind) -> BubblewrapPlan:
+    found = GuardedPaths() if kind.is_private else find_guarded_paths(workspace)
+    notes = _explain_read_only(found) if job.writable else ()
+    job = msgspec.structs.replace(job, writable=job.writable and not notes)
+    git = None
+    if kind.is_command:
+        git = GitCopies(job, workspace, found)
+        stack.callback(git.close)
+    covered = {workspace / name for name in git.entries} if git is not None else set[Path]()
+    read_only = [path for path in found.read_only if path not in covered]
+    gitlinks = [*(git.gitlinks if git is not None else ())] if job.writable else []
+    masked = (*found.own_files, *found.too_deep, *(() if job.show_env_files else found.env_files))
+    if len(masked) + len(read_only) + len(gitlinks) > _MAX_MOUNTS:
+        raise BadInput(
+            f"{workspace} holds {len(masked)} env files and logs, and {len(read_only) + len(gitlinks)} repositories "
+            f"and folders of editors, and no more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. "
+            "Choose a folder with fewer."
+        )
+    held = {*read_only, *found.own_files, *covered, *(workspace / name for name in gitlinks)}
+    parents = find_parent_folders(workspace, held) if job.writable else ()
+    below = (*parents, *read_only) if job.writable else ()
+    # A command that may only read needs no more placeholders, and lists none.
+    names = (*PROTECTED, *OPENED_WITH_FOLDER) if job.writable else PROTECTED
+    holding = hold_protected_paths(workspace, below, names=names, placeholders=gitlinks)
+    descriptors = {} if kind.is_private else stack.enter_context(holding)
+    if not kind.is_private and any(name not in descriptors and not (workspace / name).is_symlink() for name in names):
+        # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
+        job = msgspec.structs.replace(job, writable=False)
+    if git is not None and ".git" not in descriptors:
+        git.drop_empty()
+    tools = find_toolchains(workspace)
+    return BubblewrapPlan(
+        job,
+        workspace,
+        cwd,
+        descriptors,
+        frozenset(map(str, parents)),
+        masked,
+        _build_environment(job, workspace, tools, git),
+        tools,
+        _hold_cache(workspace, stack) if kind.is_command else None,
+        _hold_extra_folders(job, stack),
+        git,
+        notes,
+    )
+
+
+def _build_environment(job: Job, workspace: Path, tools: Toolchains, git: GitCopies | None) -> dict[str, str]:
+    settings = {"GIT_CONFIG_SYSTEM": USER_CONFIG} if git is not None else {}
+    return {**build_proxy_environment(job), **settings, **build_sandbox_environment(job, workspace, HOME, tools)}
+
+
+def _hold_cache(workspace: Path, stack: ExitStack) -> Path | None:
+    """Hold the cache of a workspace. Return None when we cannot write there: then nothing is kept."""
+    try:
+        trim_caches(every=TRIM_SECONDS)
+        return stack.enter_context(hold_cache(workspace))
+    except OSError:
+        return None
+
+
+def _hold_extra_folders(job: Job, stack: ExitStack) -> tuple[ExtraFolder, ...]:
+    if not job.shown_folders and not job.writable_folders:
+        return ()
+    folders = hold_extra_folders(job.shown_folders, job.writable_folders, show_env_files=job.show_env_files)
+    return stack.enter_context(folders)
+
+
+def _explain_read_only(found: GuardedPaths) -> tuple[str, ...]:
+    """Say why no command may write in a workspace, or nothing."""
+    if not found.found.is_complete:
+        return ("The workspace has too many folders to protect what is in them, so the command could only read.",)
+    if "" in found.found.repositories and ".git" not in found.found.repositories:
+        return ("The workspace itself is a repository of git without files, so the command could only read.",)
+    return ()

@@ -113,7 +113,9 @@ def _show_tools(tools: Toolchains) -> Iterator[Rule]:
 def _split_folder(folder: Path, exceptions: Mapping[Path, int], rights: int) -> Iterator[Rule]:
     """Grant rights to everything in a folder but the exceptions. A rule holds for all that is below its folder."""
     yield str(folder), _LIST
-    for entry in os.scandir(folder):
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
         path = Path(entry.path)
         if entry.is_symlink():
             continue  # its target has its own rule, or none

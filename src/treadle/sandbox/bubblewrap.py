@@ -90,6 +90,22 @@ class BubblewrapPlan(Struct, frozen=True):
     cache: Path | None = None
     reasons: tuple[Mount, ...] = ()
 
+    def build_var_tmp(self) -> tuple[str, ...]:
+        """Build /var/tmp. It is the private /tmp, unless something in it is mounted, which needs its own path."""
+        tools = (mount.path for mount in self.tools.mounts)
+        folders = (self.workspace, *self.job.read_only, *self.job.writable_folders, *tools)
+        if any(folder.is_relative_to("/var/tmp") for folder in folders):
+            return ("--perms", "1777", "--size", str(self.job.bounds.tmp_mb * 1024 * 1024), "--tmpfs", "/var/tmp")
+        return ("--symlink", "../tmp", "/var/tmp")
+
+    def build_links(self, arguments: Sequence[str]) -> Iterator[str]:
+        """Build the links that lead to tools. Where something is mounted at one, or on the way, it takes its place."""
+        points = [(option, Path(target)) for option, _, target in list_mount_points(arguments)]
+        closed = [path for option, path in points if "bind" in option or path in self.tools.masked]
+        for location, text in self.tools.links:
+            if not is_below(location, closed) and not any(path.is_relative_to(location) for _, path in points):
+                yield from ("--symlink", text, str(location))
+
 
 async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
     """Run a command to its end in the full sandbox. `open_network` opens a network when the job grants one."""
@@ -134,18 +150,13 @@ async def build_plan(
     environment = build_sandbox_environment(job, workspace, HOME, tools)
     if job.network:
         environment = {**build_proxy_environment(), **environment}
-    cache = await _hold_cache(workspace, stack) if has_cache else None
+    cache: Path | None = None
+    with suppress(OSError):  # where we cannot write, nothing is kept
+        if has_cache:
+            await asyncio.to_thread(trim_caches, every=TRIM_SECONDS)
+            cache = stack.enter_context(hold_cache(workspace))
     held = frozenset(map(str, parents))
     return BubblewrapPlan(job, workspace, cwd, descriptors, held, masked, environment, tools, cache)
-
-
-async def _hold_cache(workspace: Path, stack: ExitStack) -> Path | None:
-    """Hold the cache of a workspace. Return None when we cannot write there: then nothing is kept."""
-    try:
-        await asyncio.to_thread(trim_caches, every=TRIM_SECONDS)
-        return stack.enter_context(hold_cache(workspace))
-    except OSError:
-        return None
 
 
 class _Box:
@@ -305,7 +316,7 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
     arguments += (
         *("--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--perms", "0700", "--dir", HOME),
-        *("--dir", "/run", "--dir", "/var", *_build_var_tmp(plan, size)),
+        *("--dir", "/run", "--dir", "/var", *plan.build_var_tmp()),
     )
     for mount in plan.tools.mounts:
         arguments += ("--ro-bind", str(mount.path), str(mount.path))
@@ -335,13 +346,7 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         if is_below(folder, tools) and not folder.is_relative_to(plan.workspace):
             continue  # it is read-only already
         arguments += ("--ro-bind", str(folder), str(folder))
-    points = [(option, Path(target)) for option, _, target in list_mount_points(arguments)]
-    closed = [path for option, path in points if "bind" in option or path in plan.tools.masked]
-    for location, text in plan.tools.links:
-        # Where something is mounted at a link, or on the way, it takes the place of the link.
-        if not is_below(location, closed) and not any(path.is_relative_to(location) for _, path in points):
-            arguments += ("--symlink", text, str(location))
-    return [*arguments, "--remount-ro", "/", "--chdir", str(plan.cwd)]
+    return [*arguments, *plan.build_links(arguments), "--remount-ro", "/", "--chdir", str(plan.cwd)]
 
 
 def list_mount_points(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -358,15 +363,6 @@ def list_mount_points(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
         elif name in _NO_PATH:
             next(words)
     return found
-
-
-def _build_var_tmp(plan: BubblewrapPlan, size: str) -> tuple[str, ...]:
-    """Build /var/tmp. It is the private /tmp, unless something in it is mounted, which needs its own path."""
-    tools = (mount.path for mount in plan.tools.mounts)
-    folders = (plan.workspace, *plan.job.read_only, *plan.job.writable_folders, *tools)
-    if any(folder.is_relative_to("/var/tmp") for folder in folders):
-        return ("--perms", "1777", "--size", size, "--tmpfs", "/var/tmp")
-    return ("--symlink", "../tmp", "/var/tmp")
 
 
 def _list_system_mounts() -> Iterator[str]:

@@ -203,7 +203,18 @@ async def test_the_doctor_says_what_works_and_what_to_do(place: Place) -> None:
     async with StrictChat() as fake:
         done = await place.quick("doctor", *model_options(fake))
     names = [line.split()[1] for line in done.out.splitlines() if line[:1] in "✓!✗"]
-    assert names == ["configuration", "model", "sandbox", "store", "user", "disk", "search", "terminal", "proxy"]
+    assert names == [
+        "configuration",
+        "model",
+        "sandbox",
+        "tools",
+        "store",
+        "user",
+        "disk",
+        "search",
+        "terminal",
+        "proxy",
+    ]
     assert "✓ model         fake" in done.out
     assert not (place.home / ".local/share/treadle/treadle.db").exists(), "a look must not make a store"
 

@@ -64,8 +64,8 @@ def their_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@needs_bubblewrap
-def test_an_ordinary_user_has_the_same_sandbox(their_folder: Path) -> None:
+def run_as_nobody(code: str, folder: Path, env: dict[str, str]) -> dict[str, list[str]]:
+    """Run code that prints a JSON object, as another user, with the libraries of this process."""
     same = subprocess.run([PYTHON, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True)
     if same.stdout.split() != [str(part) for part in sys.version_info[:2]]:
         pytest.skip(f"NOT TESTED, {PYTHON} cannot use the libraries of {sys.executable}")
@@ -73,18 +73,24 @@ def test_an_ordinary_user_has_the_same_sandbox(their_folder: Path) -> None:
         if subprocess.run(["test", "-x", library / "."], user=NOBODY, group=NOBODY, extra_groups=[]).returncode:
             pytest.skip(f"NOT TESTED, nobody else can read {library}")
     done = subprocess.run(
-        [PYTHON, "-B", "-c", CODE, str(their_folder)],
+        [PYTHON, "-B", "-c", code, str(folder)],
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],
-        env={"PYTHONPATH": os.pathsep.join(map(str, LIBRARIES))},
+        env={"PYTHONPATH": os.pathsep.join(map(str, LIBRARIES)), **env},
         cwd="/",
         capture_output=True,
         text=True,
         timeout=PATIENCE * 3,
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+@needs_bubblewrap
+def test_an_ordinary_user_has_the_same_sandbox(their_folder: Path) -> None:
+    said = run_as_nobody(CODE, their_folder, {})
     assert said["level"] == "bubblewrap"
     assert said["who"] == ["exited", f"{NOBODY}\n"] and said["written"] == ["exited", "x\n"]
     assert "Read-only" in said["protected"][1] and said["bomb"] == ["processes", ""]
@@ -92,3 +98,45 @@ def test_an_ordinary_user_has_the_same_sandbox(their_folder: Path) -> None:
     assert said["closed"][1].count("Read-only") == 2 and said["closed"][1].endswith("\nfile\n"), said["closed"]
     assert said["commit"] == ["exited", "Ann:one\n"], said["commit"]
     assert sorted(os.listdir(their_folder)) == [".git", "closed", "file", "sub"]
+
+
+TOOLS = """
+import asyncio, json, sys
+from pathlib import Path
+from treadle.sandbox.base import Job
+from treadle.sandbox.backend import run_in_sandbox
+
+async def main():
+    said = {}
+    for name, code in (
+        ("tool", "node; echo x 2>&1 >> $(command -v node)"),
+        ("hidden", f"cat {sys.argv[1]}/home/.npmrc {sys.argv[1]}/home/.nvm/versions/node/v9/etc/npmrc 2>&1"),
+        ("first", "echo kept > ~/.cache/x; mkdir -m 0 ~/.cache/closed"),
+        ("second", "cat ~/.cache/x"),
+    ):
+        heard = []
+        await run_in_sandbox(Job(("/bin/bash", "-c", code), Path(sys.argv[1], "home/work")), heard.append)
+        said[name] = b"".join(heard).decode()
+    print(json.dumps(said))
+
+asyncio.run(main())
+"""
+
+
+@needs_bubblewrap
+def test_an_ordinary_user_has_tools_and_a_cache(their_folder: Path) -> None:
+    prefix = their_folder / "home/.nvm/versions/node/v9"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/node").write_text("#!/bin/sh\necho node 9\n")
+    (prefix / "bin/node").chmod(0o755)
+    (prefix / "etc").mkdir()
+    (their_folder / "home/work").mkdir()
+    for file in (prefix / "etc/npmrc", their_folder / "home/.npmrc"):
+        file.write_text("the-secret")
+    for path in their_folder.rglob("*"):
+        os.chown(path, NOBODY, NOBODY)
+    env = {"HOME": str(their_folder / "home"), "PATH": f"{prefix}/bin:/usr/bin:/bin"}
+    said = run_as_nobody(TOOLS, their_folder, env)
+    assert "node 9" in said["tool"] and "Read-only file system" in said["tool"]
+    assert "the-secret" not in said["hidden"] and "No such file" in said["hidden"]
+    assert said["second"] == "kept\n"

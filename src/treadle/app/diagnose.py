@@ -75,7 +75,14 @@ async def run_checks(loaded: LoadedSettings) -> AsyncIterator[Check]:
     else:
         state = "warn" if sandbox.level == "landlock" else "bad"
         yield Check("sandbox", state, f"{sandbox.level}: {sandbox.why}", sandbox.hint)
-    yield _check_tools()
+    tools = find_toolchains()
+    managers = sorted({mount.why for mount in tools.mounts if mount.why in TOOL_NAMES})
+    finding = "; ".join(filter(None, (", ".join(list_languages()), ", ".join(managers)))) or "only those of the system"
+    if tools.left_out:
+        left_out = ", ".join(f"{one.path} ({one.why})" for one in tools.left_out)
+        yield Check("tools", "warn", f"{finding}; commands do not see {left_out}", "treadle sandbox exec --explain")
+    else:
+        yield Check("tools", "ok", finding)
     yield await _check_store(settings)
     for check in _check_machine():
         yield check
@@ -120,18 +127,6 @@ async def _check_model(settings: Settings) -> Check:
         return Check("model", "bad", f"{found}: {error}", "check --base-url, the network and the proxy; or --model")
     finally:
         await model.close()
-
-
-def _check_tools() -> Check:
-    """List whose tools commands in the sandbox find, and which folders on the search path they do not see."""
-    tools = find_toolchains()
-    names = sorted({mount.why for mount in tools.mounts if mount.why in TOOL_NAMES})
-    finding = f"{', '.join(list_languages()) or 'no language'}"
-    finding += f"; {', '.join(names)}" if names else ""
-    if tools.left_out:
-        left_out = ", ".join(f"{one.path} ({one.why})" for one in tools.left_out)
-        return Check("tools", "warn", f"{finding}; commands do not see {left_out}", "treadle sandbox exec --explain")
-    return Check("tools", "ok", finding)
 
 
 async def _check_store(settings: Settings) -> Check:

@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
             print_note(found.hint)
         return 0 if found.level != "none" else 1
     if args.action == "caches":
-        return _clear_caches() if args.do == "clear" else _list_caches()
+        return _care_for_caches(clear=args.do == "clear")
     argv = tuple(args.argv[1:] if args.argv[:1] == ["--"] else args.argv)
     folder = Path(args.workspace).expanduser().absolute()
     if not argv and not args.explain:
@@ -83,24 +83,17 @@ def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
     return _explain(job) if args.explain else _execute(job)
 
 
-def _list_caches() -> int:
+def _care_for_caches(*, clear: bool) -> int:
+    """List all caches, or remove them."""
     caches = list_caches()
-    for cache in caches:
-        sys.stdout.write(f"{cache.size / (1 << 20):9.1f} MiB  {escape_controls(str(cache.workspace))}\n")
-    total = sum(cache.size for cache in caches)
-    print_note(f"{len(caches)} caches in {find_cache_folder()}, {total / (1 << 20):.1f} MiB")
-    return 0
-
-
-def _clear_caches() -> int:
-    caches = list_caches()
-    left = [cache for cache in caches if not remove_cache(cache)]
-    print_note(f"removed {len(caches) - len(left)} caches")
+    left = [cache for cache in caches if not clear or not remove_cache(cache)]
     for cache in left:
-        print_note(
-            f"kept the cache of {escape_controls(str(cache.workspace))}: a command uses it, or it cannot be removed"
-        )
-    return 1 if left else 0
+        sys.stdout.write(f"{cache.size / (1 << 20):9.1f} MiB  {escape_controls(str(cache.workspace))}\n")
+    if clear:
+        print_note(f"removed {len(caches) - len(left)} of {len(caches)} caches; commands use the others")
+    else:
+        print_note(f"{len(caches)} caches in {find_cache_folder()}")
+    return 1 if clear and left else 0
 
 
 async def _explain(job: Job) -> int:

@@ -69,7 +69,9 @@ def list_cache_programs(folder: str) -> tuple[str, ...]:
 @contextmanager
 def hold_cache(workspace: Path) -> Generator[Path]:
     """Return the folder of a workspace's cache, and keep it from being removed until the block ends."""
-    top = _make_top()
+    folder = find_cache_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    top = Path(os.path.realpath(folder))
     name = hashlib.blake2b(os.fsencode(workspace), digest_size=16).hexdigest()
     path = top / f"{name}.lock"
     while True:  # who removes a cache removes the file, so it must still be the one at its path
@@ -173,12 +175,6 @@ def measure_folder(folder: Path) -> int:
         except OSError:  # it is too deep, or has no permissions
             return MAX_BYTES + 1
     return total
-
-
-def _make_top() -> Path:
-    top = find_cache_folder()
-    top.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Path(os.path.realpath(top))
 
 
 def _open_lock(path: Path) -> int:

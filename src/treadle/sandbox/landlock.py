@@ -64,7 +64,7 @@ async def run_in_landlock(job: Job, on_output: OnOutput) -> CommandResult:
             argv=job.argv,
             cwd=str(cwd),
             env={**environment, "TMPDIR": str(folder), **job.env},
-            rules=[*_build_rules(job, workspace, folder), *_show_tools(tools)],
+            rules=[*_build_rules(job, workspace, folder, tools)],
             handled=build_handled_rights(version),
             scoped=_SCOPES if version >= 6 else 0,
             seccomp=build_program(detect_machine(), sockets=False),
@@ -82,9 +82,15 @@ def build_handled_rights(version: int) -> int:
     return rights
 
 
-def _build_rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
+def _build_rules(job: Job, workspace: Path, folder: Path, tools: Toolchains) -> Iterator[Rule]:
     for path in (*_SYSTEM, *map(str, job.read_only), *map(str, find_interpreter_folders())):
         yield os.path.realpath(path), _READ_ONLY
+    hidden = dict.fromkeys(tools.masked, 0)
+    for mount in tools.mounts:
+        if any(path.is_relative_to(mount.path) for path in hidden):
+            yield from _split_folder(mount.path, hidden, _READ_ONLY)
+        else:
+            yield str(mount.path), _READ_ONLY
     for pattern in (*ETC_PATTERNS, "passwd", "group", "hosts", "host.conf", "nsswitch.conf"):
         for path in Path("/etc").glob(pattern):
             yield str(path.resolve()), _READ_ONLY
@@ -99,15 +105,6 @@ def _build_rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
         exceptions = dict.fromkeys(found.read_only, _READ_ONLY)
         exceptions |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
         yield from _split_folder(top, exceptions, granted)
-
-
-def _show_tools(tools: Toolchains) -> Iterator[Rule]:
-    hidden = dict.fromkeys(tools.masked, 0)
-    for mount in tools.mounts:
-        if any(path.is_relative_to(mount.path) for path in hidden):
-            yield from _split_folder(mount.path, hidden, _READ_ONLY)
-        else:
-            yield str(mount.path), _READ_ONLY
 
 
 def _split_folder(folder: Path, exceptions: Mapping[Path, int], rights: int) -> Iterator[Rule]:

@@ -33,14 +33,13 @@ class ToolRoot(Struct, frozen=True):
         return next((Path(place) for place in places if os.path.isabs(place) and os.path.isdir(place)), None)
 
 
-def _describe_shims(name: str) -> ToolRoot:
-    """Describe a manager that is made like pyenv: its shims are scripts that call it."""
-    parts = ("shims", "libexec", "version", "versions")
-    return ToolRoot(name, f"{name.upper()}_ROOT", (f"~/.{name}",), parts, ("versions/*", "versions/*/envs/*"), True)
-
+_SHIM_PARTS = ("shims", "libexec", "version", "versions")
+_SHIM_PREFIXES = ("versions/*", "versions/*/envs/*")
+_WITH_SHIMS = (("pyenv", "PYENV_ROOT"), ("rbenv", "RBENV_ROOT"), ("nodenv", "NODENV_ROOT"), ("goenv", "GOENV_ROOT"))
+"""Managers that are made alike: their shims are scripts that call them."""
 
 TOOL_ROOTS = (
-    *map(_describe_shims, ("pyenv", "rbenv", "nodenv", "goenv")),
+    *(ToolRoot(name, variable, (f"~/.{name}",), _SHIM_PARTS, _SHIM_PREFIXES, True) for name, variable in _WITH_SHIMS),
     ToolRoot("uv", "UV_PYTHON_INSTALL_DIR", ("DATA/uv/python",), is_exported=True),
     ToolRoot("uv", "UV_TOOL_DIR", ("DATA/uv/tools",)),
     ToolRoot("pipx", "PIPX_HOME", ("DATA/pipx", "~/.local/pipx"), ("venvs", "shared"), ("venvs/*", "shared")),
@@ -99,20 +98,8 @@ VARIABLES = ("PATH", "HOME", "XDG_DATA_HOME", *PREFIX_VARIABLES, *(root.variable
 def find_prefixes(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
     """Find the installations in a folder. Links are left out: they lead to others of them."""
     for pattern in patterns:
-        if not pattern:
-            yield folder
-            continue
         found = [folder]
-        for name in pattern.split("/"):
-            found = [path for one in found for path in _list_folders(one, name)]
+        for name in pattern.split("/") if pattern else ():
+            folders = [path for one in found for path in ([one / name] if name != "*" else one.glob("*"))]
+            found = sorted(path for path in folders if path.is_dir() and not path.is_symlink())
         yield from found
-
-
-def _list_folders(folder: Path, name: str) -> list[Path]:
-    if name != "*":
-        return [path] if (path := folder / name).is_dir() and not path.is_symlink() else []
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        return []

@@ -146,11 +146,13 @@ class _Search:
         identities = {path: found for path in outer[:_MAX_MOUNTS] if (found := identify_real_path(path)) is not None}
         shown = tuple(identities)
         there = (*shown, *SYSTEM_FOLDERS, Path("/etc"))
+        # Nothing can be mounted on a link, and its target may be shown too.
+        masked = {Path(os.path.realpath(path)) if path.is_symlink() else path for path in self._masked}
         return Toolchains(
             mounts=tuple(self._mounts[path] for path in shown),
             identities=tuple(identities.values()),
             links=tuple(sorted(link for link in self._links.items() if not is_below(link[0], there))),
-            masked=tuple(sorted({path for path in map(_follow_link, self._masked) if is_below(path.parent, shown)})),
+            masked=tuple(sorted(path for path in masked if is_below(path.parent, shown))),
             path=tuple(self._path),
             variables=self._variables,
             left_out=tuple(self._left_out.values()),
@@ -315,11 +317,6 @@ class _Search:
 
     def _is_shown(self, path: Path) -> bool:
         return path in self._mounts or any(parent in self._mounts for parent in path.parents)
-
-
-def _follow_link(path: Path) -> Path:
-    """Return the target of a link: nothing can be mounted on a link, and its target may be shown too."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _read_interpreter(script: str) -> str:

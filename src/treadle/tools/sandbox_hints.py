@@ -88,83 +88,81 @@ def find_hints(command: str, output: str, result: CommandResult, facts: HintFact
     """Find what to tell about walls that a command met. Nothing if it did what it should."""
     if result.code == 0:
         return ()
-    command, tail = command[:_HEAD_CHARACTERS], output[-_TAIL_CHARACTERS:]
-    found = dict.fromkeys(
-        (
-            *_explain_limit(result),
-            *_explain_root(command),
-            *_explain_network(command, tail, result, facts),
-            *_explain_missing_program(command, tail, facts),
-            *_explain_paths(command, tail, facts),
-            *_explain_writing(tail, facts),
-            *(text.format(bounds=facts.job.bounds) for pattern, text in _RULES if pattern.search(tail)),
-        )
-    )
-    return tuple(found)[:MAX_HINTS]
+    failure = _Failure(command[:_HEAD_CHARACTERS], output[-_TAIL_CHARACTERS:], result, facts)
+    return tuple(dict.fromkeys(failure.explain()))[:MAX_HINTS]
 
 
-def _explain_limit(result: CommandResult) -> Iterator[str]:
-    if result.reason in _LIMITS:
-        yield _LIMITS[result.reason]
+class _Failure(Struct, frozen=True):
+    """A command that failed: how it began, and the end of its output."""
 
+    command: str
+    tail: str
+    result: CommandResult
+    facts: HintFacts
 
-def _explain_root(command: str) -> Iterator[str]:
-    if _ROOT_COMMAND.search(command):
-        yield (
-            "There is no root in the sandbox, and the system is read-only. Install into the workspace, or ask the user "
-            "to install it."
-        )
-
-
-def _explain_network(command: str, tail: str, result: CommandResult, facts: HintFacts) -> Iterator[str]:
-    remote = _GIT_REMOTE.search(command)
-    if remote:
-        yield (
-            f"Run `git {remote[1]}` as a command of its own: the user is asked, and it runs outside the sandbox with "
-            "the user's credentials."
-        )
-    if result.refused_hosts:
-        hosts = ", ".join(result.refused_hosts[:MAX_HINTS])
-        yield f"The sandbox did not let it reach {hosts}. Do without, or ask the user to allow it."
-    elif not remote and _NO_NAMES.search(tail):
-        if facts.job.network:
-            yield "The network is reached only through the proxy in https_proxy, and only over HTTP and HTTPS."
-        else:
-            yield "There is no network in the sandbox. Use what is installed, or ask the user to allow a host."
-
-
-def _explain_missing_program(command: str, tail: str, facts: HintFacts) -> Iterator[str]:
-    for name in list(dict.fromkeys(_MISSING_PROGRAM.findall(tail)))[:_MAX_NAMES]:
-        is_named = re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w.-])", command)
-        if is_named and (program := facts.find_on_host(name)):
+    def explain(self) -> Iterator[str]:
+        """Explain all walls, the surest first."""
+        if self.result.reason in _LIMITS:
+            yield _LIMITS[self.result.reason]
+        if _ROOT_COMMAND.search(self.command):
             yield (
-                f"`{name}` is installed in {program.parent}, which commands do not see. Ask the user to add it to "
-                "read_only of [sandbox] in their config."
+                "There is no root in the sandbox, and the system is read-only. Install into the workspace, or ask the "
+                "user to install it."
             )
+        yield from self._explain_network()
+        yield from self._explain_missing_program()
+        yield from self._explain_paths()
+        yield from self._explain_writing()
+        yield from (text.format(bounds=self.facts.job.bounds) for pattern, text in _RULES if pattern.search(self.tail))
 
+    def _explain_network(self) -> Iterator[str]:
+        remote = _GIT_REMOTE.search(self.command)
+        if remote:
+            yield (
+                f"Run `git {remote[1]}` as a command of its own: the user is asked, and it runs outside the sandbox "
+                "with the user's credentials."
+            )
+        if self.result.refused_hosts:
+            hosts = ", ".join(self.result.refused_hosts[:MAX_HINTS])
+            yield f"The sandbox did not let it reach {hosts}. Do without, or ask the user to allow it."
+        elif not remote and _NO_NAMES.search(self.tail):
+            if self.facts.job.network:
+                yield "The network is reached only through the proxy in https_proxy, and only over HTTP and HTTPS."
+            else:
+                yield "There is no network in the sandbox. Use what is installed, or ask the user to allow a host."
 
-def _explain_paths(command: str, tail: str, facts: HintFacts) -> Iterator[str]:
-    if not _NOT_THERE.search(tail):
-        return
-    for word in list(dict.fromkeys(_PATH_WORD.findall(command)))[:_MAX_NAMES]:
-        path = Path(word)
-        if path.is_relative_to("/tmp") and not any(path.is_relative_to(folder) for folder in facts.shown):
-            yield "/tmp is new for each command. Keep files in the workspace."
-        elif facts.is_outside(word):
-            yield f'{word} is outside the sandbox. Call shell again with read_folders=["{word}"] to ask the user.'
+    def _explain_missing_program(self) -> Iterator[str]:
+        for name in list(dict.fromkeys(_MISSING_PROGRAM.findall(self.tail)))[:_MAX_NAMES]:
+            is_named = re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w.-])", self.command)
+            if is_named and (program := self.facts.find_on_host(name)):
+                yield (
+                    f"`{name}` is installed in {program.parent}, which commands do not see. Ask the user to add it to "
+                    "read_only of [sandbox] in their config."
+                )
 
+    def _explain_paths(self) -> Iterator[str]:
+        if not _NOT_THERE.search(self.tail):
+            return
+        for word in list(dict.fromkeys(_PATH_WORD.findall(self.command)))[:_MAX_NAMES]:
+            path = Path(word)
+            if path.is_relative_to("/tmp") and not any(path.is_relative_to(folder) for folder in self.facts.shown):
+                yield "/tmp is new for each command. Keep files in the workspace."
+            elif self.facts.is_outside(word):
+                yield f'{word} is outside the sandbox. Call shell again with read_folders=["{word}"] to ask the user.'
 
-def _explain_writing(tail: str, facts: HintFacts) -> Iterator[str]:
-    lines = [line for line in tail.splitlines() if _NOT_PERMITTED.search(line)]
-    names = (*PROTECTED, *OPENED_WITH_FOLDER)
-    found = next((name for name in names for line in lines if re.search(rf"(?<![\w.]){re.escape(name)}\b", line)), "")
-    is_read_only = any(map(_READ_ONLY.search, lines))
-    if is_read_only and not facts.job.writable:
-        yield "It was run read-only, because it looked like a command that only reads."
-    elif found:
-        yield f"Commands cannot write {found}: it runs or instructs outside the sandbox. Use the file tools."
-    elif is_read_only:
-        yield (
-            "Commands write only the workspace, /tmp and ~/.cache. For another folder, call shell again with "
-            "write_folders=[…] to ask the user."
+    def _explain_writing(self) -> Iterator[str]:
+        lines = [line for line in self.tail.splitlines() if _NOT_PERMITTED.search(line)]
+        names = (*PROTECTED, *OPENED_WITH_FOLDER)
+        found = next(
+            (name for name in names for line in lines if re.search(rf"(?<![\w.]){re.escape(name)}\b", line)), ""
         )
+        is_read_only = any(map(_READ_ONLY.search, lines))
+        if is_read_only and not self.facts.job.writable:
+            yield "It was run read-only, because it looked like a command that only reads."
+        elif found:
+            yield f"Commands cannot write {found}: it runs or instructs outside the sandbox. Use the file tools."
+        elif is_read_only:
+            yield (
+                "Commands write only the workspace, /tmp and ~/.cache. For another folder, call shell again with "
+                "write_folders=[…] to ask the user."
+            )

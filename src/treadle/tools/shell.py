@@ -272,7 +272,7 @@ class Shell(Tool):
             *list_git_notes(result.git),
         ]
         if context.tier != "full" and result.code != 0:
-            notes += find_hints(command, output.text, result, _build_hint_facts(job))
+            notes += find_hints(command, output.text, result, collect_hint_facts(job))
         # A command does not say what it writes, so changed files that instruct agents or programs are named.
         if files := sorted(filter(is_instruction_path, snapshot.left if snapshot is not None else ())):
             more = f" and {len(files) - _MAX_NAMED_FILES} more" if len(files) > _MAX_NAMED_FILES else ""
@@ -284,7 +284,8 @@ class Shell(Tool):
         return ToolResult(text or "[no output]", ok=result.code == 0, timed_out=result.reason == "wall")
 
 
-def _build_hint_facts(job: Job) -> HintFacts:
+def collect_hint_facts(job: Job) -> HintFacts:
+    """Collect what hints about a job need to know of this machine."""
     shown = (job.workspace, *job.read_only, *job.writable_folders)
     tools = find_toolchains(job.workspace)
 

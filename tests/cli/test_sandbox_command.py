@@ -1,0 +1,55 @@
+"""`treadle sandbox`: what it explains, and how it cares for caches."""
+
+from pathlib import Path
+
+from tests.kit.shell import needs_bubblewrap
+from tests.kit.terminal import Place
+
+
+def write_tool(place: Place, name: str) -> Path:
+    path = place.home / name
+    path.parent.mkdir(parents=True)
+    path.write_text("#!/bin/sh\necho found\n")
+    path.chmod(0o755)
+    place.env["PATH"] = f"{path.parent}:{place.env['PATH']}"
+    return path
+
+
+@needs_bubblewrap
+async def test_explain_shows_what_is_mounted_and_why_and_runs_nothing(place: Place) -> None:
+    tool = write_tool(place, ".nvm/versions/node/v99/bin/our-node")
+    left_out = write_tool(place, ".ssh/bin/other")
+    done = await place.run("sandbox", "exec", "--explain", "--", "our-node", ">", "ran")
+    lines = done.out.splitlines()
+    assert done.code == 0 and list(place.work.iterdir()) == []
+    assert f"read      {place.home / '.nvm/versions'}  (nvm)" in lines
+    assert f"write     {place.work}  (the workspace)" in lines
+    assert f"not shown {left_out.parent}  (keys may be in it)" in lines
+    assert lines[-1] == f"program   {tool}"
+    assert next(line for line in lines if line.startswith("PATH ")).startswith(f"PATH      {tool.parent}:")
+    done = await place.run("sandbox", "exec", "--explain", "--", "no-such-program")
+    assert done.out.endswith("program   no-such-program: not found\n")
+    assert "program" not in (await place.run("sandbox", "exec", "--explain")).out
+    ran = await place.run("sandbox", "exec", "--", "our-node")
+    assert ran.out == "found\n"
+
+
+@needs_bubblewrap
+async def test_caches_are_listed_and_cleared(place: Place) -> None:
+    assert (await place.run("sandbox", "caches")).err.startswith("0 caches")
+    keep = await place.run("sandbox", "exec", "--", "sh", "-c", "head -c 3000000 /dev/urandom > ~/.cache/x")
+    assert keep.code == 0
+    listed = await place.run("sandbox", "caches", "list")
+    assert listed.out.split() == ["2.9", "MiB", str(place.work)]
+    cleared = await place.run("sandbox", "caches", "clear")
+    assert cleared.code == 0 and "removed 1 of 1" in cleared.err
+    assert (await place.run("sandbox", "caches")).out == ""
+
+
+async def test_doctor_names_tools_and_what_is_left_out(place: Place) -> None:
+    write_tool(place, ".cargo/bin/cargo")
+    done = await place.run("doctor")
+    (line,) = (line for line in done.out.splitlines() if line[2:].startswith("tools"))
+    assert "Rust" in line and "cargo" in line and "do not see" not in line
+    left_out = write_tool(place, ".aws/bin/other")
+    assert f"commands do not see {left_out.parent} (keys may be in it)" in (await place.run("doctor")).out

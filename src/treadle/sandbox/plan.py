@@ -129,7 +129,7 @@ async def build_plan(job: Job, stack: ExitStack, kind: PlanKind) -> BubblewrapPl
 
 def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: PlanKind) -> BubblewrapPlan:
     found = GuardedPaths() if kind.is_private else find_guarded_paths(workspace)
-    notes = _explain_read_only(found) if job.writable else ()
+    notes = found.explain_read_only() if job.writable else ()
     job = msgspec.structs.replace(job, writable=job.writable and not notes)
     git = None
     if kind.is_command:
@@ -193,12 +193,3 @@ def _hold_extra_folders(job: Job, stack: ExitStack) -> tuple[ExtraFolder, ...]:
         return ()
     folders = hold_extra_folders(job.shown_folders, job.writable_folders, show_env_files=job.show_env_files)
     return stack.enter_context(folders)
-
-
-def _explain_read_only(found: GuardedPaths) -> tuple[str, ...]:
-    """Say why no command may write in a workspace, or nothing."""
-    if not found.found.is_complete:
-        return ("The workspace has too many folders to protect what is in them, so the command could only read.",)
-    if "" in found.found.repositories and ".git" not in found.found.repositories:
-        return ("The workspace itself is a repository of git without files, so the command could only read.",)
-    return ()

@@ -71,7 +71,7 @@ async def _open_listener(pid: int) -> socket.socket:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                if not _helper.request(pid, theirs):
+                if not helper.request(pid, theirs):
                     continue  # it has died, so the next attempt starts another
             try:
                 async with asyncio.timeout(_TIMEOUT):
@@ -86,13 +86,18 @@ async def _open_listener(pid: int) -> socket.socket:
     )
 
 
-class _ListenerHelper:
+class ListenerHelper:
     """The process that opens sockets in the networks of sandboxes. It is started when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if it was started."""
+        return self._process.pid if self._process is not None else None
 
     def request(self, pid: int, answer: socket.socket) -> bool:
         """Request a socket in the network of a process. Return False when the helper has died."""
@@ -121,4 +126,4 @@ class _ListenerHelper:
         self._channel = self._process = None
 
 
-_helper = _ListenerHelper()
+helper = ListenerHelper()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +20,7 @@ from msgspec import Struct
 from treadle.errors import BadInput
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox import process
-from treadle.sandbox.base import AskHost, CommandResult, Job, OnOutput, SandboxUnavailable
+from treadle.sandbox.base import CommandResult, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
 from treadle.sandbox.extra_folders import ExtraFolder, check_extra_folders, hold_extra_folders
 from treadle.sandbox.guarded_paths import (
@@ -87,8 +87,13 @@ class BubblewrapPlan(Struct, frozen=True):
 async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
     """Run a command to its end in the full sandbox. `open_network` opens a network when the job grants one."""
     timer = process.WallTimer(job.bounds.wall_s)
-    if job.ask_host is not None:
-        job = msgspec.structs.replace(job, ask_host=partial(_ask_without_time, timer, job.ask_host))
+    if (ask := job.ask_host) is not None:
+
+        async def ask_without_time(host: str, port: int) -> str:
+            with timer.pause():
+                return await ask(host, port)
+
+        job = msgspec.structs.replace(job, ask_host=ask_without_time)
     with ExitStack() as stack:
         plan = await build_plan(job, stack)
         box = _Box(plan, stack)
@@ -99,11 +104,6 @@ async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNet
                 return msgspec.structs.replace(result, refused_hosts=tuple(access.refused))
         finally:
             box.abandon()
-
-
-async def _ask_without_time(timer: process.WallTimer, ask: AskHost, host: str, port: int) -> str:
-    with timer.pause():
-        return await ask(host, port)
 
 
 async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) -> BubblewrapPlan:
@@ -127,15 +127,11 @@ async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) ->
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
     environment = {**build_proxy_environment(job), **build_sandbox_environment(job, workspace, HOME)}
-    held, extra = frozenset(map(str, parents)), await _hold_extra_folders(job, stack)
+    held, extra = frozenset(map(str, parents)), tuple[ExtraFolder, ...]()
+    if job.shown_folders or job.writable_folders:
+        folders = hold_extra_folders(job.shown_folders, job.writable_folders, show_env_files=job.show_env_files)
+        extra = await asyncio.to_thread(stack.enter_context, folders)
     return BubblewrapPlan(job, workspace, cwd, descriptors, held, masked, environment, extra)
-
-
-async def _hold_extra_folders(job: Job, stack: ExitStack) -> tuple[ExtraFolder, ...]:
-    if not job.shown_folders and not job.writable_folders:
-        return ()
-    folders = hold_extra_folders(job.shown_folders, job.writable_folders, show_env_files=job.show_env_files)
-    return await asyncio.to_thread(stack.enter_context, folders)
 
 
 class _Box:

@@ -57,13 +57,14 @@ def resolve_extra_folder(named: str, workspace: Path, *, is_writable: bool) -> P
         raise BadInput(f"{named!r} cannot be used ({why}). Name an existing folder.") from None
     if not real.is_dir():
         raise BadInput(f"{real} is not a folder.")
-    why = _explain_refusal(real, workspace.resolve(), is_writable=is_writable)
+    why = explain_folder_refusal(real, workspace.resolve(), is_writable=is_writable)
     if why:
         raise BadInput(f"{real} cannot be given to commands: {why}. Name another folder.")
     return real
 
 
-def _explain_refusal(folder: Path, workspace: Path, *, is_writable: bool) -> str:
+def explain_folder_refusal(folder: Path, workspace: Path, *, is_writable: bool) -> str:
+    """Say why a folder, by its real path, cannot be given to commands. Return nothing if it can."""
     home = Path.home().resolve()
     if home.is_relative_to(folder) or str(folder) in _FORBIDDEN:
         return "it holds more than one project or data set"

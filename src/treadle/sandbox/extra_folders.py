@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, is_secret_folder, list_own_folders
+from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, RUN_BY_GIT, is_secret_folder, list_own_folders
 from treadle.sandbox.base import SandboxUnavailable
 from treadle.sandbox.guarded_paths import find_guarded_paths, hold_protected_paths
 from treadle.sandbox.runtime_folder import make_runtime_folder
@@ -84,10 +84,23 @@ def explain_folder_refusal(folder: Path, workspace: Path, *, is_writable: bool) 
     if is_writable and below and below[0] in _RUN_FROM_HOME:
         return "what is in it runs outside of the sandbox"
     try:
-        names = (*folder.parts, *os.listdir(folder))
+        names = {*folder.parts, *os.listdir(folder)}
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
-    return "there may be keys in it" if any(map(is_secret_folder, names)) else ""
+    if any(map(is_secret_folder, names)):
+        return "there may be keys in it"
+    return "programs, git, editors or agents run what is in it" if is_writable and _is_run(folder) else ""
+
+
+def _is_run(folder: Path) -> bool:
+    """Tell whether something outside of the sandbox may run what a command writes into a folder."""
+    for parent in (folder, *folder.parents):
+        names = {name for name in ("HEAD", "objects", "commondir") if (parent / name).exists()}
+        is_repository = "HEAD" in names and len(names) > 1  # git takes such a folder for one, whatever its name is
+        if is_repository or parent.name in (*PROTECTED, *OPENED_WITH_FOLDER, *RUN_BY_GIT):
+            return True
+    places = (Path(entry).resolve() for entry in os.environ.get("PATH", "").split(os.pathsep) if entry)
+    return any(place.is_relative_to(folder) or folder.is_relative_to(place) for place in places)
 
 
 @contextmanager

@@ -90,3 +90,21 @@ async def test_of_two_nested_scopes_the_stopped_one_raises() -> None:
         await wait_forever()
     assert outer.was_stopped and not inner.was_stopped
     inner.close()
+
+
+async def test_the_time_stands_still_while_a_scope_is_paused() -> None:
+    scope, stopped = CancelScope(), list[bool]()
+
+    async def ask_twice() -> None:
+        with scope.limit_to(0.02):
+            with scope.pause():
+                with scope.pause():
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)
+            stopped.append(scope.was_stopped)
+            await wait_forever()
+
+    with pytest.raises(TimeoutError):
+        await ask_twice()
+    assert stopped == [False]
+    scope.close()

@@ -24,9 +24,18 @@ from tests.kit.sessions import (
     wait_for,
 )
 from treadle import Answer, CallFinished, Grant, Limits, Session, ToolContext, later, tool
+from treadle.engine.fold import fold
 from treadle.engine.permission_request import MAX_WAIT_SECONDS
 from treadle.errors import AlreadyAnswered, Conflict, Expired
-from treadle.events import ApprovalAnswered, ApprovalRequested, CallStarted, RunFinished
+from treadle.events import (
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallStarted,
+    ModelReplied,
+    RunFinished,
+    RunStarted,
+    TurnStarted,
+)
 from treadle.log.sqlite import SqliteLog
 from treadle.testing import call
 
@@ -331,3 +340,29 @@ async def test_after_a_kill_the_call_is_closed_and_no_question_is_left(on_file: 
         assert result.status == "interrupted"
         with pytest.raises(Conflict, match="finished"):
             await session.approve(question.call_id, Answer())
+
+
+def test_a_call_that_runs_again_has_no_question_of_its_first_run() -> None:
+    asked = ApprovalRequested(
+        call_id="a~1", tool="network", arguments={"host": "pypi.org"}, safety="caution", why="", during="a"
+    )
+    reply = ModelReplied(calls=(call("look", id="a"),))
+    facts: list[Any] = [RunStarted(run_id="r", limits=Limits()), TurnStarted(turn=1), reply]
+    facts += [CallStarted(call_id="a", tool="look", safety="safe"), asked]
+    assert [question.call_id for question in fold(facts).pending] == ["a~1"]
+    facts += [CallStarted(call_id="a", tool="look", safety="safe", attempt=2)]
+    assert fold(facts).pending == []
+    facts += [ApprovalAnswered(call_id="a~1", decision="allow", scope="session")]
+    assert fold(facts).remembered == []
+
+
+def test_a_question_of_no_running_call_is_none() -> None:
+    reply = ModelReplied(calls=(call("look", id="a"), call("look", id="b")))
+    facts: list[Any] = [RunStarted(run_id="r", limits=Limits()), TurnStarted(turn=1), reply]
+    for during, call_id in (("a", "x"), ("gone", "x"), ("a", "b")):
+        question = ApprovalRequested(
+            call_id=call_id, tool="network", arguments={}, safety="caution", why="", during=during
+        )
+        assert fold([*facts, question]).pending == []
+    state = fold([*facts, CallStarted(call_id="a", tool="look"), CallFinished(call_id="x", tool="look", status="ok")])
+    assert state.turn is not None and state.turn.unfinished_calls == 2

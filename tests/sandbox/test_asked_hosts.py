@@ -1,8 +1,15 @@
 """Hosts that a command may ask for: it waits, the clock stands still, and nobody is asked in vain or too often."""
 
 import asyncio
+import importlib.util
+import io
+import os
+import signal
 import socket
-from collections.abc import Callable
+import sys
+import zipfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -27,7 +34,7 @@ NO = "Ada said no."
 class Person:
     """Answers questions about hosts, and remembers them and the names that were resolved."""
 
-    def __init__(self, answer: str = "", wait: Callable[[], object] | None = None) -> None:
+    def __init__(self, answer: str = "") -> None:
         self.asked: list[str] = []
         self.resolved: list[str] = []
         self.answer = answer
@@ -107,6 +114,59 @@ async def test_a_yes_does_not_open_a_private_address(place: Place) -> None:
     assert person.asked == ["rebound.test:80"]
 
 
+def build_wheel() -> bytes:
+    """Build a wheel with one module, as a registry would have it."""
+    files = {"demo.py": "x = 1\n", "demo-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n"}
+    files["demo-1.0.dist-info/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files["demo-1.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in files)
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return data.getvalue()
+
+
+@asynccontextmanager
+async def a_registry() -> AsyncGenerator[int]:
+    """A package registry on loopback that stands for one in the internet."""
+    name, wheel = "demo-1.0-py3-none-any.whl", build_wheel()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        kind, body = (
+            ("application/zip", wheel) if path.endswith(name) else ("text/html", f'<a href="/{name}">x</a>'.encode())
+        )
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="NOT TESTED, this Python has no pip")
+async def test_pip_waits_for_the_answer_and_installs_into_the_workspace(place: Place) -> None:
+    person = Person()
+    person.may_answer.clear()
+    way = partial(network.open_network, resolve=person.resolve, public=lambda address: True)
+    async with a_registry() as port:
+        index = f"http://packages.test:{port}/simple"
+        words = ("-m", "pip", "install", "--index-url", index, "--trusted-host", "packages.test", "--target", "lib")
+        argv = (sys.executable, *words, "--disable-pip-version-check", "--no-cache-dir", "demo")
+        job = Job(argv, place.workspace, ask_host=person.ask)
+        running = asyncio.ensure_future(
+            collect(lambda job, on_output: bubblewrap.run_in_bubblewrap(job, on_output, way), job)
+        )
+        async with asyncio.timeout(PATIENCE):
+            await person.is_asked.wait()
+        person.may_answer.set()
+        ran = await running
+    assert ran.ended.code == 0 and "Successfully installed demo-1.0" in ran.output, ran
+    assert (place.workspace / "lib" / "demo.py").exists() and person.asked == [f"packages.test:{port}"]
+
+
 @needs_bubblewrap
 async def test_variables_let_clients_wait_as_long_as_a_person(place: Place) -> None:
     code = (
@@ -127,13 +187,12 @@ async def test_names_are_not_resolved_inside(place: Place) -> None:
 @needs_bubblewrap
 async def test_many_commands_share_one_helper_and_another_is_started_when_it_dies(place: Place) -> None:
     await asyncio.gather(*(run_asking(place, Person(), "pass") for _ in range(4)))
-    helper = network._helper._process
-    assert helper is not None and helper.poll() is None
-    helper.kill()
-    helper.wait()
+    helper = network.helper.pid
+    assert helper is not None
+    os.kill(helper, signal.SIGKILL)
     person = Person(NO)
     ran = await run_asking(place, person, FETCH, "http://site.test/")
-    assert NO in ran.output and network._helper._process is not helper
+    assert NO in ran.output and network.helper.pid != helper
 
 
 # --- whom and how often

@@ -182,6 +182,20 @@ def test_folders_that_run_outside_are_not_writable(home: Path) -> None:
             resolve_extra_folder(named, home / "work", is_writable=True)
 
 
+@pytest.mark.parametrize(
+    "named", ["repo/.git", "repo/.git/hooks", "repo/.vscode", "bare", "bare/hooks", "tools/bin", "tools"]
+)
+def test_a_folder_that_programs_run_is_not_writable(home: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    for made in ("repo/.git/hooks", "repo/.vscode", "bare/hooks", "bare/objects", "tools/bin"):
+        (home / made).mkdir(parents=True)
+    (home / "bare/HEAD").write_text("ref: refs/heads/main\n")
+    monkeypatch.setenv("PATH", f"{home}/tools/bin:/usr/bin")
+    assert resolve_extra_folder(str(home / named), home / "work", is_writable=False)
+    with pytest.raises(BadInput, match="run what is in it"):
+        resolve_extra_folder(str(home / named), home / "work", is_writable=True)
+    assert resolve_extra_folder(str(home / "datasets"), home / "work", is_writable=True)
+
+
 def test_a_folder_is_resolved_to_its_real_path(home: Path) -> None:
     (home / "shortcut").symlink_to(home / "datasets")
     for is_writable in (False, True):

@@ -277,7 +277,7 @@ async def test_a_network_that_cannot_be_entered_is_said_and_nothing_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "_LISTENER", place.outside / "missing.py")
-    monkeypatch.setattr(network, "_helper", network._ListenerHelper())
+    monkeypatch.setattr(network, "helper", network.ListenerHelper())
     with pytest.raises(SandboxUnavailable, match="was not run"):
         await inside(place.job("touch", "ran", network=True))
     assert not (place.workspace / "ran").exists()

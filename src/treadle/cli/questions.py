@@ -51,8 +51,11 @@ def render_approval(
         what = describe_wish(question)
     head = f"{style_text('?', 'bold yellow', colour)} {what}  "
     head += style_text(f"[{question.safety}]", _STYLES[question.safety], colour)
-    why = textwrap.wrap(escape_hidden(question.why), max(20, width - 16))  # the other texts are shown exactly
-    lines = [head, f"  why asked: {why[0] if why else ''}", *(f"             {more}" for more in why[1:])]
+    text = question.why
+    if question.during and (wanted := _describe_wanted(question)) in text:
+        text = text.partition(wanted)[2].lstrip("; ")  # the rest of it is in the head
+    why = textwrap.wrap(escape_hidden(text), max(20, width - 16))  # the other texts are shown exactly
+    lines = [head, *(f"  {'' if place else 'why asked:':10} {line}" for place, line in enumerate(why))]
     lines.append(f"  workspace: {escape_hidden(str(folder))}")
     for name, value in question.arguments.items():
         text = escape_hidden(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1))
@@ -69,11 +72,12 @@ def render_approval(
 def describe_wish(question: ApprovalRequested) -> str:
     """Say what a running call wants besides what it has: a host, or a folder."""
     command = truncate_line(escape_hidden(str(question.arguments.get("command", "the command"))), _MAX_COMMAND_COLUMNS)
-    wanted = escape_hidden(str(next(iter(question.arguments.values()), "")))
-    port = question.arguments.get("port", USUAL_PORTS[0])
-    return (
-        f"`{command}` {_WISHES.get(question.tool, question.tool)} {wanted}{'' if port in USUAL_PORTS else f':{port}'}"
-    )
+    return f"`{command}` {escape_hidden(_describe_wanted(question))}"
+
+
+def _describe_wanted(question: ApprovalRequested) -> str:
+    wanted, port = next(iter(question.arguments.values()), ""), question.arguments.get("port", USUAL_PORTS[0])
+    return f"{_WISHES.get(question.tool, question.tool)} {wanted}{'' if port in USUAL_PORTS else f':{port}'}"
 
 
 def _list_commands(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path) -> Sequence[str]:

@@ -32,10 +32,13 @@ from treadle.tools.base import PermissionAnswer
 MAX_WAIT_SECONDS = 600.0
 """How long a running call waits for a person."""
 
-NOBODY_TO_ASK = "Nobody could be asked ({why}). The user can allow it with --approve '{rule}'."
+NOBODY_TO_ASK = (
+    "Nobody could be asked ({why}). The user can allow it with --approve '{rule}', or with `network` or `[sandbox]` "
+    "in the configuration."
+)
 NOBODY_ANSWERED = "Nobody answered in time."
 
-_TRAITS: dict[str, frozenset[Trait]] = {NETWORK: frozenset(("way_out", "private"))}
+_TRAITS: dict[str, frozenset[Trait]] = {NETWORK: frozenset(("way_out",))}
 """What a call could do with what it asks for. What is in a folder cannot leave without a way out."""
 
 _logger = logging.getLogger("treadle")

@@ -10,14 +10,13 @@ import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from functools import partial
 from typing import cast
 
 import msgspec
 
 from treadle.sandbox import process
 from treadle.sandbox.arguments import BWRAP, NAMESPACES, build_arguments, can_bind_descriptors, list_system_mounts
-from treadle.sandbox.base import AskHost, CommandResult, GitReport, Job, OnOutput, SandboxUnavailable
+from treadle.sandbox.base import CommandResult, GitReport, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.plan import BubblewrapPlan, PlanKind, build_plan
 from treadle.sandbox.proxy import HostAccess
 from treadle.sandbox.resource_usage import find_descendants
@@ -37,8 +36,13 @@ OpenNetwork = Callable[[int, Job], AbstractAsyncContextManager[HostAccess]]
 async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
     """Run a command to its end in the full sandbox. `open_network` opens a network when the job grants one."""
     timer = process.WallTimer(job.bounds.wall_s)
-    if job.ask_host is not None:
-        job = msgspec.structs.replace(job, ask_host=partial(_ask_without_time, timer, job.ask_host))
+    if (ask := job.ask_host) is not None:
+
+        async def ask_without_time(host: str, port: int) -> str:
+            with timer.pause():
+                return await ask(host, port)
+
+        job = msgspec.structs.replace(job, ask_host=ask_without_time)
     with ExitStack() as stack:
         plan = await build_plan(job, stack, PlanKind(is_command=True))
         box = _Box(plan, stack)
@@ -62,11 +66,6 @@ async def settle_plan(plan: BubblewrapPlan) -> tuple[GitReport, ...]:
 
     await process.finish_despite_cancel(settle())
     return tuple(reports)
-
-
-async def _ask_without_time(timer: process.WallTimer, ask: AskHost, host: str, port: int) -> str:
-    with timer.pause():
-        return await ask(host, port)
 
 
 class _Box:

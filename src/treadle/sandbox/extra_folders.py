@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.errors import BadInput
-from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, is_secret_folder, list_own_folders
+from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, RUN_BY_GIT, is_secret_folder, list_own_folders
 from treadle.sandbox.base import GitReport
 from treadle.sandbox.guarded_paths import find_guarded_paths, find_parent_folders, hold_protected_paths
 from treadle.sandbox.new_repositories import RepositoryWatch
@@ -65,13 +65,14 @@ def resolve_extra_folder(named: str, workspace: Path, *, is_writable: bool) -> P
         raise BadInput(f"{named!r} cannot be used ({why}). Name an existing folder.") from None
     if not real.is_dir():
         raise BadInput(f"{real} is not a folder.")
-    why = _explain_refusal(real, workspace.resolve(), is_writable=is_writable)
+    why = explain_folder_refusal(real, workspace.resolve(), is_writable=is_writable)
     if why:
         raise BadInput(f"{real} cannot be given to commands: {why}. Name another folder.")
     return real
 
 
-def _explain_refusal(folder: Path, workspace: Path, *, is_writable: bool) -> str:
+def explain_folder_refusal(folder: Path, workspace: Path, *, is_writable: bool) -> str:
+    """Say why a folder, by its real path, cannot be given to commands. Return nothing if it can."""
     home = Path.home().resolve()
     if home.is_relative_to(folder) or str(folder) in _FORBIDDEN:
         return "it holds more than one project or data set"
@@ -91,10 +92,23 @@ def _explain_refusal(folder: Path, workspace: Path, *, is_writable: bool) -> str
     if is_writable and below and below[0] in _RUN_FROM_HOME:
         return "what is in it runs outside of the sandbox"
     try:
-        names = (*folder.parts, *os.listdir(folder))
+        names = {*folder.parts, *os.listdir(folder)}
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
-    return "there may be keys in it" if any(map(is_secret_folder, names)) else ""
+    if any(map(is_secret_folder, names)):
+        return "there may be keys in it"
+    return "programs, git, editors or agents run what is in it" if is_writable and _is_run(folder) else ""
+
+
+def _is_run(folder: Path) -> bool:
+    """Tell whether something outside of the sandbox may run what a command writes into a folder."""
+    for parent in (folder, *folder.parents):
+        names = {name for name in ("HEAD", "objects", "commondir") if (parent / name).exists()}
+        is_repository = "HEAD" in names and len(names) > 1  # git takes such a folder for one, whatever its name is
+        if is_repository or parent.name in (*PROTECTED, *OPENED_WITH_FOLDER, *RUN_BY_GIT):
+            return True
+    places = (Path(entry).resolve() for entry in os.environ.get("PATH", "").split(os.pathsep) if entry)
+    return any(place.is_relative_to(folder) or folder.is_relative_to(place) for place in places)
 
 
 @contextmanager

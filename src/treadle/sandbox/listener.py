@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import signal
 import socket
 import sys
 
@@ -26,18 +25,20 @@ def main() -> None:
 
     A request is the number of a process in the sandbox and a port, with the socket to send the listener through.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         while True:
             data, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, 1)
             if not data:
                 return
-            if os.fork() == 0:
-                channel.close()
-                pid, port = map(int, data.split())
-                _send_listener(pid, port, descriptors[0])
-                os._exit(0)
+            child = os.fork()
+            if child == 0:
+                try:
+                    pid, port = data.split()
+                    _send_listener(int(pid), int(port), descriptors[0])
+                finally:
+                    os._exit(0)  # without a listener, whoever asked reads the end
             os.close(descriptors[0])
+            os.waitpid(child, 0)
 
 
 def _send_listener(pid: int, port: int, answer: int) -> None:

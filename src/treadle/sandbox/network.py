@@ -60,39 +60,43 @@ async def open_network(
     if not has_proxy(job):
         yield access
         return
-    with await _open_listener(pid) as listener:
+    with await helper.open_listener(pid) as listener:
         async with proxy.serve_proxy(listener, access):
             yield access
 
 
-async def _open_listener(pid: int) -> socket.socket:
-    """Open a listening socket in the network of a process."""
-    for _ in range(_ATTEMPTS):
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                if not _helper.request(pid, theirs):
-                    continue  # it has died, so the next attempt starts another
-            try:
-                async with asyncio.timeout(_TIMEOUT):
-                    await wait_until_readable(ours.fileno())
-                _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
-            except TimeoutError:
-                break
-            if descriptors:
-                return socket.socket(fileno=descriptors[0])
-    raise SandboxUnavailable(
-        "The network of the sandbox could not be entered, so the command was not run. Run it without network."
-    )
-
-
-class _ListenerHelper:
+class ListenerHelper:
     """The process that opens sockets in the networks of sandboxes. It is started when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if it was started."""
+        return self._process.pid if self._process is not None else None
+
+    async def open_listener(self, pid: int) -> socket.socket:
+        """Open a listening socket in the network of a process."""
+        for _ in range(_ATTEMPTS):
+            ours, theirs = socket.socketpair()
+            with ours:
+                with theirs:
+                    if not self.request(pid, theirs):
+                        continue  # it has died, so the next attempt starts another
+                try:
+                    async with asyncio.timeout(_TIMEOUT):
+                        await wait_until_readable(ours.fileno())
+                    _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+                except TimeoutError:
+                    break
+                if descriptors:
+                    return socket.socket(fileno=descriptors[0])
+        raise SandboxUnavailable(
+            "The network of the sandbox could not be entered, so the command was not run. Run it without network."
+        )
 
     def request(self, pid: int, answer: socket.socket) -> bool:
         """Request a socket in the network of a process. Return False when the helper has died."""
@@ -121,4 +125,4 @@ class _ListenerHelper:
         self._channel = self._process = None
 
 
-_helper = _ListenerHelper()
+helper = ListenerHelper()

@@ -256,7 +256,7 @@ class Shell(Tool):
             writable=not is_safe,  # if the classification was wrong, the command still changes nothing
             shown_folders=tuple([*shown, *writable] if is_safe else shown),
             writable_folders=() if is_safe else tuple(writable),
-            ask_host=requests.ask_host if in_sandbox else None,
+            ask_host=requests.ask_host if in_sandbox and not is_safe else None,
         )
         run = self._sandbox.run_in_sandbox if in_sandbox else self._sandbox.run_on_host
         recording = record_changes(self.kept, context) if self.kept and not is_safe else contextlib.nullcontext()

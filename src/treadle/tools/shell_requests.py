@@ -13,6 +13,7 @@ from treadle.sandbox.extra_folders import resolve_extra_folder
 from treadle.tools.base import ToolContext, ToolError
 
 _MAX_NAMED_HOSTS = 3
+_OTHER_REASONS = "It is not public, it does not answer, or too many hosts were refused before."
 
 
 class CommandRequests:
@@ -57,7 +58,7 @@ class CommandRequests:
         """Say which hosts the command did not reach, and why."""
         if not hosts:
             return ""
-        reasons = {host: self._refusals.get(host, "It cannot be reached from the sandbox.") for host in hosts}
+        reasons = {host: self._refusals.get(host, _OTHER_REASONS) for host in hosts}
         named = [f"{host} was not reached: {why}" for host, why in list(reasons.items())[:_MAX_NAMED_HOSTS]]
         more = f" {len(hosts) - _MAX_NAMED_HOSTS} more hosts were not reached." if len(hosts) > _MAX_NAMED_HOSTS else ""
         return " ".join(named) + more

@@ -137,11 +137,12 @@ async def test_a_tag_that_is_here_is_never_replaced(
 ) -> None:
     home.git("tag", "v1", at=work)
     here = home.git("rev-parse", "v1", at=work)
-    home.commit(tmp_path / "first", "theirs")
+    theirs = home.commit(tmp_path / "first", "theirs")
     home.git("tag", "v1", at=tmp_path / "first")
     home.git("push", "-q", str(shared / "app.git"), "main", "v1", at=tmp_path / "first")
-    await caller.run("fetch", tags=True)
-    assert home.git("rev-parse", "v1", at=work) == here
+    result = await caller.run("fetch", tags=True)
+    assert home.git("rev-parse", "v1", at=work) == here and "was kept as it is here" in result.text
+    assert home.git("rev-parse", "origin/main", at=work) == theirs
 
 
 async def test_what_changed_since_it_was_shown_is_not_run(

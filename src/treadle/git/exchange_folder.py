@@ -130,17 +130,13 @@ def create_exchange(
         folder.write_file("config", settings.encode(), 0o600)
         folder.write_file("packed-refs", render_packed_refs(refs))
         if objects is not None:
-            # Git takes a path with quotes for a path that is written like a string of C.
-            folder.write_file("objects/info/alternates", _quote_path(objects) + b"\n")
+            # Git reads a path in quotes like a string of C, so that a path may hold a line break.
+            escaped = "".join(
+                chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in bytes(objects)
+            )
+            folder.write_file("objects/info/alternates", f'"{escaped}"\n'.encode())
         if shallow:
             folder.write_file("shallow", shallow)
-
-
-def _quote_path(path: Path) -> bytes:
-    escaped = (
-        b"\\%03o" % byte if byte < 32 or byte > 126 or byte in b'"\\' else bytes((byte,)) for byte in bytes(path)
-    )
-    return b'"%s"' % b"".join(escaped)
 
 
 def move_packs(git_dir: Path, target: GitFolder) -> None:

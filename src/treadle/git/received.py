@@ -24,6 +24,20 @@ from treadle.workspace.folder import open_beneath
 
 MAX_SHALLOW_BYTES = 16 << 20
 
+_CLONE_SETTINGS = """\
+[core]
+	repositoryformatversion = 0
+	filemode = true
+	bare = false
+	logallrefupdates = true
+[remote "origin"]
+	url = {url}
+	fetch = +refs/heads/*:refs/remotes/origin/*
+[branch {branch}]
+	remote = origin
+	merge = {ref}
+"""
+
 RefMoves = Mapping[str, tuple[str, str]]
 """The value of each ref before and after. Empty: it does not exist."""
 
@@ -117,11 +131,14 @@ def create_clone(new: NewRepository, git_dir: Path) -> str:
             os.mkdir(".git", dir_fd=opened)
         finally:
             os.close(opened)
+    settings = _CLONE_SETTINGS.format(
+        url=quote_value(new.url), branch=quote_value(new.branch), ref=quote_value(f"refs/heads/{new.branch}")
+    )
     with GitFolder(new.workspace / new.folder / ".git") as repository:
         for name in ("objects/info", "refs/heads", "refs/tags"):
             repository.create_folder(name)
         move_packs(git_dir, repository)
-        repository.write_file("config", _render_settings(new).encode())
+        repository.write_file("config", settings.encode())
         repository.write_file("packed-refs", render_packed_refs(refs))
         if commit:
             repository.write_file("refs/remotes/origin/HEAD", f"ref: refs/remotes/origin/{new.branch}\n".encode())
@@ -130,11 +147,3 @@ def create_clone(new: NewRepository, git_dir: Path) -> str:
         # HEAD comes last: without it, git does not take the folder for a repository.
         repository.write_file("HEAD", f"ref: refs/heads/{new.branch}\n".encode())
     return commit
-
-
-def _render_settings(new: NewRepository) -> str:
-    return (
-        "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n"
-        f'[remote "origin"]\n\turl = {quote_value(new.url)}\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n'
-        f"[branch {quote_value(new.branch)}]\n\tremote = origin\n\tmerge = {quote_value(f'refs/heads/{new.branch}')}\n"
-    )

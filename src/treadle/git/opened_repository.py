@@ -1,28 +1,27 @@
-"""The settings and refs of a repository at one time: its remotes, their addresses, its branches and new commits.
+"""A repository at one time: its remotes, their addresses, its branches and new commits.
 
-Nothing of the repository is run, no include is followed, and of its settings only those about remotes are used.
+Nothing of the repository is run, and of its settings only those about remotes are used.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.git.config_file import ConfigValues, parse_config
-from treadle.git.names import is_ref_name, show_name
-from treadle.git.new_commits import MAX_READ, find_new_commits
-from treadle.git.object_format import MAX_CONFIG_BYTES
+from treadle.git.commit_list import read_commits
+from treadle.git.names import is_ref_name
 from treadle.git.real_repository import RealRepository
 from treadle.git.received import read_all_refs
 from treadle.git.remote_address import RemoteAddress, hide_accounts, parse_address
 from treadle.git.repository import Repository
 
 MAX_LISTED_COMMITS = 20
+_MAX_COUNTED = 1000
 _REMOTE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -31,7 +30,7 @@ class OpenedRepository(Struct, frozen=True):
 
     workspace: Path
     places: Repository
-    settings: ConfigValues
+    settings: Mapping[str, Sequence[str]]
     head: str
     refs: Mapping[str, str]
 
@@ -86,18 +85,15 @@ class OpenedRepository(Struct, frozen=True):
     def list_new_commits(self, remote: str, tip: str) -> list[str]:
         """List the commits that a remote does not have, as far as that is known here, as `ID SUBJECT`."""
         there = [value for name, value in self.refs.items() if name.startswith(f"refs/remotes/{remote}/")]
-        with RealRepository(self.places) as real:
-            found = find_new_commits(real.objects, tip, there)
-        if found is None:
-            return [f"too many to be listed: more than {MAX_READ} were looked at"]
-        lines = [f"{name[:10]} {show_name(commit.subject)}" for name, commit in found.items()]
-        more = [f"… and {len(lines) - MAX_LISTED_COMMITS} more"] if len(lines) > MAX_LISTED_COMMITS else []
-        return [*lines[:MAX_LISTED_COMMITS], *more]
+        found = read_commits(self.places, "", tip, _MAX_COUNTED + 1, known=there)
+        count = len(found) - MAX_LISTED_COMMITS
+        rest = [f"… and {count if len(found) <= _MAX_COUNTED else 'many'} more"] if count > 0 else []
+        return [*found[:MAX_LISTED_COMMITS], *rest]
 
 
-def read_repository(workspace: Path, places: Repository) -> OpenedRepository:
-    """Read the settings and refs of a repository."""
+def read_repository(workspace: Path, places: Repository, settings: Mapping[str, Sequence[str]]) -> OpenedRepository:
+    """Read the refs of a repository. `settings` are all values of its own settings."""
     with RealRepository(places) as real:
-        text = (real.common.read_file("config", MAX_CONFIG_BYTES) or b"").decode(errors="replace")
-        refs = read_all_refs(real.common, real.form)
-        return OpenedRepository(workspace, places, parse_config(text), real.read_ref("HEAD"), refs)
+        return OpenedRepository(
+            workspace, places, settings, real.read_ref("HEAD"), read_all_refs(real.common, real.form)
+        )

@@ -54,6 +54,7 @@ class PrivateCopy(Struct, frozen=True):
     config: bytes = b""
     signatures: Mapping[str, Signature] = field(default_factory=dict[str, Signature])
     is_empty: bool = False
+    head_name: str = "HEAD"
 
 
 def create_private_copy(repository: Repository, folder: Path, *, config: str, objects_path: str) -> PrivateCopy:
@@ -85,6 +86,9 @@ def create_private_copy(repository: Repository, folder: Path, *, config: str, ob
         }
         for name, data in texts.items():
             _write(folder / name, data)
+        if index_time := real.git.look_up("index"):
+            # git compares this time with those of files, to find the ones that changed right after they were staged.
+            os.utime(folder / "index", ns=(index_time.st_mtime_ns, index_time.st_mtime_ns))
         _copy_hooks(real, folder)
         log_sizes = _copy_logs(real, folder)
         stash_log = _read_or_refuse(real.common, "logs/refs/stash", MAX_INDEX_BYTES) or b""
@@ -116,7 +120,7 @@ def sign_files(folder: Path) -> dict[str, Signature]:
     with GitFolder(folder) as opened:
         names = ["index", "packed-refs", "config", "shallow"]
         for top in WATCHED_FOLDERS:
-            names.extend(f"{top}/{entry.name}" for entry in opened.list_entries(top, 1000))
+            names.extend(f"{top}/{entry.name}" for entry in opened.list_entries(top, 1000) if entry.name != "refs")
         for name in names:
             if about := opened.look_up(name):
                 found[name] = about.st_size, about.st_ino, about.st_ctime_ns

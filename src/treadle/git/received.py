@@ -12,8 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.git.config_file import parse_config, quote_value
-from treadle.git.exchange_folder import move_packs
+from treadle.git.exchange_folder import move_packs, quote_setting
 from treadle.git.git_folder import GitFolder, LockHeld, UnsafeFile
 from treadle.git.names import is_ref_name, show_name
 from treadle.git.object_format import MAX_CONFIG_BYTES, SHA1, ObjectFormat
@@ -99,19 +98,18 @@ def _move_refs(real: RealRepository, moves: RefMoves) -> list[str]:
     return notes
 
 
-def set_upstream(places: Repository, branch: str, remote: str) -> str:
-    """Let a branch follow its namesake of a remote, unless it follows another one. Return what was done."""
+def set_upstream(places: Repository, branch: str, remote: str, follows: tuple[str, str]) -> str:
+    """Let a branch follow its namesake of a remote, unless it `follows` another one. Return what was done."""
+    if follows == (remote, f"refs/heads/{branch}"):
+        return f"{branch} follows {remote}/{branch}."
+    if any(follows):
+        return f"{branch} follows another branch already. Only the user can change that."
+    ref = quote_setting(f"refs/heads/{branch}")
     with RealRepository(places) as real, real.common.lock_file("config") as lock:
         data = real.common.read_file("config", MAX_CONFIG_BYTES) or b""
-        settings = parse_config(data.decode(errors="surrogateescape"))
-        follows = [settings.get(f"branch.{branch}.{name}", ()) for name in ("remote", "merge")]
-        if follows == [[remote], [f"refs/heads/{branch}"]]:
-            return f"{branch} follows {remote}/{branch}."
-        if any(follows):
-            return f"{branch} follows another branch already. Only the user can change that."
-        text = f"[branch {quote_value(branch)}]\n\tremote = {remote}\n\tmerge = {quote_value(f'refs/heads/{branch}')}\n"
+        text = f"[branch {quote_setting(branch)}]\n\tremote = {remote}\n\tmerge = {ref}\n"
         lock.replace(data + (b"" if data.endswith(b"\n") or not data else b"\n") + text.encode())
-        return f"{branch} follows {remote}/{branch} now."
+    return f"{branch} follows {remote}/{branch} now."
 
 
 def create_clone(new: NewRepository, git_dir: Path) -> str:
@@ -132,7 +130,7 @@ def create_clone(new: NewRepository, git_dir: Path) -> str:
         finally:
             os.close(opened)
     settings = _CLONE_SETTINGS.format(
-        url=quote_value(new.url), branch=quote_value(new.branch), ref=quote_value(f"refs/heads/{new.branch}")
+        url=quote_setting(new.url), branch=quote_setting(new.branch), ref=quote_setting(f"refs/heads/{new.branch}")
     )
     with GitFolder(new.workspace / new.folder / ".git") as repository:
         for name in ("objects/info", "refs/heads", "refs/tags"):

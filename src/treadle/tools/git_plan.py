@@ -13,12 +13,12 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.errors import TreadleError
-from treadle.git.find_repository import find_repository
 from treadle.git.names import is_ref_name
 from treadle.git.opened_repository import MAX_LISTED_COMMITS, OpenedRepository, read_repository
 from treadle.git.remote_address import RemoteAddress, parse_address
 from treadle.git.repository import Repository
 from treadle.messages import Json
+from treadle.sandbox.repositories import find_repository
 from treadle.tools.base import ToolInputError
 from treadle.workspace.folder import Folder, PathRefused
 
@@ -47,8 +47,8 @@ class RemoteRequest(Struct, frozen=True):
 class RemotePlan(Struct, frozen=True):
     """What would be done. `shown` are all arguments as a person sees them; the rest is what carries them out.
 
-    `pushed` are the refs to send, with their objects. `lease` is the commit that a forced push replaces. `merge_ref` is
-    the remote's branch that a pull merges or rebases on.
+    `pushed` are the refs to send, with their objects. `lease` is the commit that a forced push replaces. `upstream`
+    are the remote and the ref that the pushed branch follows. `merge_ref` is the remote's branch that a pull merges.
     """
 
     shown: dict[str, Json]
@@ -57,6 +57,7 @@ class RemotePlan(Struct, frozen=True):
     repository: Repository | None = None
     pushed: Mapping[str, str] = {}
     lease: str = ""
+    upstream: tuple[str, str] = ("", "")
     merge_ref: str = ""
 
 
@@ -65,7 +66,13 @@ def make_plan(request: RemoteRequest, workspace: Path) -> RemotePlan:
     try:
         if request.action == "clone":
             return _plan_clone(request, workspace)
-        opened = read_repository(workspace.resolve(), find_repository(workspace, request.folder))
+        workspace = workspace.resolve()
+        found = find_repository(workspace, request.folder)
+        settings: dict[str, list[str]] = {}
+        for setting in found.settings:
+            if setting.is_own:
+                settings.setdefault(setting.key, []).append(setting.value)
+        opened = read_repository(workspace, found.repository, settings)
         return _plan_push(request, opened) if request.action == "push" else _plan_fetch(request, opened)
     except ToolInputError:
         raise
@@ -117,7 +124,8 @@ def _plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
     sent = f" ({count} commits)" if 1 < count <= MAX_LISTED_COMMITS else ""
     why = f"it sends {what}{sent} to {_describe_place(address)}{more}"
     lease = known if request.force_with_lease else ""
-    return RemotePlan(shown, _add_warning(why, address), address, opened.places, pushed, lease)
+    upstream = (opened.get_setting(f"{own}.remote"), opened.get_setting(f"{own}.merge"))
+    return RemotePlan(shown, _add_warning(why, address), address, opened.places, pushed, lease, upstream)
 
 
 def _plan_fetch(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:

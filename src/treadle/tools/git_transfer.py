@@ -102,7 +102,8 @@ class RemoteTransfer:
             head = f"Not everything was pushed to {plan.address.shown}." if done else "Nothing was pushed."
             return Transfer([head, *lines, *notes, *self._explain(result, text)], ok=False)
         if arguments.get("set_upstream"):
-            notes.append(await _finish_in_thread(set_upstream, places, arguments["branch"], arguments["remote"]))
+            names = arguments["branch"], arguments["remote"]
+            notes.append(await _finish_in_thread(set_upstream, places, *names, plan.upstream))
         return Transfer([f"Pushed to {plan.address.shown}:", *lines, *notes, *_list_remote_lines(text)])
 
     async def _fetch(self, git_dir: Path, places: Repository) -> Transfer:

@@ -18,7 +18,6 @@ import pytest
 
 from tests.kit.file_tools import RecordingServices
 from treadle.sandbox import backend
-from treadle.sandbox.base import CommandResult, Job, OnOutput, ProbeResult, Sandbox
 from treadle.tools.base import ToolContext, ToolResult
 from treadle.tools.git_remote import GitRemote
 
@@ -75,9 +74,9 @@ class GitHome:
 class RemoteCaller:
     """Calls of `git_remote` in one workspace, as the engine makes them."""
 
-    def __init__(self, workspace: Path, sandbox: Sandbox | None = None) -> None:
+    def __init__(self, workspace: Path) -> None:
         self.workspace = workspace
-        self.tool = GitRemote(sandbox or backend)
+        self.tool = GitRemote(backend)
 
     async def bind(self, action: str, **arguments: Any) -> dict[str, Any]:
         parsed = self.tool.parse(json.dumps({"action": action, **arguments}))
@@ -93,19 +92,6 @@ class RemoteCaller:
     async def run(self, action: str, **arguments: Any) -> ToolResult:
         await self.bind(action, **arguments)
         return await self.run_bound()
-
-
-class GitOnHost:
-    """A sandbox in which a command may write `.git`."""
-
-    def probe(self) -> ProbeResult:
-        return backend.probe()
-
-    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> CommandResult:
-        return await backend.run_on_host(job, on_output)
-
-    async def run_on_host(self, job: Job, on_output: OnOutput) -> CommandResult:
-        raise AssertionError("nothing of a workspace runs outside the sandbox")
 
 
 def read_served(home: GitHome, shared: Path, ref: str = "main") -> str:

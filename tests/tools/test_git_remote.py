@@ -11,14 +11,13 @@ from tests.kit.git_servers import (
     PASSWORD,
     USER,
     GitHome,
-    GitOnHost,
     RemoteCaller,
     read_served,
     serve_git,
     serve_silence,
     serve_web,
 )
-from tests.kit.shell import Terminal
+from tests.kit.shell import Terminal, needs_bubblewrap
 from treadle.tools.base import ToolError, ToolInputError
 
 
@@ -65,8 +64,8 @@ async def test_a_push_shows_the_commits_that_are_new(home: GitHome, work: Path, 
     two = home.commit(work, "two")
     home.git("merge", "-q", "-m", "Join\x1b[2J", "side", at=work)
     shown = await caller.bind("push")
-    assert {line[:10] for line in shown["commits"]} == {shown["commit"][:10], one[:10], two[:10]}
-    assert f"{one[:10]} Add one" in shown["commits"] and "\x1b" not in str(shown["commits"])
+    assert {line[:7] for line in shown["commits"]} == {shown["commit"][:7], one[:7], two[:7]}
+    assert f"{one[:7]} Add one" in shown["commits"] and "\x1b" not in str(shown["commits"])
     assert "3 commits" in caller.tool.assess(caller.bound, work).why
 
 
@@ -137,11 +136,12 @@ async def test_a_tag_that_is_here_is_never_replaced(
 ) -> None:
     home.git("tag", "v1", at=work)
     here = home.git("rev-parse", "v1", at=work)
-    home.commit(tmp_path / "first", "theirs")
+    theirs = home.commit(tmp_path / "first", "theirs")
     home.git("tag", "v1", at=tmp_path / "first")
     home.git("push", "-q", str(shared / "app.git"), "main", "v1", at=tmp_path / "first")
-    await caller.run("fetch", tags=True)
-    assert home.git("rev-parse", "v1", at=work) == here
+    result = await caller.run("fetch", tags=True)
+    assert home.git("rev-parse", "v1", at=work) == here and "was kept as it is here" in result.text
+    assert home.git("rev-parse", "origin/main", at=work) == theirs
 
 
 async def test_what_changed_since_it_was_shown_is_not_run(
@@ -160,6 +160,7 @@ async def test_what_changed_since_it_was_shown_is_not_run(
     assert read_served(home, shared) == before
 
 
+@needs_bubblewrap
 async def test_the_users_own_credentials_are_used_and_nobody_sees_them(
     home: GitHome, shared: Path, work: Path, caller: RemoteCaller
 ) -> None:
@@ -338,7 +339,7 @@ async def test_a_file_of_the_workspace_cannot_name_another_repository(
     trap = tmp_path / "trap"
     trap.mkdir()
     (trap / ".git").write_text(f"gitdir: {work}/.git\n")
-    with pytest.raises(ToolInputError, match="belongs to another folder"):
+    with pytest.raises(ToolInputError, match="does not belong to it"):
         await RemoteCaller(trap).bind("push")
     (trap / ".git").unlink()
     (trap / ".git").symlink_to(work / ".git")
@@ -347,16 +348,17 @@ async def test_a_file_of_the_workspace_cannot_name_another_repository(
     (trap / ".git").unlink()
     home.git("init", "-q", str(trap), at=tmp_path)
     (trap / ".git/commondir").write_text(f"{work}/.git\n")
-    with pytest.raises(ToolInputError, match="part of another repository"):
+    with pytest.raises(ToolInputError, match="takes its settings from another folder"):
         await RemoteCaller(trap).bind("push")
 
 
+@needs_bubblewrap
 async def test_a_clone_has_clean_settings_and_is_checked_out(
     home: GitHome, tmp_path: Path, shared: Path, port: int
 ) -> None:
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    caller = RemoteCaller(workspace, GitOnHost())
+    caller = RemoteCaller(workspace)
     home.git("push", "-q", str(shared / "app.git"), "main:other", at=tmp_path / "first")
     shown = await caller.bind("clone", url=f"git://127.0.0.1:{port}/app.git")
     assert shown["operation"] == f"clone git://127.0.0.1:{port}/app.git into app"
@@ -373,6 +375,7 @@ async def test_a_clone_has_clean_settings_and_is_checked_out(
     assert "Nothing is new" in (await inside.run("fetch", folder="app")).text
 
 
+@needs_bubblewrap
 async def test_a_branch_and_a_depth_can_be_chosen_for_a_clone(
     home: GitHome, tmp_path: Path, shared: Path, port: int
 ) -> None:
@@ -380,7 +383,7 @@ async def test_a_branch_and_a_depth_can_be_chosen_for_a_clone(
     home.git("push", "-q", str(shared / "app.git"), "main:other", at=tmp_path / "first")
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    caller = RemoteCaller(workspace, GitOnHost())
+    caller = RemoteCaller(workspace)
     url = f"git://127.0.0.1:{port}/app.git"
     assert (await caller.run("clone", url=url, folder="a/b", branch="other", depth=1)).ok
     assert (
@@ -403,9 +406,7 @@ async def test_an_empty_repository_can_be_cloned_into_an_empty_workspace(
     home.git("init", "-q", "--bare", str(shared / "empty.git"), at=tmp_path)
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    result = await RemoteCaller(workspace, GitOnHost()).run(
-        "clone", url=f"git://127.0.0.1:{port}/empty.git", folder="."
-    )
+    result = await RemoteCaller(workspace).run("clone", url=f"git://127.0.0.1:{port}/empty.git", folder=".")
     assert result.ok and "no commit yet" in result.text, result.text
     assert home.git("status", "-sb", at=workspace).startswith("## No commits yet on main")
 
@@ -429,10 +430,11 @@ async def test_a_clone_goes_into_a_new_folder_of_the_workspace_only(tmp_path: Pa
     assert not (tmp_path / "x").exists() and not Path("/tmp/out").exists()
 
 
+@needs_bubblewrap
 async def test_a_pull_moves_the_branch_forward_and_leaves_a_merge_to_the_model(
     home: GitHome, tmp_path: Path, shared: Path, work: Path
 ) -> None:
-    caller = RemoteCaller(work, GitOnHost())
+    caller = RemoteCaller(work)
     commit = home.commit(tmp_path / "first", "theirs")
     home.git("push", "-q", str(shared / "app.git"), "main", at=tmp_path / "first")
     result = await caller.run("pull")

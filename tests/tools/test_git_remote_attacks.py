@@ -219,6 +219,14 @@ async def test_settings_that_commands_can_change_are_not_used(target: Target, na
     assert not target.was_started()
 
 
+async def test_programs_of_the_workspace_are_passed_over(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_programs_on_path(target)
+    (target.home.folder / "link").symlink_to(target.work / "bin")
+    monkeypatch.setenv("PATH", f"bin:{target.work}/bin:{target.home.folder}/link:{os.environ['PATH']}")
+    result = await RemoteCaller(target.work).run("push")
+    assert result.ok and not target.was_started(), result.text
+
+
 async def test_variables_that_name_files_of_the_workspace_are_not_passed_on(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

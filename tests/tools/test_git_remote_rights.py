@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from tests.kit import sessions as kit
-from tests.kit.git_servers import GitHome, GitOnHost, read_served
+from tests.kit.git_servers import GitHome, read_served
+from tests.kit.shell import needs_bubblewrap
 from treadle import Answer, RunFinished
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, CallFinished, CallStarted, Grant
 from treadle.messages import Call
+from treadle.sandbox import backend
 from treadle.testing import call
 from treadle.tools.base import Tool
 from treadle.tools.builtin import build_default_tools
@@ -22,9 +24,9 @@ PUSH = call("shell", id="a", command="git push")
 
 
 def build_tools() -> list[Tool]:
-    """Build the shell and its remote, with a sandbox in which git can commit."""
-    shell = Shell(GitOnHost())
-    shell.remote = GitRemote(GitOnHost())
+    """Build the shell and its remote."""
+    shell = Shell(backend)
+    shell.remote = GitRemote(backend)
     return [shell, shell.remote]
 
 
@@ -48,7 +50,7 @@ async def test_a_push_that_is_typed_in_the_shell_is_asked_with_all_that_matters(
     [asked] = kit.select_events(facts, ApprovalRequested)
     assert (asked.tool, asked.safety, asked.once) == ("git_remote", "destructive", False)
     assert asked.arguments["host"] == f"127.0.0.1:{port}" and asked.arguments["commit"] == commit
-    assert asked.arguments["commits"] == [f"{commit[:10]} Add new"]
+    assert asked.arguments["commits"] == [f"{commit[:7]} Add new"]
     assert f"it sends main to 127.0.0.1:{port} with the user's own credentials" in asked.why
     assert asked.rule == f"git_remote(operation=push main to git://127.0.0.1:{port}/app.git)"
     [started] = kit.select_events(facts, CallStarted)
@@ -97,6 +99,7 @@ async def test_an_answer_does_not_hold_for_what_changed_meanwhile(
     assert read_served(home, shared) == before
 
 
+@needs_bubblewrap
 async def test_a_push_in_the_same_reply_is_asked_after_the_commit_before_it(
     home: GitHome, shared: Path, work: Path
 ) -> None:
@@ -127,7 +130,7 @@ async def test_with_full_access_git_push_stays_a_command(work: Path) -> None:
 
 
 async def test_a_clone_stays_a_command_if_commands_have_a_network(work: Path) -> None:
-    shell = Shell(GitOnHost(), network=True)
-    shell.remote = GitRemote(GitOnHost())
+    shell = Shell(backend, network=True)
+    shell.remote = GitRemote(backend)
     parsed = shell.parse('{"command": "git clone https://git.example.org/x"}')
     assert (await shell.bind_call(parsed, work, "sandbox"))[0] is shell

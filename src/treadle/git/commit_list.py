@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 from treadle.git.names import show_name
 from treadle.git.object_format import ObjectFormat
@@ -27,15 +28,19 @@ def read_head(repository: Repository) -> tuple[str, str]:
         return branch, real.resolve_ref("HEAD")
 
 
-def read_commits(repository: Repository, before: str, after: str, limit: int) -> list[str]:
+def read_commits(
+    repository: Repository, before: str, after: str, limit: int, *, known: Iterable[str] = ()
+) -> list[str]:
     """List the commits that lead to `after` and not to `before`, as `ID SUBJECT`, newest first, at most `limit`.
 
-    An empty `before` means all. A commit that is missing or damaged ends its line of history.
+    An empty `before` means all. Commits that lead to one of the `known` ones are left out too. A commit that is missing
+    or damaged ends its line of history.
     """
     with RealRepository(repository) as real:
         walk = _Walk(real.objects, real.form)
         walk.add(after, is_old=False)
-        walk.add(before, is_old=True)
+        for old in (before, *known):
+            walk.add(old, is_old=True)
         return [describe_commit(object_id, commit) for object_id, commit in walk.list_new(limit)]
 
 

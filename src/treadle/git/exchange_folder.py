@@ -16,7 +16,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from treadle.git.config_file import quote_value
+from treadle.errors import BadInput
 from treadle.git.git_folder import GitFolder
 from treadle.git.object_format import ObjectFormat
 from treadle.git.refs import render_packed_refs
@@ -78,6 +78,13 @@ _PACK_ORDER = ("pack", "rev", "idx")  # a pack is used as soon as its index is t
 _FOLDER_NAME = "exchange"
 
 
+def quote_setting(value: str) -> str:
+    """Quote a value, or the name of a subsection, for a file of settings; raises `BadInput` if that is impossible."""
+    if "\0" in value or "\n" in value:
+        raise BadInput("a setting of git cannot hold a line break.")
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 @contextmanager
 def open_exchange_folder() -> Generator[Path]:
     """Create an empty folder that commands cannot see, and remove it at the end, with those of crashed processes."""
@@ -124,23 +131,19 @@ def create_exchange(
         (git_dir / name).mkdir(parents=True)
     is_old = form.name == "sha1"
     extensions = "" if is_old else f"\tobjectFormat = {form.name}\n"
-    settings = _SETTINGS.format(version=0 if is_old else 1, extensions=extensions, url=quote_value(url))
+    settings = _SETTINGS.format(version=0 if is_old else 1, extensions=extensions, url=quote_setting(url))
     with GitFolder(git_dir) as folder:
         folder.write_file("HEAD", b"ref: refs/heads/treadle\n")
         folder.write_file("config", settings.encode(), 0o600)
         folder.write_file("packed-refs", render_packed_refs(refs))
         if objects is not None:
-            # Git takes a path with quotes for a path that is written like a string of C.
-            folder.write_file("objects/info/alternates", _quote_path(objects) + b"\n")
+            # Git reads a path in quotes like a string of C, so that a path may hold a line break.
+            escaped = "".join(
+                chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in bytes(objects)
+            )
+            folder.write_file("objects/info/alternates", f'"{escaped}"\n'.encode())
         if shallow:
             folder.write_file("shallow", shallow)
-
-
-def _quote_path(path: Path) -> bytes:
-    escaped = (
-        b"\\%03o" % byte if byte < 32 or byte > 126 or byte in b'"\\' else bytes((byte,)) for byte in bytes(path)
-    )
-    return b'"%s"' % b"".join(escaped)
 
 
 def move_packs(git_dir: Path, target: GitFolder) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.git.config_file import parse_config, quote_value
-from treadle.git.exchange_folder import move_packs
+from treadle.git.exchange_folder import move_packs, quote_setting
 from treadle.git.git_folder import GitFolder, LockHeld, UnsafeFile
 from treadle.git.names import is_ref_name, show_name
 from treadle.git.object_format import MAX_CONFIG_BYTES, SHA1, ObjectFormat
@@ -23,6 +22,20 @@ from treadle.git.repository import Repository
 from treadle.workspace.folder import open_beneath
 
 MAX_SHALLOW_BYTES = 16 << 20
+
+_CLONE_SETTINGS = """\
+[core]
+	repositoryformatversion = 0
+	filemode = true
+	bare = false
+	logallrefupdates = true
+[remote "origin"]
+	url = {url}
+	fetch = +refs/heads/*:refs/remotes/origin/*
+[branch {branch}]
+	remote = origin
+	merge = {ref}
+"""
 
 RefMoves = Mapping[str, tuple[str, str]]
 """The value of each ref before and after. Empty: it does not exist."""
@@ -85,19 +98,18 @@ def _move_refs(real: RealRepository, moves: RefMoves) -> list[str]:
     return notes
 
 
-def set_upstream(places: Repository, branch: str, remote: str) -> str:
-    """Let a branch follow its namesake of a remote, unless it follows another one. Return what was done."""
+def set_upstream(places: Repository, branch: str, remote: str, follows: tuple[str, str]) -> str:
+    """Let a branch follow its namesake of a remote, unless it `follows` another one. Return what was done."""
+    if follows == (remote, f"refs/heads/{branch}"):
+        return f"{branch} follows {remote}/{branch}."
+    if any(follows):
+        return f"{branch} follows another branch already. Only the user can change that."
+    ref = quote_setting(f"refs/heads/{branch}")
     with RealRepository(places) as real, real.common.lock_file("config") as lock:
         data = real.common.read_file("config", MAX_CONFIG_BYTES) or b""
-        settings = parse_config(data.decode(errors="surrogateescape"))
-        follows = [settings.get(f"branch.{branch}.{name}", ()) for name in ("remote", "merge")]
-        if follows == [[remote], [f"refs/heads/{branch}"]]:
-            return f"{branch} follows {remote}/{branch}."
-        if any(follows):
-            return f"{branch} follows another branch already. Only the user can change that."
-        text = f"[branch {quote_value(branch)}]\n\tremote = {remote}\n\tmerge = {quote_value(f'refs/heads/{branch}')}\n"
+        text = f"[branch {quote_setting(branch)}]\n\tremote = {remote}\n\tmerge = {ref}\n"
         lock.replace(data + (b"" if data.endswith(b"\n") or not data else b"\n") + text.encode())
-        return f"{branch} follows {remote}/{branch} now."
+    return f"{branch} follows {remote}/{branch} now."
 
 
 def create_clone(new: NewRepository, git_dir: Path) -> str:
@@ -117,11 +129,14 @@ def create_clone(new: NewRepository, git_dir: Path) -> str:
             os.mkdir(".git", dir_fd=opened)
         finally:
             os.close(opened)
+    settings = _CLONE_SETTINGS.format(
+        url=quote_setting(new.url), branch=quote_setting(new.branch), ref=quote_setting(f"refs/heads/{new.branch}")
+    )
     with GitFolder(new.workspace / new.folder / ".git") as repository:
         for name in ("objects/info", "refs/heads", "refs/tags"):
             repository.create_folder(name)
         move_packs(git_dir, repository)
-        repository.write_file("config", _render_settings(new).encode())
+        repository.write_file("config", settings.encode())
         repository.write_file("packed-refs", render_packed_refs(refs))
         if commit:
             repository.write_file("refs/remotes/origin/HEAD", f"ref: refs/remotes/origin/{new.branch}\n".encode())
@@ -130,11 +145,3 @@ def create_clone(new: NewRepository, git_dir: Path) -> str:
         # HEAD comes last: without it, git does not take the folder for a repository.
         repository.write_file("HEAD", f"ref: refs/heads/{new.branch}\n".encode())
     return commit
-
-
-def _render_settings(new: NewRepository) -> str:
-    return (
-        "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n"
-        f'[remote "origin"]\n\turl = {quote_value(new.url)}\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n'
-        f"[branch {quote_value(new.branch)}]\n\tremote = origin\n\tmerge = {quote_value(f'refs/heads/{new.branch}')}\n"
-    )

@@ -45,7 +45,12 @@ class RemoteAddress(Struct, frozen=True):
         """What a person should know before data goes there, or nothing."""
         if self.scheme in ("http", "git"):
             return f"{self.scheme}:// is not encrypted, so others can read and change what is sent"
-        return "it is this machine or its network" if self.host and _is_near(self.host) else ""
+        name = re.sub(r":\d+$", "", self.host) if not self.host.endswith("]") else self.host
+        try:
+            is_near = not ipaddress.ip_address(name.strip("[]")).is_global
+        except ValueError:
+            is_near = name == "localhost" or name.endswith(".localhost")
+        return "it is this machine or its network" if is_near else ""
 
     def remove_secrets(self, text: str) -> str:
         """Remove the account of any address, and this one's password, from a text of git."""
@@ -95,11 +100,3 @@ def _build_web_address(text: str, found: re.Match[str], *, is_configured: bool) 
         raise AddressRefused("git:// knows no users.")
     kind: Scheme = "https" if scheme == "https" else "http" if scheme == "http" else "git"
     return RemoteAddress(text, kind, where, f"{scheme}://{where}{path}", user)
-
-
-def _is_near(host: str) -> bool:
-    name = host.rpartition(":")[0] if re.search(r":\d+$", host) and not host.endswith("]") else host
-    try:
-        return not ipaddress.ip_address(name.strip("[]")).is_global
-    except ValueError:
-        return name == "localhost" or name.endswith(".localhost")

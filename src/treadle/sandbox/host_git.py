@@ -88,7 +88,10 @@ async def run_host_git(command: RemoteCommand, on_output: OnOutput, bounds: Boun
     program = programs[0]
     if program is None or any(found is not None and _is_inside(Path(found), workspace) for found in programs):
         raise BadInput("git is not installed, or git or ssh is a link into the workspace. Nothing was run.")
-    argv = (program, "--no-pager", f"--git-dir={_describe_place(command)}", *command.arguments)
+    # The path leads through the work tree, because git compares it with the user's `includeIf`.
+    near, git_dir = command.near.resolve(), str(command.git_dir.resolve()).lstrip("/")
+    place = f"{near}/{'../' * (len(near.parts) - 1)}{git_dir}"
+    argv = (program, "--no-pager", f"--git-dir={place}", *command.arguments)
     config = SupervisorConfig(argv=argv, cwd="/", env=environment)
     job = Job(argv, workspace, bounds=bounds)
     return await run_supervised(config, job, (command.git_dir,), on_output)
@@ -121,9 +124,3 @@ def build_git_environment(workspace: Path, scheme: str) -> dict[str, str]:
 
 def _is_inside(place: Path, workspace: Path) -> bool:
     return not place.is_absolute() or Path(os.path.realpath(place)).is_relative_to(workspace)
-
-
-def _describe_place(command: RemoteCommand) -> str:
-    """Name the exchange folder by a path through the work tree: git compares this path with the user's `includeIf`."""
-    near, git_dir = command.near.resolve(), command.git_dir.resolve()
-    return f"{near}/{'../' * (len(near.parts) - 1)}{str(git_dir).lstrip('/')}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle.errors import BadInput
 from treadle.git.repository import Repository
 from treadle.permissions.paths import list_own_folders
 from treadle.sandbox.git_settings import (
@@ -93,6 +94,24 @@ def find_repositories(
         ]
         accepted.append(replace(one, objects=(*one.objects, *shown)))
     return FoundRepositories(tuple(accepted), tuple(notes))
+
+
+def find_repository(workspace: Path, folder: str) -> AcceptedRepository:
+    """Find the repository of a folder: the nearest `.git`, up to the workspace itself. Raises `BadInput`."""
+    here = workspace / folder
+    if ".." in Path(folder).parts or here.resolve() != here or not here.is_dir():
+        raise BadInput(f"{folder!r} is not a folder of the workspace.")
+    while not os.path.lexists(here / ".git") and here != workspace:
+        here = here.parent
+    try:
+        mode = os.lstat(here / ".git").st_mode
+    except OSError:
+        raise BadInput(f"{folder or 'The workspace'} is not in a git repository.") from None
+    kind: GitKind = "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "link"
+    found = find_repositories(workspace, {str((here / ".git").relative_to(workspace)): kind})
+    if not found.accepted:
+        raise BadInput(" ".join(found.notes) or f"{here / '.git'} is a link or no regular file, so it is not used.")
+    return found.accepted[0]
 
 
 def accept_repository(workspace: Path, entry: str, *, is_file: bool) -> AcceptedRepository:

@@ -5,7 +5,6 @@ The plan is made before a person is asked, and again before it is carried out. O
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,24 +13,18 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.errors import TreadleError
-from treadle.git.config_file import ConfigValues, parse_config
-from treadle.git.find_repository import find_repository
-from treadle.git.names import is_ref_name, show_name
-from treadle.git.new_commits import MAX_READ, find_new_commits
-from treadle.git.object_format import MAX_CONFIG_BYTES
-from treadle.git.real_repository import RealRepository
-from treadle.git.received import read_all_refs
-from treadle.git.remote_address import RemoteAddress, hide_accounts, parse_address
+from treadle.git.names import is_ref_name
+from treadle.git.opened_repository import MAX_LISTED_COMMITS, OpenedRepository, read_repository
+from treadle.git.remote_address import RemoteAddress, parse_address
 from treadle.git.repository import Repository
 from treadle.messages import Json
+from treadle.sandbox.repositories import find_repository
 from treadle.tools.base import ToolInputError
 from treadle.workspace.folder import Folder, PathRefused
 
 RemoteAction = Literal["push", "fetch", "pull", "clone"]
 
 _MAX_TAGS = 100
-_MAX_COMMITS = 20
-_REMOTE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MAX_DEPTH = 1_000_000
 
 
@@ -54,8 +47,8 @@ class RemoteRequest(Struct, frozen=True):
 class RemotePlan(Struct, frozen=True):
     """What would be done. `shown` are all arguments as a person sees them; the rest is what carries them out.
 
-    `pushed` are the refs to send, with their objects. `lease` is the commit that a forced push replaces. `merge_ref` is
-    the remote's branch that a pull merges or rebases on.
+    `pushed` are the refs to send, with their objects. `lease` is the commit that a forced push replaces. `upstream`
+    are the remote and the ref that the pushed branch follows. `merge_ref` is the remote's branch that a pull merges.
     """
 
     shown: dict[str, Json]
@@ -64,27 +57,8 @@ class RemotePlan(Struct, frozen=True):
     repository: Repository | None = None
     pushed: Mapping[str, str] = {}
     lease: str = ""
+    upstream: tuple[str, str] = ("", "")
     merge_ref: str = ""
-
-
-class OpenedRepository(Struct, frozen=True):
-    """The settings and refs of a repository at one time."""
-
-    workspace: Path
-    places: Repository
-    settings: ConfigValues
-    head: str
-    refs: Mapping[str, str]
-
-    @property
-    def branch(self) -> str:
-        """The branch that is checked out; empty when there is none."""
-        return self.head.removeprefix("ref: refs/heads/") if self.head.startswith("ref: refs/heads/") else ""
-
-    def get_setting(self, name: str) -> str:
-        """Get the value of a setting, empty when it is not set. The last one counts."""
-        values = self.settings.get(name, ())
-        return values[-1] if values else ""
 
 
 def make_plan(request: RemoteRequest, workspace: Path) -> RemotePlan:
@@ -92,7 +66,13 @@ def make_plan(request: RemoteRequest, workspace: Path) -> RemotePlan:
     try:
         if request.action == "clone":
             return _plan_clone(request, workspace)
-        opened = read_repository(workspace.resolve(), find_repository(workspace, request.folder))
+        workspace = workspace.resolve()
+        found = find_repository(workspace, request.folder)
+        settings: dict[str, list[str]] = {}
+        for setting in found.settings:
+            if setting.is_own:
+                settings.setdefault(setting.key, []).append(setting.value)
+        opened = read_repository(workspace, found.repository, settings)
         return _plan_push(request, opened) if request.action == "push" else _plan_fetch(request, opened)
     except ToolInputError:
         raise
@@ -100,14 +80,6 @@ def make_plan(request: RemoteRequest, workspace: Path) -> RemotePlan:
         raise ToolInputError(f"git_remote: {error}") from None
     except OSError as error:
         raise ToolInputError(f"git_remote: the repository cannot be read: {error.strerror}.") from None
-
-
-def read_repository(workspace: Path, places: Repository) -> OpenedRepository:
-    """Read what a plan needs of a repository. Nothing of it is run, and no include is followed."""
-    with RealRepository(places) as real:
-        text = (real.common.read_file("config", MAX_CONFIG_BYTES) or b"").decode(errors="replace")
-        refs = read_all_refs(real.common, real.form)
-        return OpenedRepository(workspace, places, parse_config(text), real.read_ref("HEAD"), refs)
 
 
 def _plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
@@ -118,12 +90,12 @@ def _plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
             raise ToolInputError("git_remote: no branch is checked out. Name the branch to push.")
     own = f"branch.{branch or opened.branch}"
     default = opened.get_setting(f"{own}.pushremote") or opened.get_setting("remote.pushdefault")
-    remote = _choose_remote(request, opened, default or opened.get_setting(f"{own}.remote"))
-    address = _read_address(opened, remote, is_push=True)
+    remote = opened.choose_remote(request.remote or default or opened.get_setting(f"{own}.remote"))
+    address = opened.read_address(remote, is_push=True)
     tags = {name: value for name, value in opened.refs.items() if name.startswith("refs/tags/")}
     if request.tags and not 0 < len(tags) <= _MAX_TAGS:
         raise ToolInputError(f"git_remote: there are {len(tags)} tags, and 1 to {_MAX_TAGS} can be pushed at once.")
-    ref = _find_ref(opened, branch) if branch else ""
+    ref = opened.find_ref(branch) if branch else ""
     pushed = ({ref: opened.refs[ref]} if ref else {}) | (tags if request.tags else {})
     known = opened.refs.get(f"refs/remotes/{remote}/{branch}", "") if ref.startswith("refs/heads/") else ""
     if request.force_with_lease and not known:
@@ -139,7 +111,7 @@ def _plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
     if known:
         shown["known_there"] = known
     if ref.startswith("refs/heads/"):
-        shown |= _show_commits(opened, remote, pushed[ref])
+        shown["commits"] = opened.list_new_commits(remote, pushed[ref])
     if request.tags:
         shown |= {
             "tags": True,
@@ -149,16 +121,17 @@ def _plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
     shown |= dict.fromkeys(("force_with_lease",) if request.force_with_lease else (), True)
     more = " and replaces commits that others may have" if request.force_with_lease else ""
     count = len(shown.get("commits", ()))
-    sent = f" ({count} commits)" if 1 < count <= _MAX_COMMITS else ""
+    sent = f" ({count} commits)" if 1 < count <= MAX_LISTED_COMMITS else ""
     why = f"it sends {what}{sent} to {_describe_place(address)}{more}"
     lease = known if request.force_with_lease else ""
-    return RemotePlan(shown, _add_warning(why, address), address, opened.places, pushed, lease)
+    upstream = (opened.get_setting(f"{own}.remote"), opened.get_setting(f"{own}.merge"))
+    return RemotePlan(shown, _add_warning(why, address), address, opened.places, pushed, lease, upstream)
 
 
 def _plan_fetch(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
     own = f"branch.{opened.branch}"
-    remote = _choose_remote(request, opened, opened.get_setting(f"{own}.remote"))
-    address = _read_address(opened, remote, is_push=False)
+    remote = opened.choose_remote(request.remote or opened.get_setting(f"{own}.remote"))
+    address = opened.read_address(remote, is_push=False)
     branch = request.branch
     if request.action == "pull":
         upstream = opened.get_setting(f"{own}.merge").removeprefix("refs/heads/")
@@ -218,67 +191,6 @@ def _choose_clone_folder(request: RemoteRequest, address: RemoteAddress, workspa
         if kind not in (None, "folder") or (kind == "folder" and opened.list_names(folder)):
             raise ToolInputError(f"git_remote: {folder} is there already and is not an empty folder. Name another one.")
     return folder
-
-
-def _choose_remote(request: RemoteRequest, opened: OpenedRepository, default: str) -> str:
-    names = sorted(name[7:-4] for name in opened.settings if name.startswith("remote.") and name.endswith(".url"))
-    asked = request.remote or default
-    by_address = [name for name in names if opened.get_setting(f"remote.{name}.url") == asked]
-    remote = by_address[0] if by_address else asked or ("origin" if "origin" in names or len(names) != 1 else names[0])
-    if remote not in names:
-        listed = ", ".join(names) or "none"
-        raise ToolInputError(
-            f"git_remote: there is no remote {hide_accounts(remote)!r}. The remotes are: {listed}. The user can add "
-            "one with `git remote add`."
-        )
-    if not _REMOTE_NAME.fullmatch(remote) or not is_ref_name(f"refs/remotes/{remote}/x"):
-        raise ToolInputError(f"git_remote: the name of the remote {remote!r} cannot be used.")
-    return remote
-
-
-def _read_address(opened: OpenedRepository, remote: str, *, is_push: bool) -> RemoteAddress:
-    """Read the address of a remote from the repository's own settings. Nothing else of them is used."""
-    texts = opened.settings.get(f"remote.{remote}.url", ())
-    if is_push:
-        texts = opened.settings.get(f"remote.{remote}.pushurl", ()) or texts
-        if len(texts) > 1:
-            raise ToolInputError(f"git_remote: {remote} has several addresses. Only the user can push to all of them.")
-    address = parse_address(texts[0], is_configured=True)
-    if address.scheme == "file":
-        place = Path(address.shown).resolve()
-        if place.is_relative_to(opened.workspace) or _is_of_stranger(place):
-            raise ToolInputError(
-                f"git_remote: {place} is in the workspace or belongs to somebody else: it is not used."
-            )
-    return address
-
-
-def _is_of_stranger(place: Path) -> bool:
-    try:
-        return place.stat().st_uid not in (0, os.getuid())
-    except OSError:
-        return True
-
-
-def _find_ref(opened: OpenedRepository, name: str) -> str:
-    """Find the branch or tag of a name, whose value is an id."""
-    found = [ref for ref in (f"refs/heads/{name}", f"refs/tags/{name}") if ref in opened.refs]
-    if len(found) != 1:
-        what = "both a branch and a tag" if len(found) > 1 else "no branch and no tag with a commit"
-        raise ToolInputError(f"git_remote: {name!r} is {what} of this repository.")
-    return found[0]
-
-
-def _show_commits(opened: OpenedRepository, remote: str, tip: str) -> dict[str, Json]:
-    """Show which commits the remote does not have, as far as that is known here."""
-    there = [value for name, value in opened.refs.items() if name.startswith(f"refs/remotes/{remote}/")]
-    with RealRepository(opened.places) as real:
-        found = find_new_commits(real.objects, tip, there)
-    if found is None:
-        return {"commits": [f"too many to be listed: more than {MAX_READ} were looked at"]}
-    lines = [f"{name[:10]} {show_name(commit.subject)}" for name, commit in found.items()]
-    more = [f"… and {len(lines) - _MAX_COMMITS} more"] if len(lines) > _MAX_COMMITS else []
-    return {"commits": [*lines[:_MAX_COMMITS], *more]}
 
 
 def _show_target(address: RemoteAddress, remote: str, places: Repository) -> dict[str, Json]:

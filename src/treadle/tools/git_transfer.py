@@ -102,7 +102,8 @@ class RemoteTransfer:
             head = f"Not everything was pushed to {plan.address.shown}." if done else "Nothing was pushed."
             return Transfer([head, *lines, *notes, *self._explain(result, text)], ok=False)
         if arguments.get("set_upstream"):
-            notes.append(await _finish_in_thread(set_upstream, places, arguments["branch"], arguments["remote"]))
+            names = arguments["branch"], arguments["remote"]
+            notes.append(await _finish_in_thread(set_upstream, places, *names, plan.upstream))
         return Transfer([f"Pushed to {plan.address.shown}:", *lines, *notes, *_list_remote_lines(text)])
 
     async def _fetch(self, git_dir: Path, places: Repository) -> Transfer:
@@ -114,7 +115,8 @@ class RemoteTransfer:
         options = [f"--{name}" for name in ("tags", "prune") if arguments.get(name)]
         spec = f"+refs/heads/{branch}:refs/remotes/{remote}/{branch}"
         result, text = await self._run_git(git_dir, ("fetch", "--no-write-fetch-head", *options, REMOTE, spec))
-        if result.code != 0:
+        keeps_tags = "would clobber existing tag" in text  # git reports that as a failure, but has fetched the rest
+        if result.code != 0 and not keeps_tags:
             return Transfer([f"Nothing was fetched from {plan.address.shown}.", *self._explain(result, text)], ok=False)
         after = await run_in_thread(_read_exchange, git_dir, form)
         moves = compare_refs(before.refs, after.refs, tops)
@@ -123,7 +125,8 @@ class RemoteTransfer:
         lines = [_describe_move(ref, *values) for ref, values in list(moves.items())[:_MAX_LISTED]]
         more = [f"… and {len(moves) - _MAX_LISTED} more"] if len(moves) > _MAX_LISTED else []
         head = f"Fetched from {plan.address.shown}:" if lines else f"Nothing is new at {plan.address.shown}."
-        fetched = [head, *lines, *more, *notes, *_list_remote_lines(text)]
+        kept = ["A tag that is different there was kept as it is here."] if keeps_tags else []
+        fetched = [head, *lines, *more, *kept, *notes, *_list_remote_lines(text)]
         return await self._merge(fetched) if plan.merge_ref else Transfer(fetched)
 
     async def _merge(self, fetched: list[str]) -> Transfer:

@@ -1,0 +1,64 @@
+"""The folder in which git talks to a remote: its settings are ours, and it is removed."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from treadle.errors import BadInput
+from treadle.git.exchange_folder import create_exchange, open_exchange_folder, quote_setting
+from treadle.git.object_format import SHA1, SHA256
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "data/exchange"
+
+
+def git(folder: Path, *words: str) -> str:
+    variables = {"HOME": "/nowhere", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["git", f"--git-dir={folder}", *words], env=variables, cwd="/", capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_folder_is_private_and_removed_also_after_a_crash(data: Path) -> None:
+    with open_exchange_folder() as first, open_exchange_folder() as second:
+        assert first.is_dir() and second.is_dir() and first != second
+        assert first.stat().st_mode & 0o077 == 0 and data.stat().st_mode & 0o077 == 0
+    (data / "left/behind").mkdir(parents=True)
+    with open_exchange_folder() as third:
+        assert third.is_dir() and not (data / "left").exists()
+    assert [path.name for path in data.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.org/a", 'https://example.org/"a', "https://example.org/a#b;c", "a\\b\tc"]
+)
+def test_git_reads_the_address_as_it_is(tmp_path: Path, url: str) -> None:
+    create_exchange(tmp_path / "git", url, SHA1, objects=None, refs={})
+    assert git(tmp_path / "git", "config", "remote.treadle.url") == url
+    assert git(tmp_path / "git", "config", "core.hooksPath") == "/dev/null"
+
+
+def test_an_address_cannot_add_a_setting(tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        quote_setting("a\n[core]\n\thooksPath = /x")
+
+
+@pytest.mark.parametrize("name", ["plain", 'with "quotes"', "with\nline", "mit-ü", "#comment"])
+def test_objects_of_any_folder_are_found(tmp_path: Path, name: str) -> None:
+    source = tmp_path / name
+    source.mkdir()
+    git(source / ".git", "init", "-q", str(source))
+    blob = git(source / ".git", "hash-object", "-w", "/dev/null")
+    create_exchange(tmp_path / "git", "https://example.org/a", SHA1, objects=source / ".git/objects", refs={})
+    assert git(tmp_path / "git", "cat-file", "-t", blob) == "blob"
+
+
+def test_a_repository_with_long_ids_is_shared(tmp_path: Path) -> None:
+    create_exchange(tmp_path / "git", "https://example.org/a", SHA256, objects=None, refs={})
+    assert git(tmp_path / "git", "rev-parse", "--show-object-format") == "sha256"

@@ -10,7 +10,6 @@ import pytest
 
 from tests.kit.user_repository import UserRepository
 from treadle.errors import BadInput, Conflict, TreadleError
-from treadle.git.find_repository import find_repository
 from treadle.git.session_worktrees import (
     Worktree,
     create_worktree,
@@ -21,6 +20,7 @@ from treadle.git.session_worktrees import (
     read_tip,
     remove_worktree,
 )
+from treadle.sandbox.worktree_commands import find_repository
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ CRASH = """
 import os, signal, sys
 from pathlib import Path
 from treadle.git import session_worktrees as worktrees
-from treadle.git.find_repository import find_repository
+from treadle.sandbox.worktree_commands import find_repository
 from treadle.git.git_folder import GitFolder
 
 def end_here(*args):

@@ -1,5 +1,6 @@
 """The worktree of a session from its start to its end, with git in the real sandbox and a real repository."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.kit.user_repository import UserRepository, needs_full_sandbox
 from treadle.app.session_worktree import (
     WORKTREE_NOTE,
     Worktree,
+    describe_folder,
     end_worktree,
     list_project_folders,
     start_session_worktree,
@@ -237,3 +239,26 @@ async def test_the_sessions_of_a_project_work_in_its_folder_and_its_worktrees(re
     started = await start(repo)
     assert list_project_folders(repo.folder) == [str(repo.folder), str(started.folder)]
     assert list_project_folders(repo.folder.parent) == [str(repo.folder.parent)]
+
+
+async def test_two_sessions_at_once_get_different_folders_and_branches(repo: UserRepository) -> None:
+    first, second = await asyncio.gather(start(repo, ""), start(repo, ""))
+    assert first.folder != second.folder and len(set(repo.list_branches())) == 3
+    assert repo.git("status", "--porcelain", folder=first.folder) == ""
+    repo.check()
+
+
+async def test_a_project_and_a_branch_are_shown_instead_of_a_long_folder(repo: UserRepository) -> None:
+    started = await start(repo)
+    settings = Settings(worktree_folder=str(repo.folder.parent / "state"))
+    assert describe_folder(str(started.folder), settings) == "project (treadle/fix)"
+    assert describe_folder(str(repo.folder), settings) == str(repo.folder)
+
+
+async def test_a_commit_needs_no_name_of_the_user(repo: UserRepository) -> None:
+    repo.git("config", "--unset", "user.name")
+    repo.git("config", "--unset", "user.email")
+    started = await start(repo)
+    (started.folder / "b.txt").write_text("two\n")
+    ended = await end_worktree(started.log, "s1", "drop")
+    assert repo.git("show", f"{ended.commits[0]}:b.txt") == "two"

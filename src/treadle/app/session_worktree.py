@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -86,7 +87,7 @@ def list_project_folders(folder: Path) -> list[str]:
 def describe_folder(folder: str, settings: Settings) -> str:
     """Describe the folder of a session: its path, or the project and the branch of a worktree."""
     path = Path(folder)
-    if path.parent.parent != settings.worktree_parent:
+    if path.parent.parent != Path(os.path.realpath(settings.worktree_parent)):
         return folder
     return f"{path.name} ({BRANCH_PREFIX}{path.parent.name.rpartition('-')[0]})"
 

@@ -160,7 +160,8 @@ async def test_a_new_repository_in_a_subfolder_can_be_worked_in(place: GitPlace)
 async def test_a_clone_made_by_a_command_is_kept(place: GitPlace) -> None:
     place.make_layout("plain")
     ran = await place.inside(
-        "git clone -q . copy && cd copy && git log --oneline | wc -l && git clone -q --bare . ../bare.git"
+        "git clone -q file://$PWD copy && cd copy && git log --oneline | wc -l && "
+        "git clone -q --bare file://$PWD ../bare.git"
     )
     assert ran.output.split() == ["2"], ran
     assert place.host("git log --format=%s; git status --porcelain", place.workspace / "copy") == "second\nfirst\n"

@@ -227,9 +227,7 @@ def _strip_secrets(key: str, value: str) -> str:
     """Strip names, passwords and tokens from an address."""
     if not _URL.fullmatch(key):
         return value
-    return _USER_PART.sub(
-        _strip_user, re.sub(r"(?<=\w)[?#].*", "", value, flags=re.DOTALL) if "://" in value else value
-    )
+    return _USER_PART.sub(_strip_user, re.sub(r"[?#].*", "", value, flags=re.DOTALL) if "://" in value else value)
 
 
 def _strip_user(found: re.Match[str]) -> str:

@@ -114,6 +114,8 @@ def _accept(workspace: Path, entry: str, *, is_file: bool) -> AcceptedRepository
         if not is_kind(_read_mode(path)):
             raise _Refused(f"{path} is missing, or a link.")
     settings = read_settings(git_dir, common_dir)
+    if not any(one.is_own for one in settings):
+        raise _Refused("git cannot read its settings, or does not know its format.")
     _check_work_tree(settings, work_tree, git_dir, must_name=is_file and common_dir == git_dir)
     if unknown := list_unknown_extensions(settings):
         raise _Refused(f"it uses {', '.join(unknown)}, which the sandbox does not know.")

@@ -70,6 +70,7 @@ async def test_files_that_no_command_may_write_are_in_it_too(repo: UserRepositor
     started = await start(repo)
     assert [(started.folder / name).read_text() for name in names] == [f"{name}\n" for name in names]
     assert repo.git("status", "--porcelain", folder=started.folder) == ""
+    assert "Already up to date" in (await end_worktree(started.log, "s1", "keep")).output  # nothing seems changed
 
 
 async def test_no_program_that_a_repository_names_runs(repo: UserRepository, tmp_path: Path) -> None:

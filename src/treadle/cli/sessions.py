@@ -40,6 +40,7 @@ EXAMPLES = """\
   treadle sessions export 3f2a91 --form html --output talk.html
   treadle sessions export 3f2a91 | ssh other treadle sessions import -
   treadle sessions merge 3f2a91             merge the branch of its worktree into yours, and remove the worktree
+  treadle sessions merge 3f2a91 --commit    first commit what the session left uncommitted
   treadle sessions merge 3f2a91 --drop      remove the worktree without a merge
   treadle sessions delete "old experiment"
 

@@ -273,10 +273,10 @@ class GitFolder:
         return not self.is_folder(name)
 
     @contextmanager
-    def lock_file(self, name: str, wait_s: float = LOCK_WAIT_S) -> Generator[FileLock]:
+    def lock_file(self, name: str) -> Generator[FileLock]:
         """Take git's lock `NAME.lock`. Raises `LockHeld` when another process holds it for too long."""
         folder, _, last = name.rpartition("/")
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + LOCK_WAIT_S
         with self._hold(folder, create=True) as parent:
             while True:
                 try:
@@ -299,10 +299,12 @@ class FileLock:
     def __init__(self, parent: int, name: str, opened: int) -> None:
         self._parent, self._name, self._opened = parent, name, opened
 
-    def replace(self, data: bytes) -> None:
-        """Replace the file at once by this content. That ends the lock."""
+    def replace(self, data: bytes, seconds: int | None = None) -> None:
+        """Replace the file at once by this content. That ends the lock. `seconds` is the time that the file gets."""
         opened, self._opened = self._opened, -1
         try:
+            if seconds is not None:
+                os.utime(opened, (seconds, seconds))
             write_and_sync(opened, data)
             os.rename(f"{self._name}.lock", self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
         except BaseException:

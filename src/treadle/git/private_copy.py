@@ -86,6 +86,9 @@ def create_private_copy(repository: Repository, folder: Path, *, config: str, ob
         }
         for name, data in texts.items():
             _write(folder / name, data)
+        if index_time := real.git.look_up("index"):
+            # git compares this time with those of files, to find the ones that changed right after they were staged.
+            os.utime(folder / "index", ns=(index_time.st_mtime_ns, index_time.st_mtime_ns))
         _copy_hooks(real, folder)
         log_sizes = _copy_logs(real, folder)
         stash_log = _read_or_refuse(real.common, "logs/refs/stash", MAX_INDEX_BYTES) or b""

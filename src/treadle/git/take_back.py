@@ -6,7 +6,7 @@ rebase. Settings, hooks and everything else are never taken over. Whatever it re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ from treadle.git.object_links import Commit, list_links, parse_commit
 from treadle.git.object_store import ObjectStore
 from treadle.git.operation_state import STATE_FOLDERS, TOP_FILES, StateChecks, take_state
 from treadle.git.pack_file import DamagedObject, WorkLimit
-from treadle.git.private_copy import MARKER, WATCHED_FOLDERS, PrivateCopy, sign_files
+from treadle.git.private_copy import MARKER, WATCHED_FOLDERS, PrivateCopy, Signature, sign_files
 from treadle.git.real_repository import RealRepository
 from treadle.git.repository import Repository
 from treadle.git.take_refs import RefTaker
@@ -39,7 +39,8 @@ _SHOWN_NAMES = 5
 # What `git init` writes into the settings of a new repository.
 _INITIAL_SETTINGS = {
     *(("core", name) for name in ("repositoryformatversion", "filemode", "bare", "logallrefupdates", "symlinks")),
-    *(("core", "ignorecase"), ("core", "precomposeunicode"), ("extensions", "objectformat")),
+    *(("core", name) for name in ("ignorecase", "precomposeunicode", "worktree")),
+    ("extensions", "objectformat"),
 }
 # What git writes in its folder besides what is taken over, and what nobody misses.
 _IGNORED = {
@@ -189,30 +190,34 @@ class _TakeBack:
                 result, rejected = merge_index(base, command, user, checks)
                 self._rejected.extend(rejected)
                 if result.keys() != user.keys():
-                    files.refresh(result, about.st_mtime_ns if about else 0)
+                    files.refresh(result, int(about.st_mtime) if about else 0)
                     lock.replace(render_index(result, form))
                     self._index_before = current
         except (UnsafeFile, DamagedIndex, LockHeld) as error:
             self._rejected.append(f"What was staged was not kept: {show_name(str(error))}. Stage it again.")
 
-    def _report_ignored(self, signatures: dict[str, tuple[int, int, int]]) -> None:
+    def _report_ignored(self, signatures: Mapping[str, Signature]) -> None:
         """Name what the command changed and what is never taken over."""
         names: list[str] = []
         if signatures.get("config") != self._copy.signatures.get("config") and self._has_new_settings():
             names.append("config")
-        for top in WATCHED_FOLDERS if not self._copy.is_empty else ():
-            old, new = (
-                {name: one for name, one in each.items() if name.startswith(f"{top}/")}
-                for each in (self._copy.signatures, signatures)
-            )
-            if old != new:
-                names.append(top)
+        old, new = (self._select_watched(each) for each in (self._copy.signatures, signatures))
+        names.extend(sorted({name.partition("/")[0] for name, _ in old.items() ^ new.items()}))
         for entry in self._private.list_entries(".", 1000):
             if entry.name not in _IGNORED and not entry.name.endswith(".lock"):
                 names.append(entry.name)
         if names:
             shown = ", ".join(map(show_name, names[:_SHOWN_NAMES])) + (" …" if len(names) > _SHOWN_NAMES else "")
             self._rejected.append(f"These changes in .git were not kept, because only the user may make them: {shown}.")
+
+    def _select_watched(self, signatures: Mapping[str, Signature]) -> dict[str, Signature]:
+        """Select the hooks and patterns of a copy. `git init` writes samples of hooks and a file of patterns."""
+        watched = ("hooks/", "info/attributes") if self._copy.is_empty else WATCHED_FOLDERS
+        return {
+            name: signature
+            for name, signature in signatures.items()
+            if name.startswith(watched) and not name.endswith(".sample")
+        }
 
     def _has_new_settings(self) -> bool:
         try:

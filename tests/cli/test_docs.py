@@ -23,7 +23,7 @@ def test_every_command_is_described() -> None:
 def test_every_key_of_a_file_is_described() -> None:
     rows = re.findall(r"^\| (`.*?) \|", TEXT.partition("## Configuration")[2], re.MULTILINE)
     described = {name.strip("[]").split(".")[0] for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    assert described == set(Settings.__struct_fields__) - {"workspace", "yes", "always"}
+    assert described == set(Settings.__struct_fields__) - {"workspace", "worktree", "yes", "always"}
 
 
 def test_every_exit_code_is_described() -> None:

@@ -23,6 +23,7 @@ from treadle.events import TURN_CEILING, Limits, Tier
 from treadle.messages import Json
 from treadle.permissions.paths import find_config_folder as config_folder
 from treadle.permissions.paths import find_data_folder as data_folder
+from treadle.permissions.paths import find_worktree_folder
 
 MAX_CEILING = 10_000
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
@@ -36,7 +37,7 @@ WORKSPACE_KEYS = frozenset(
 
 _LIST_KEYS = frozenset(("approve", "ask", "forbid", "network", "model_roots"))
 _LIMIT_KEYS = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout", "retry_seconds"))
-_FLAG_KEYS = frozenset(("yes", "workspace", "always"))
+_FLAG_KEYS = frozenset(("yes", "workspace", "worktree", "always"))
 _TIERS: tuple[Tier, ...] = get_args(Tier)
 _AGE_UNITS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 _TYPE_NAMES: dict[object, str] = {
@@ -67,6 +68,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     approval each time. `approve` applies to this run only and covers them. `network` names the hosts that commands may
     reach; `registries` stands for the well-known package registries. `approve_flow` names the calls that may let
     private data out after text of others, or is true for all.
+    `worktree` is the folder that a session works in instead of the workspace whose settings and rules hold for it.
     """
 
     model: str = ""
@@ -75,6 +77,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api_key_file: str = ""
     agent: str = ""
     workspace: str = ""
+    worktree: str = ""
+    worktree_folder: str = ""
     store: str = ""
     access: Tier = "sandbox"
     approve: tuple[str, ...] = ()
@@ -131,8 +135,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def folder(self) -> Path:
-        """The absolute path of the workspace."""
-        return Path(self.workspace or ".").expanduser().absolute()
+        """The absolute path of the folder to work in: the workspace, or the worktree of the session."""
+        return Path(self.worktree or self.workspace or ".").expanduser().absolute()
+
+    @property
+    def worktree_parent(self) -> Path:
+        """The folder in which worktrees of sessions are created."""
+        return Path(self.worktree_folder).expanduser().absolute() if self.worktree_folder else find_worktree_folder()
 
     @property
     def store_location(self) -> str:
@@ -216,7 +225,7 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
     environment: dict[str, Json] = {}
     for key in Settings.__struct_fields__:
         text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
-        if text and key not in ("mcp", "model_aliases", "sandbox", "always"):
+        if text and key not in ("mcp", "model_aliases", "sandbox", "always", "worktree"):
             words = [word.strip() for word in text.split(",") if word.strip()]
             value = words if key in _LIST_KEYS else text
             environment[key] = _convert_value(key, value, f"TREADLE_{key.upper()}", strict=False)

@@ -37,7 +37,7 @@ class AgentOptions:
 
     `instructions` replace those of the default agent. `limits` apply to every agent. Without them a built-in agent has
     the usual ones, and an agent of a file without `steps` has as many turns as its calls allow, up to the ceiling.
-    `file_limits` are for agents of files only.
+    `file_limits` are for agents of files only. Worktrees of helpers are created in `worktree_folder`.
     """
 
     model: str | Model | None = None
@@ -48,6 +48,7 @@ class AgentOptions:
     gate: Gate | None = None
     instructions: str = ""
     secrets: Sequence[str] | Keyring = ()
+    worktree_folder: Path | None = None
 
 
 class WorkspaceKnowledge:
@@ -115,7 +116,11 @@ class WorkspaceKnowledge:
 
         given = [tool if isinstance(tool, Tool) else build_tool(tool) for tool in options.tools]
         others = {agent.name: agent.description for agent in self.agents.values()}
-        own = [*MEMORY_TOOLS, build_skill_tool(self.knowledge), build_delegate_tool(others)]
+        own = [
+            *MEMORY_TOOLS,
+            build_skill_tool(self.knowledge),
+            build_delegate_tool(others, worktree_folder=options.worktree_folder),
+        ]
         names = {tool.name for tool in given}
         tools = [*given, *(tool for tool in own if tool.name not in names)]
         wanted = file.tools if file.tools is not None else ("*",)
@@ -189,6 +194,7 @@ def build_agents(
         file_limits=settings.build_limits(settings.turn_ceiling),
         instructions=instructions,
         secrets=keyring if keyring is not None else (),
+        worktree_folder=settings.worktree_parent,
     )
     agents: dict[str, Agent] = {}
     without_model: dict[str, Agent] = {}
@@ -232,4 +238,7 @@ def build_grant(settings: Settings) -> Grant:
         yes=settings.yes,
         approve_flow=flow if isinstance(flow, tuple) else ("*",) if flow else (),
     )
-    return apply_rules(grant, load_rules(data_folder(), settings.folder))
+    rules = load_rules(data_folder(), settings.folder)
+    if settings.worktree:  # what holds in the workspace holds in its worktrees
+        rules = tuple(dict.fromkeys((*load_rules(data_folder(), Path(settings.workspace)), *rules)))
+    return apply_rules(grant, rules)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from treadle import Run, events
 from treadle.app.compose import open_keyring, open_store, set_progress_listener
+from treadle.app.session_worktree import describe_next_steps, list_project_folders
 from treadle.app.settings import Settings
 from treadle.cli.console import Notifier, is_dumb_terminal, is_terminal, print_note
 from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
@@ -21,12 +22,13 @@ from treadle.cli.questions import QuestionQueue
 from treadle.cli.slash_commands import COMMANDS, run_slash_command
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
-from treadle.log.base import SessionQuery, Watch
+from treadle.log.base import SessionInfo, SessionQuery, Watch
 
 EXAMPLES = """\
   treadle chat                          a new session in this folder
   treadle chat --continue               the last session of this folder
   treadle chat --session 3f2a91         an existing session
+  treadle chat --worktree               work on a branch, in a folder of its own
   treadle chat --model ollama:qwen3 --access read-only
 
 Messages that you send while the agent works steer it. Esc or Ctrl-C stops it. A second Ctrl-C leaves.
@@ -65,18 +67,25 @@ async def main(args: argparse.Namespace) -> int:
         if not terminal.next_session:
             last = opened.session.id[:12]
             print_note(f"session {last} · continue with: treadle chat --session {last}")
+            if opened.worktree is not None:
+                print_note(describe_next_steps(opened.worktree, opened.session.id))
             return 0
-        args.session, args.image = terminal.next_session, list[str]()
+        args.session, args.image, args.worktree_name = terminal.next_session, list[str](), None
 
 
 async def _find_latest_session(settings: Settings) -> str:
-    query = SessionQuery(workspace=str(settings.folder))
-    async with open_store(settings) as log, aclosing(log.iterate_sessions(query)) as sessions:
-        async for info in sessions:
-            if info.parent is None or not info.parent.call_id:  # skips the sessions of helpers
-                return info.id
-    print_note(f"there is no session in {settings.folder} yet; this is a new one")
-    return ""
+    """Find the session that was changed last in this folder, or in a worktree of its repository."""
+    found: list[SessionInfo] = []
+    async with open_store(settings) as log:
+        for folder in list_project_folders(settings.folder):
+            async with aclosing(log.iterate_sessions(SessionQuery(workspace=folder))) as sessions:
+                async for info in sessions:
+                    if info.parent is None or not info.parent.call_id:  # skips the sessions of helpers
+                        found.append(info)
+                        break
+    if not found:
+        print_note(f"there is no session in {settings.folder} yet; this is a new one")
+    return max(found, key=lambda info: info.updated_at).id if found else ""
 
 
 class ChatTerminal(InteractiveTerminal):

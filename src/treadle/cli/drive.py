@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from treadle import Answer, Run, Session, events, later
 from treadle.agent import Gate
 from treadle.app.compose import open_keyring, set_progress_listener
+from treadle.app.session_worktree import describe_next_steps
 from treadle.app.settings import LoadedSettings
 from treadle.cli.console import (
     Notifier,
@@ -356,7 +357,10 @@ async def drive_run(args: argparse.Namespace, loaded: LoadedSettings, begin: Cal
                 report = build_failure_report("failed" if is_error else "cancelled", text, opened.session.id)
                 if output.mode != "json":  # no event contains this reason
                     output.write_note(report.error)
-            return output.deliver_report(report)
+            code = output.deliver_report(report)
+            if opened.worktree is not None:
+                output.write_note(describe_next_steps(opened.worktree, opened.session.id))
+            return code
 
 
 async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], output: RunOutput) -> Report:

@@ -11,10 +11,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from treadle import Agent, Runtime, Session
 from treadle.agent import Gate, SessionOptions
 from treadle.app.compose import OpenRuntime, has_unknown_price, open_runtime, open_store
 from treadle.app.root_user import check_root
+from treadle.app.session_worktree import WORKTREE_NOTE, Worktree, read_worktree, start_session_worktree
 from treadle.app.settings import LoadedSettings, Settings
 from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
@@ -29,7 +32,10 @@ DEFAULT_AGENT = "default"
 
 @dataclass(slots=True)
 class OpenSession:
-    """An open session and the objects it runs with. `notes` are messages for the user about this setup."""
+    """An open session and the objects it runs with. `notes` are messages for the user about this setup.
+
+    `worktree` is the session's own branch and folder, if it has one.
+    """
 
     session: Session
     runtime: Runtime
@@ -38,6 +44,7 @@ class OpenSession:
     model: Model
     notes: tuple[str, ...]
     is_new: bool
+    worktree: Worktree | None = None
 
 
 async def open_session(
@@ -53,37 +60,53 @@ async def open_session(
     advice = check_root(is_allowed=loaded.settings.allow_root)  # before root owns files of the store
     log = await stack.enter_async_context(open_store(loaded.settings))
     info = await _find_or_create(log, args) if args.session else None
-    if info is not None:
-        facts = await log.read(info.id)
-        models = [fact.model for fact in facts if isinstance(fact, SessionCreated | SessionConfigured)]
-        loaded = _apply_session(args, loaded, info, next(filter(None, reversed(models)), ""))
-    settings = loaded.settings
-    opened = await open_runtime(stack, settings, log, keyring, recover=False, follow_up=follow_up)
-    agent = _choose_agent(opened, loaded, info)
-    opened.runtime.agents[agent.name] = agent
-    options: SessionOptions = {"workspace": settings.folder, "gate": gate}
-    if info is not None:
-        options["id"] = info.id
-    else:
-        options["new"], options["name"] = True, args.name
-    runtime = await stack.enter_async_context(opened.runtime)
-    session = await stack.enter_async_context(runtime.session(agent.name, **options))
-    state, agents = await session.state(), opened.runtime.agents
-    if state.agent not in agents:  # an active run keeps the agent it started with
-        default = opened.built.agents.get(settings.agent or DEFAULT_AGENT, agent)
-        agents[state.agent] = replace(default, name=state.agent)
-    if info is not None and settings.agent and settings.agent != info.agent:
-        await session.configure(agent=settings.agent)
-    if state.model not in ("", settings.model, opened.model.name):
-        await session.configure(model=opened.model.name)
-    notes = [*loaded.ignored, *filter(None, [advice]), *opened.notes]
+    async with AsyncExitStack() as creating:  # it removes a new worktree again if the session cannot be opened
+        worktree, notes = None, list(filter(None, [advice]))
+        if info is not None:
+            facts = await log.read(info.id)
+            models = [fact.model for fact in facts if isinstance(fact, SessionCreated | SessionConfigured)]
+            worktree = read_worktree(facts)
+            loaded = _apply_session(args, loaded, info, next(filter(None, reversed(models)), ""), worktree)
+        elif args.worktree_name is not None:
+            started = await creating.enter_async_context(start_session_worktree(loaded.settings, args.worktree_name))
+            worktree, notes = started.worktree, [*notes, started.note]
+            loaded = loaded.apply_flags(workspace=worktree.repository, worktree=worktree.folder)
+        settings = loaded.settings
+        opened = await open_runtime(stack, settings, log, keyring, recover=False, follow_up=follow_up)
+        agent = _choose_agent(opened, loaded, info)
+        opened.runtime.agents[agent.name] = agent
+        options: SessionOptions = {"workspace": settings.folder, "gate": gate}
+        if info is not None:
+            options["id"] = info.id
+        else:
+            options["new"], options["name"] = True, args.name
+        runtime = await stack.enter_async_context(opened.runtime)
+        session = await stack.enter_async_context(runtime.session(agent.name, **options))
+        if worktree is not None and info is None:
+            await session.note(WORKTREE_NOTE, to_builtins(worktree))
+    await _configure_session(session, opened, settings, info)
+    notes = [*loaded.ignored, *notes, *opened.notes]
     if opened.model_reason:
         notes.append(f"model: {opened.model.name} ({opened.model_reason})")
     model = agent.resolve_model()
     if settings.max_cost is not None and has_unknown_price(model):
         notes.append(f"the price of {model.name} is unknown, so max_cost may not stop it; use max_tokens")
     notes += _find_unknown_tools(args, runtime)
-    return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None)
+    return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None, worktree)
+
+
+async def _configure_session(
+    session: Session, opened: OpenRuntime, settings: Settings, info: SessionInfo | None
+) -> None:
+    """Apply the requested agent and model to the session. A runtime that lacks the session's agent gets one."""
+    state, agents = await session.state(), opened.runtime.agents
+    if state.agent not in agents:  # an active run keeps the agent it started with
+        default = opened.built.agents.get(settings.agent or DEFAULT_AGENT, session.agent)
+        agents[state.agent] = replace(default, name=state.agent)
+    if info is not None and settings.agent and settings.agent != info.agent:
+        await session.configure(agent=settings.agent)
+    if state.model not in ("", settings.model, opened.model.name):
+        await session.configure(model=opened.model.name)
 
 
 async def _find_or_create(log: Log, args: argparse.Namespace) -> SessionInfo | None:
@@ -143,15 +166,18 @@ async def open_stored_session(args: argparse.Namespace, reference: str) -> Async
 
 
 def _apply_session(
-    args: argparse.Namespace, loaded: LoadedSettings, info: SessionInfo, last_model: str
+    args: argparse.Namespace, loaded: LoadedSettings, info: SessionInfo, last_model: str, worktree: Worktree | None
 ) -> LoadedSettings:
     """Apply the settings of the session: the file of its own workspace, and the model it used last."""
     folder = Path(info.workspace or ".")
-    if args.workspace is not None and Path(args.workspace).expanduser().absolute() != folder:
+    workspace = Path(worktree.repository) if worktree is not None else folder
+    if args.workspace is not None and Path(args.workspace).expanduser().absolute() not in (folder, workspace):
         raise BadInput(f"session {info.id[:12]} works in {folder}; remove --workspace, or start a new session")
     if not folder.is_dir():
         raise BadInput(f"session {info.id[:12]} works in {folder}, which does not exist any more; nothing was started")
-    if args.workspace is None:
+    if worktree is not None:
+        loaded = loaded.apply_flags(workspace=str(workspace), worktree=str(folder))
+    elif args.workspace is None:
         loaded = loaded.apply_flags(workspace=str(folder))
     has_provider = ":" in last_model or last_model == "local" or (last_model and loaded.settings.base_url)
     if args.model is None and has_provider:

@@ -112,6 +112,8 @@ def add_message_options(parser: argparse.ArgumentParser, *, with_latest: bool = 
     if with_latest:
         about = "continue the last session of this folder"
         session.add_argument("--continue", dest="latest", action="store_true", help=about)
+    about = "give the new session its own git branch treadle/NAME in its own folder"
+    session.add_argument("--worktree", metavar="NAME", dest="worktree_name", nargs="?", const="", help=about)
     parser.add_argument("--name", metavar="NAME", default="", help="name the new session")
     parser.add_argument(
         "--image", metavar="FILE", nargs="+", action=SeveralValues, default=[], help="attach images to the message"

@@ -32,6 +32,7 @@ EXAMPLES = """\
   treadle run "what is in this picture?" --image photo.png
   treadle run --session 3f2a91 "and now the docs"  continue a session
   treadle run --session 3f2a91                     resume unfinished work, for example after a crash
+  treadle run "fix the tests" --worktree           work on a branch, in a folder of its own
   treadle run "list the TODOs" --json | jq -r .answer
 
 exit codes: 0 answered, 1 failed, 2 bad usage or configuration, 3 stopped by a limit or a loop,
@@ -78,6 +79,8 @@ def find_objective(args: argparse.Namespace) -> str | None:
     found = take_back_word(
         args, *lists, is_no_value=lambda word: not _PATTERN.fullmatch(word) and not Path(word).is_file()
     )
+    if found is None and args.worktree_name:  # `treadle run --worktree "look"`
+        found, args.worktree_name = args.worktree_name, ""
     if found is None and not args.session:
         found = take_back_word(args, *lists, is_no_value=lambda word: True)
     return found

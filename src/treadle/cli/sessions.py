@@ -1,4 +1,4 @@
-"""`treadle sessions`: list, show, search, resume, fork, export and delete the sessions of a store."""
+"""`treadle sessions`: list, show, search, resume, fork, export, merge and delete the sessions of a store."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ EXAMPLES = """\
   treadle sessions rename 3f2a91 "the red build"
   treadle sessions export 3f2a91 --form html --output talk.html
   treadle sessions export 3f2a91 | ssh other treadle sessions import -
+  treadle sessions merge 3f2a91             merge the branch of its worktree into yours, and remove the worktree
+  treadle sessions merge 3f2a91 --commit    first commit what the session left uncommitted
+  treadle sessions merge 3f2a91 --drop      remove the worktree without a merge
   treadle sessions delete "old experiment"
 
 SESSION is an id, the start of an id, or a name."""
@@ -57,6 +60,7 @@ ACTIONS = {
     "rename": "name a session",
     "export": "export as Markdown, HTML, or JSON lines for import",
     "import": "import a session from JSON lines",
+    "merge": "merge, keep or drop the worktree of a session",
     "delete": "delete a session permanently",
 }
 STATUSES = ("idle", "running", "waiting", "answered", "stopped", "failed", "cancelled")
@@ -90,10 +94,17 @@ def parser() -> Parser:
     load.add_argument("--new-id", action="store_true", help="import under a new id, if the id exists already")
     load.add_argument("--workspace", metavar="DIR", help="the folder that it works in (default: the current one)")
     load.add_argument("--agent", metavar="NAME", help="the agent that goes on with it")
-    actions.choices["delete"].add_argument("--yes", action="store_true", help="do not ask")
+    merge = actions.choices["merge"]
+    how = merge.add_mutually_exclusive_group()
+    how.add_argument("--keep", dest="end", action="store_const", const="keep", help="merge, and keep the worktree")
+    how.add_argument("--drop", dest="end", action="store_const", const="drop", help="remove it without a merge")
+    merge.set_defaults(end="merge")
+    merge.add_argument("--commit", action="store_true", help="first commit what is changed in the worktree")
+    for name in ("merge", "delete"):
+        actions.choices[name].add_argument("--yes", action="store_true", help="do not ask")
     for name, action in actions.choices.items():
         if name in ("resume", "continue"):
-            action.set_defaults(name="")
+            action.set_defaults(name="", worktree_name=None)
             add_output_options(action)
             add_run_options(action)
         else:
@@ -133,6 +144,7 @@ async def main(args: argparse.Namespace) -> int:
         "show": _show_session,
         "search": _search_sessions,
         "export": _export_session,
+        "merge": _merge_worktree,
         "delete": _delete_session,
     }
     is_reading = args.action in ("list", "show", "search", "export")
@@ -159,6 +171,9 @@ async def _list_sessions(args: argparse.Namespace, log: Log) -> int:
     if not found:
         console.print_note("no sessions were found")
         return 0
+    from treadle.app.session_worktree import describe_folder
+
+    settings = load_command_settings(args).settings
     heads = ["status", "session", "age", "turns", "cost", "workspace", "name"]
     rows = [
         [
@@ -167,7 +182,7 @@ async def _list_sessions(args: argparse.Namespace, log: Log) -> int:
             console.format_time_since(info.updated_at),
             str(info.turns),
             f"${info.cost:.2f}" if info.cost >= 0.005 else "–",
-            _shorten_folder(info.workspace),
+            _shorten_folder(describe_folder(info.workspace, settings)),
             info.name or "–",
         ]
         for info in found
@@ -273,15 +288,49 @@ async def _import_session(args: argparse.Namespace) -> int:
     return 0
 
 
+async def _merge_worktree(args: argparse.Namespace, log: Log) -> int:
+    from treadle.app.session_worktree import end_worktree, inspect_session_worktree
+
+    info = await find_session(log, args.session)
+    if args.end == "drop" and not args.yes:
+        worktree, state = await inspect_session_worktree(log, info.id)
+        changed = f" and {len(state.changed_files)} uncommitted changes" if state.changed_files else ""
+        question = f"remove {worktree.folder} and the branch {worktree.branch}{changed} without a merge?"
+        if not await _confirm(question, "--yes drops it without asking. Nothing was changed"):
+            console.print_note("nothing was changed")
+            return 1
+    ended = await end_worktree(log, info.id, args.end, commit=args.commit)
+    worktree, commits = ended.worktree, ", ".join(ended.commits)
+    if args.end == "drop":
+        restore = f"; `git branch NAME {ended.commits[0]}` restores it" if ended.commits else ""
+        console.print_note(f"removed {worktree.folder} and the branch {worktree.branch}{restore}")
+        return 0
+    console.print_line(ended.output)
+    removed = "" if args.end == "keep" else f"; the worktree {worktree.folder} and its branch are removed"
+    console.print_note(f"merged {worktree.branch} ({commits[:12]}) into {worktree.repository}{removed}")
+    return 0
+
+
+async def _confirm(question: str, advice: str) -> bool:
+    if not console.is_terminal(sys.stdin):
+        raise BadInput(f"there is no terminal to ask on; {advice}")
+    return await console.confirm(question)
+
+
 async def _delete_session(args: argparse.Namespace, log: Log) -> int:
+    from treadle.app.session_worktree import read_worktree
+
     info = await find_session(log, args.session)
     if not args.yes:
-        if not console.is_terminal(sys.stdin):
-            raise BadInput("there is no terminal to ask on; --yes deletes without asking. Nothing was deleted")
-        if not await console.confirm(f"delete {info.id[:12]} {info.name!r} with its {info.seq} facts?"):
+        question = f"delete {info.id[:12]} {info.name!r} with its {info.seq} facts?"
+        if not await _confirm(question, "--yes deletes without asking. Nothing was deleted"):
             console.print_note("nothing was deleted")
             return 1
+    worktree = read_worktree(await log.read(info.id))
     await log.delete(info.id)
     forks = [one.id[:12] async for one in log.iterate_sessions(SessionQuery(parent=info.id))]
     console.print_note(f"deleted {info.id[:12]}" + (f"; its forks are kept: {', '.join(forks)}" if forks else ""))
+    if worktree is not None:
+        remove = f"git worktree remove {worktree.folder}"
+        console.print_note(f"its branch {worktree.branch} and {worktree.folder} are kept; to remove it: {remove}")
     return 0

@@ -187,6 +187,11 @@ def find_config_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "treadle"
 
 
+def find_worktree_folder() -> Path:
+    """Find the folder in which worktrees of sessions are created. Commands may write in these, so it is another one."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "treadle" / "worktrees"
+
+
 def list_own_folders() -> tuple[Path, ...]:
     """List the folders of this user's rules, tokens, logs and settings. Who writes there can allow more."""
     chosen = os.environ.get("TREADLE_CONFIG", "")

@@ -10,18 +10,24 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from treadle import events
 from treadle.engine.fold import fold
 from treadle.engine.state import State
 from treadle.errors import Conflict, NotFound, describe_wait
+from treadle.git.session_worktrees import WORKTREE_NOTE, Worktree, parse_worktree
+from treadle.permissions.paths import find_worktree_folder
+from treadle.sandbox import backend
+from treadle.sandbox.worktree_commands import start_worktree
 from treadle.tools.base import HelperAgent, HelperHost, HelperSession, Tool, ToolContext, ToolError, ToolResult
 from treadle.tools.function import tool
+from treadle.tools.helper_worktree import finish_helper_worktree
 
 MAX_DEPTH = 3
 MAX_ATTEMPTS = 3
@@ -32,8 +38,11 @@ _ABOUT = """Give a part of the work to a helper that knows nothing but what you 
 Say all that it needs: the goal, the files, what to answer with. Several calls in one reply run at the same time."""
 
 
-def build_delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
-    """Make the tool. `agents` are the agents it may name, with what each is for."""
+def build_delegate_tool(agents: Mapping[str, str] | None = None, *, worktree_folder: Path | None = None) -> Tool:
+    """Make the tool. `agents` are the agents it may name, with what each is for.
+
+    `worktree_folder` is where the worktrees of helpers are created; the default is in the user's state folder.
+    """
     listed = "".join(f"\n- {name}: {' '.join(about.split())[:120]}" for name, about in sorted((agents or {}).items()))
 
     # Safe: each call of the helper is authorized on its own, with no more rights than the parent has.
@@ -45,7 +54,12 @@ def build_delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
         examples=[("have somebody find out where the tests are", {"task": "Find the folder with the tests. Name it."})],
     )
     async def delegate(
-        context: ToolContext, task: str, agent: str = "", folder: str = "", read_only: bool = False
+        context: ToolContext,
+        task: str,
+        agent: str = "",
+        folder: str = "",
+        read_only: bool = False,
+        worktree: bool = False,
     ) -> ToolResult:
         """Give a part of the work to a helper.
 
@@ -54,12 +68,17 @@ def build_delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
             agent: which agent does it; empty for one like you
             folder: a folder of the workspace that it works in; empty for all of it
             read_only: whether it must ask before it changes anything
+            worktree: whether it works on a git branch of its own, from the last commit, in a folder that only it sees
         """
         if not task.strip():
             raise ToolError("The task is empty. Say what the helper is to do.")
         if context.services.helpers is None:
             raise ToolError("There are no helpers here. Do it yourself.")
-        return await Helper(context.services.helpers, context, agent, folder).run(task, read_only=read_only)
+        if worktree and folder:
+            raise ToolError("A helper with a worktree has the whole repository. Leave out the folder.")
+        helper = Helper(context.services.helpers, context, agent, folder)
+        parent = worktree_folder or find_worktree_folder()
+        return await helper.run(task, read_only=read_only, worktrees=parent if worktree else None)
 
     # A parent that is stopped waits until its helper has stopped: the next start would resume one left behind.
     delegate.ends_when_cancelled = True
@@ -87,28 +106,60 @@ class Helper:
         self._agent: HelperAgent = host.agents[name]
         self._id = derive_helper_id(context.session_id, context.call_id)
 
-    async def run(self, task: str, *, read_only: bool) -> ToolResult:
-        """Do the work, or go on with it where an earlier attempt stopped. Cancelling this cancels the work."""
+    async def run(self, task: str, *, read_only: bool, worktrees: Path | None = None) -> ToolResult:
+        """Do the work, or go on with it where an earlier attempt stopped. Cancelling this cancels the work.
+
+        With `worktrees`, the helper works in a worktree in that folder.
+        """
         async with self._host.slots:
-            await self._create(task, read_only=read_only)
+            if not await self._is_created():
+                if await self._count_ancestors() >= MAX_DEPTH:
+                    raise ToolError(f"Helpers may have helpers {MAX_DEPTH} deep, and no deeper. Do this part yourself.")
+                async with AsyncExitStack() as creating:  # it removes a new worktree again if there is no session
+                    worktree = None
+                    if worktrees is not None:
+                        starting = start_worktree(backend, self._folder, self._id[:12], worktrees)
+                        worktree = await creating.enter_async_context(starting)
+                    await self._create(task, worktree, read_only=read_only)
             claim = self._context.services.claim
             async with self._host.open_session(self._agent.name, self._id, claim) as session:
                 outcome = await self._run_session(session, task)
                 state = await session.state()
+            note = await self._finish_worktree(state, task)
         sources = tuple(state.seen)  # its answer may be made of all that it has seen
         if outcome.reason == "answered":
-            return ToolResult(outcome.answer, usage=outcome.usage, sources=sources)
+            return ToolResult(f"{outcome.answer}{note}", usage=outcome.usage, sources=sources)
         why = f"{outcome.reason.replace('_', ' ')}{f', {outcome.error}' if outcome.error else ''}"
         so_far = f" So far: {outcome.answer}" if outcome.answer else ""
-        text = f"The helper did not finish ({why}).{so_far}"
+        text = f"The helper did not finish ({why}).{so_far}{note}"
         return ToolResult(text, ok=False, usage=outcome.usage, sources=sources)
 
-    async def _create(self, task: str, *, read_only: bool) -> None:
-        """Create the session, unless an earlier attempt of this call did."""
+    async def _finish_worktree(self, state: State, task: str) -> str:
+        worktree = parse_worktree(state.notes.get(WORKTREE_NOTE))
+        if worktree is None:
+            return ""
+        is_removed, note = await finish_helper_worktree(backend, worktree, task)
+        if is_removed:
+            gone = events.validate_fact(events.Custom(name=WORKTREE_NOTE, data=None))
+            await self._host.log.post(self._id, [gone], wake=False)
+        return f"\n\n[{note}]"
+
+    async def _is_created(self) -> bool:
+        """Whether an earlier attempt of this call created the session."""
+        try:
+            existing = (await self._host.log.get_info(self._id)).parent
+        except NotFound:
+            return False
+        own = self._context.session_id, self._context.call_id
+        if existing is None or (existing.session_id, existing.call_id) != own:
+            raise ToolError("Another session has the id of this helper. Do this part yourself.")
+        return True
+
+    async def _create(self, task: str, worktree: Worktree | None, *, read_only: bool) -> None:
         host, context = self._host, self._context
-        if await self._count_ancestors() >= MAX_DEPTH:
-            raise ToolError(f"Helpers may have helpers {MAX_DEPTH} deep, and no deeper. Do this part yourself.")
         parent = fold(await host.log.read(context.session_id))
+        if worktree is not None:
+            self._folder = Path(worktree.folder)
         grants = (*host.grants, events.Grant(tier="read-only")) if read_only else host.grants
         origin = events.Parent(context.session_id, parent.seq, context.call_id)
         created = self._agent.build_created_fact(self._id, self._folder, grants, origin)
@@ -117,13 +168,14 @@ class Helper:
             events.SessionRenamed(name=" ".join(task.split())[:60], by="auto"),
             events.SessionConfigured(limits=self._share_limits(parent), by="delegate"),
         ]
+        if worktree is not None:
+            facts.append(events.Custom(name=WORKTREE_NOTE, data=msgspec.to_builtins(worktree)))
+        facts = [events.validate_fact(fact) for fact in facts]
         try:
-            facts = [events.validate_fact(fact) for fact in facts]
             await host.log.create(self._id, facts, claim=context.services.claim)
         except Conflict:
-            existing = (await host.log.get_info(self._id)).parent
-            if existing is None or (existing.session_id, existing.call_id) != (context.session_id, context.call_id):
-                raise ToolError("Another session has the id of this helper. Do this part yourself.") from None
+            if not await self._is_created():
+                raise
             return
         note = {"session_id": self._id, "call_id": context.call_id, "agent": self._agent.name, "task": task[:500]}
         await context.services.save_note(f"treadle.helper.{context.call_id}", note)

@@ -16,7 +16,7 @@ from treadle.events import KeptFile, Safety, Tier
 from treadle.history.content_store import ContentStore
 from treadle.messages import Json
 from treadle.permissions.data_flow import Trait
-from treadle.permissions.paths import explain_write_risk, is_secret_path
+from treadle.permissions.paths import explain_write_risk, find_worktree_folder, is_secret_path
 from treadle.permissions.policy import Assessment
 from treadle.tools.base import FILE_NOTE_PREFIX, FileNote, ParsedArguments, ToolContext, ToolError, read_file_note
 from treadle.tools.function import Function, FunctionTool, ToolOptions
@@ -71,9 +71,10 @@ class WritingTool(FunctionTool):
         why = next(filter(None, (explain_write_risk(path, roots) for path in paths)), "")
         if why:  # the file instructs later agents and programs, so approving one change does not approve the next
             return Assessment("destructive", why, asks_each_time=True, traits=_LASTING)
-        # Other programs of the user run files from home, such as `~/.profile`.
-        home = os.path.realpath(os.path.expanduser("~"))
-        places = [os.path.relpath(os.path.join(root, path), home) for root in roots for path in paths]
+        # Other programs of the user run files from home, such as `~/.profile`, but none from a worktree of a session.
+        home, worktrees = os.path.realpath(os.path.expanduser("~")), os.path.realpath(find_worktree_folder())
+        outside = [root for root in roots if not os.path.realpath(root).startswith(f"{worktrees}/")]
+        places = [os.path.relpath(os.path.join(root, path), home) for root in outside for path in paths]
         names = [place.partition("/")[0] for place in places]
         is_at_home = any(name == "bin" or (name.startswith(".") and name != "..") for name in names)
         return Assessment("caution", doubts=(_HOME_DOUBT,), traits=_LASTING) if is_at_home else Assessment("caution")

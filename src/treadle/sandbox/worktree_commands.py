@@ -1,0 +1,180 @@
+"""The git commands that a worktree of a session needs: fill it, look for changes, commit and merge.
+
+All of them run in the sandbox. A repository chooses programs that git starts, and none may start outside.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from treadle.errors import BadInput, Conflict
+from treadle.git.repository import Repository
+from treadle.git.session_worktrees import (
+    Worktree,
+    create_worktree,
+    has_folder,
+    plan_worktree,
+    read_checked_out,
+    read_tip,
+)
+from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, RUN_BY_GIT, split_path
+from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
+from treadle.sandbox.repositories import find_repositories
+
+_BOUNDS = Bounds(wall_s=900.0, memory_mb=8192, file_mb=1 << 20, disk_mb=1 << 20)
+"""A checkout is as large as the repository."""
+
+_MAX_OUTPUT = 2000
+_COMMIT = """\
+if ! git var GIT_COMMITTER_IDENT >/dev/null 2>&1; then
+  export GIT_AUTHOR_NAME=treadle GIT_AUTHOR_EMAIL=treadle@localhost
+  export GIT_COMMITTER_NAME=treadle GIT_COMMITTER_EMAIL=treadle@localhost
+fi
+git add -A && git commit -q -m "$1"
+"""
+_MERGE = """\
+if git rev-parse -q --verify MERGE_HEAD >/dev/null; then echo "A merge is not finished here."; exit 2; fi
+git merge --no-edit "$1" && exit 0
+git rev-parse -q --verify MERGE_HEAD >/dev/null || exit 2
+git merge --abort && exit 1"""
+
+
+class WorktreeState(Struct, frozen=True):
+    """What a session left in its worktree.
+
+    `tip` is the commit of its branch, empty if the branch is gone. `changed_files` are not committed. `checked_out` is
+    the branch or commit that the folder has instead of its own branch, and `detached` that commit.
+    """
+
+    tip: str
+    has_folder: bool = True
+    changed_files: tuple[str, ...] = ()
+    checked_out: str = ""
+
+    @property
+    def detached(self) -> str:
+        return "" if self.checked_out.startswith("refs/") else self.checked_out
+
+
+def find_repository(folder: Path) -> Repository:
+    """Find the repository whose work tree a folder is; raises `BadInput`."""
+    work_tree = Path(os.path.realpath(folder))
+    is_folder = (work_tree / ".git").is_dir()
+    found = find_repositories(work_tree, {".git": "folder" if is_folder else "file"})
+    if found.accepted and not (work_tree / ".git").is_symlink():
+        return found.accepted[0].repository
+    raise BadInput(f"{folder} is not the top folder of a git repository that can be used. {' '.join(found.notes)}")
+
+
+@asynccontextmanager
+async def start_worktree(sandbox: Sandbox, folder: Path, name: str, parent: Path) -> AsyncGenerator[Worktree]:
+    """Create a worktree of the repository in `folder`, with its files. After an error in the block it is removed."""
+    found = sandbox.probe()
+    if found.level != "bubblewrap":
+        raise SandboxUnavailable(f"No worktree was created: git needs the full sandbox. {found.why} {found.hint}")
+    worktree = plan_worktree(find_repository(folder), name, parent)
+    with create_worktree(worktree):
+        done = await _run_in_worktree(sandbox, worktree, "git reset -q --hard")
+        if done.code != 0:
+            raise BadInput(
+                f"The files of the worktree could not be written, so it was removed again: {done.explanation}"
+            )
+        yield worktree
+
+
+async def inspect_worktree(sandbox: Sandbox, worktree: Worktree) -> WorktreeState:
+    """Find out what a session left in its worktree."""
+    tip = read_tip(worktree)
+    if not has_folder(worktree):
+        return WorktreeState(tip, has_folder=False)
+    files = await list_changed_files(sandbox, worktree.holder, Path(worktree.folder).name)
+    return WorktreeState(tip, changed_files=files, checked_out=read_checked_out(worktree))
+
+
+async def list_changed_files(sandbox: Sandbox, workspace: Path, folder: str = "") -> tuple[str, ...]:
+    """List the files of a work tree that are changed or new, and not committed."""
+    done = await _run_git(sandbox, workspace, ("git status --porcelain --no-renames",), folder)
+    if done.code != 0:
+        raise Conflict(
+            f"git could not say what is changed in {workspace / folder}: {done.explanation}. Nothing was done."
+        )
+    return tuple(line[3:] for line in done.output.splitlines())
+
+
+async def commit_worktree(sandbox: Sandbox, worktree: Worktree, message: str) -> None:
+    """Commit all that is changed or new in a worktree; raises `Conflict`."""
+    done = await _run_in_worktree(sandbox, worktree, _COMMIT, message)
+    if done.code != 0:
+        raise Conflict(f"The changes in {worktree.folder} could not be committed: {done.explanation}. They stay there.")
+
+
+async def merge_branch(sandbox: Sandbox, worktree: Worktree) -> str:
+    """Merge the branch of a worktree into what its repository has checked out. Return what git said.
+
+    Raises `Conflict` if that does not work. The repository is then as it was before.
+    """
+    origin = Path(worktree.repository)
+    by_hand = f"Nothing was changed. To merge it yourself: git merge {worktree.branch}"
+    listed = await _run_git(sandbox, origin, ('git diff --name-only -z --no-renames "HEAD...$1" --', worktree.branch))
+    if listed.code != 0:
+        raise Conflict(f"git could not compare {worktree.branch} with {origin}: {listed.explanation}. {by_hand}")
+    if guarded := [name for name in listed.output.split("\0") if _is_guarded(name)]:
+        raise Conflict(
+            f"{worktree.branch} changes {', '.join(guarded[:3])}, which runs or instructs programs when the folder is "
+            f"opened, so no command writes it. Look at it first. {by_hand}"
+        )
+    done = await _run_git(sandbox, origin, (_MERGE, worktree.branch))
+    if done.code == 1:
+        raise Conflict(f"{worktree.branch} and {origin} changed the same lines:\n{done.explanation}\n{by_hand}")
+    if done.code != 0:
+        raise Conflict(f"git did not merge {worktree.branch}: {done.explanation}\n{by_hand}")
+    # What git did counts only if it was taken over from the sandbox.
+    check = await _run_git(sandbox, origin, ('git merge-base --is-ancestor "$1" HEAD', worktree.branch))
+    if check.code != 0:
+        raise Conflict(f"{origin} does not have the commits of {worktree.branch}: {done.explanation}\nRun it again.")
+    return done.output
+
+
+def _is_guarded(name: str) -> bool:
+    """Whether the sandbox lets no command write a file of this name."""
+    return not set(split_path(name)).isdisjoint((*PROTECTED, *OPENED_WITH_FOLDER, *RUN_BY_GIT))
+
+
+class _GitResult(Struct, frozen=True):
+    code: int | None
+    output: str
+    reason: str
+
+    @property
+    def explanation(self) -> str:
+        """What git said, or else how it ended."""
+        return self.output[-_MAX_OUTPUT:] or f"{self.reason} {self.code if self.code is not None else ''}".strip()
+
+
+async def _run_in_worktree(sandbox: Sandbox, worktree: Worktree, *script: str) -> _GitResult:
+    """Run a script in a worktree. Below the folder around it, git can also write what editors and agents read."""
+    return await _run_git(sandbox, worktree.holder, script, Path(worktree.folder).name)
+
+
+async def _run_git(sandbox: Sandbox, workspace: Path, script: tuple[str, ...], folder: str = "") -> _GitResult:
+    """Run a script, with its arguments, in a folder of a workspace.
+
+    Environment files are shown: git would take an empty one for a change. The git is that of the system, and none of
+    the workspace.
+    """
+    output: list[bytes] = []
+    job = Job(
+        argv=("sh", "-c", script[0], "sh", *script[1:]),
+        workspace=workspace,
+        cwd=folder,
+        bounds=_BOUNDS,
+        env={"LC_ALL": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"},
+        show_env_files=True,
+    )
+    result = await sandbox.run_in_sandbox(job, output.append)
+    return _GitResult(result.code, b"".join(output).decode(errors="replace").strip("\n"), result.reason)

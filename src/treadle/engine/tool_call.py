@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle import events
 from treadle.engine.authorize import ReadyCall
@@ -300,9 +301,21 @@ class LogToolServices(ToolServices):
         await self._log.post(self._session_id, [fact], wake=False, claim=self._claim)
 
     async def record_kept_files(
-        self, files: Sequence[events.KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+        self,
+        files: Sequence[events.KeptFile],
+        *,
+        tree: str = "",
+        left_out: Sequence[str] = (),
+        refs: Sequence[events.KeptRef] = (),
     ) -> None:
-        fact = events.FilesKept(call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out))
+        redact = self._redactor.redact_text
+        fact = events.FilesKept(
+            call_id=self._call_id,
+            files=tuple(files),
+            tree=tree,
+            left_out=tuple(left_out),
+            refs=tuple(replace(ref, commits=tuple(map(redact, ref.commits))) for ref in refs),
+        )
         await self._log.post(self._session_id, [events.validate_fact(fact)], wake=False, claim=self._claim)
 
     async def check_claim(self) -> None:

@@ -1,0 +1,328 @@
+"""A folder of a repository, read and written without following a link. It does not know what the files mean.
+
+Both sides need this: a command has written in the private copy, and the real one may come from a hostile archive.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from treadle.errors import TreadleError
+from treadle.workspace.folder import O_PATH, open_beneath
+
+LOCK_WAIT_S = 2.0
+"""How long a lock of another git process is waited for."""
+
+MAX_DEPTH = 64
+_FOLDER_FLAGS = (O_PATH or os.O_RDONLY) | os.O_DIRECTORY
+_READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_POLL_S = 0.02
+
+
+class RepositoryUnsupported(TreadleError):
+    """This repository cannot be copied for a command. The message says why; nothing was changed."""
+
+
+class UnsafeFile(TreadleError):
+    """A file of a repository is a link, not a regular file, or too large. The message names it."""
+
+
+class LockHeld(TreadleError):
+    """Another process holds the lock of a file, so the file was not changed. The message names it."""
+
+
+class GitFolder:
+    """An open folder, for a `with` block. No part of a path in it, nor of its own, may be a link."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        root = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.fd = open_beneath(root, str(path.absolute()).lstrip("/") or ".", os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise UnsafeFile(f"{path} is not a folder that can be opened: {error.strerror}.") from None
+        finally:
+            os.close(root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the folder."""
+        os.close(self.fd)
+
+    # ── reading ──
+
+    def open_file(self, name: str) -> int | None:
+        """Open a regular file for reading; None when there is nothing. Raises `UnsafeFile`."""
+        try:
+            opened = open_beneath(self.fd, name, _READ_FLAGS)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno == errno.ENOTDIR and not self._is_link_above(name):
+                return None
+            raise UnsafeFile(f"{name} is not a regular file ({_explain(error)}).") from None
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            os.close(opened)
+            raise UnsafeFile(f"{name} is not a regular file.")
+        return opened
+
+    def _is_link_above(self, name: str) -> bool:
+        """Whether a part of a path is a link. The system says "not a folder" of links and of files."""
+        parts = name.split("/")
+        for count in range(1, len(parts) + 1):
+            about = self.look_up("/".join(parts[:count]))
+            if about is None or not stat.S_ISDIR(about.st_mode):
+                return about is not None and stat.S_ISLNK(about.st_mode)
+        return False
+
+    def read_file(self, name: str, limit: int) -> bytes | None:
+        """Read a regular file; None when there is nothing. Raises `UnsafeFile`, also when it is too large."""
+        opened = self.open_file(name)
+        if opened is None:
+            return None
+        with open(opened, "rb", buffering=0) as file:
+            data = read_limited(file.fileno(), limit + 1)
+        if len(data) > limit:
+            raise UnsafeFile(f"{name} has more than {limit} bytes.")
+        return data
+
+    def look_up(self, name: str) -> os.stat_result | None:
+        """Describe what is at a path, without following a link; None when there is nothing."""
+        folder, _, last = name.rpartition("/")
+        try:
+            with self._hold(folder) as parent:
+                return os.stat(last, dir_fd=parent, follow_symlinks=False)
+        except OSError:
+            return None
+
+    def is_folder(self, name: str) -> bool:
+        """Whether a real folder is at a path."""
+        about = self.look_up(name)
+        return about is not None and stat.S_ISDIR(about.st_mode)
+
+    def list_entries(self, name: str, limit: int) -> list[os.DirEntry[str]]:
+        """List a folder, at most `limit` entries. Nothing there, or no folder: an empty list."""
+        try:
+            opened = open_beneath(self.fd, name, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return []
+        try:
+            with os.scandir(opened) as entries:
+                return [entry for entry, _ in zip(entries, range(limit), strict=False)]
+        finally:
+            os.close(opened)
+
+    def walk_entries(self, top: str, limit: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Go through everything below a folder that is no folder itself, at most `limit` entries in all."""
+        waiting = [top]
+        while waiting and limit > 0:
+            folder = waiting.pop()
+            entries = self.list_entries(folder, limit)
+            limit -= len(entries)
+            for entry in entries:
+                path = f"{folder}/{entry.name}"
+                if not entry.is_dir(follow_symlinks=False):
+                    yield path, entry
+                elif path.count("/") < MAX_DEPTH:
+                    waiting.append(path)
+
+    # ── writing ──
+
+    @contextmanager
+    def _hold(self, name: str, *, create: bool = False) -> Generator[int]:
+        """Open a folder below this one through no link, and create the missing parts if asked."""
+        if create:
+            parts = [part for part in name.split("/") if part]
+            here = os.dup(self.fd)
+            try:
+                for part in parts:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=here)
+                    inner = open_beneath(here, part, _FOLDER_FLAGS)
+                    os.close(here)
+                    here = inner
+                yield here
+            finally:
+                os.close(here)
+        else:
+            opened = open_beneath(self.fd, name or ".", _FOLDER_FLAGS)
+            try:
+                yield opened
+            finally:
+                os.close(opened)
+
+    def create_folder(self, name: str) -> None:
+        """Create a folder and its parents, unless they exist."""
+        with self._hold(name, create=True):
+            pass
+
+    def write_file(self, name: str, data: bytes, mode: int = 0o666) -> None:
+        """Write a whole file or nothing, and create its folders. What stood there before is replaced, a link too."""
+        folder, _, last = name.rpartition("/")
+        temporary = f".treadle-{secrets.token_hex(8)}"
+        with self._hold(folder, create=True) as parent:
+            opened = os.open(temporary, _CREATE_FLAGS, mode, dir_fd=parent)
+            try:
+                write_and_sync(opened, data)
+                os.rename(temporary, last, src_dir_fd=parent, dst_dir_fd=parent)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=parent)
+                raise
+
+    def create_file(self, name: str, mode: int = 0o666) -> int:
+        """Create a new file in an existing or new folder and return its descriptor; raises `FileExistsError`."""
+        folder, _, last = name.rpartition("/")
+        with self._hold(folder, create=True) as parent:
+            return os.open(last, _CREATE_FLAGS, mode, dir_fd=parent)
+
+    def append_file(self, name: str, data: bytes) -> None:
+        """Append to a regular file, which is created if it is missing. Raises `UnsafeFile` for anything else."""
+        folder, _, last = name.rpartition("/")
+        try:
+            with self._hold(folder, create=True) as parent:
+                opened = os.open(last, _APPEND_FLAGS, 0o666, dir_fd=parent)
+        except OSError as error:
+            raise UnsafeFile(f"{name} cannot be written ({_explain(error)}).") from None
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            os.close(opened)
+            raise UnsafeFile(f"{name} is not a regular file.")
+        write_and_sync(opened, data)
+
+    def publish_file(self, temporary: str, name: str) -> None:
+        """Give a complete file its final name. A file that has the name already stays."""
+        folder, _, last = name.rpartition("/")
+        with self._hold(folder, create=True) as parent, suppress(FileExistsError):
+            try:
+                os.link(temporary, last, src_dir_fd=self.fd, dst_dir_fd=parent, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+                    raise
+                os.rename(temporary, last, src_dir_fd=self.fd, dst_dir_fd=parent)  # no hard links here
+                return
+        self.remove_file(temporary)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename something directly in this folder."""
+        os.rename(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def remove_file(self, name: str) -> bool:
+        """Remove a file, and say whether there was one."""
+        folder, _, last = name.rpartition("/")
+        try:
+            with self._hold(folder) as parent:
+                os.unlink(last, dir_fd=parent)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def remove_empty_folders(self, name: str, above: str) -> None:
+        """Remove a folder and its parents below `above`, as far as they are empty."""
+        while name != above and name.startswith(f"{above}/"):
+            folder, _, last = name.rpartition("/")
+            try:
+                with self._hold(folder) as parent:
+                    os.rmdir(last, dir_fd=parent)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                return
+            name = folder
+
+    def remove_empty_tree(self, name: str) -> bool:
+        """Remove a folder that holds nothing but empty folders, and say whether it is gone."""
+        folders = [name]
+        for folder in folders:
+            entries = self.list_entries(folder, 1000)
+            if len(folders) > 1000 or not all(entry.is_dir(follow_symlinks=False) for entry in entries):
+                return False
+            folders.extend(f"{folder}/{entry.name}" for entry in entries)
+        for folder in reversed(folders):
+            above, _, last = folder.rpartition("/")
+            with suppress(OSError), self._hold(above) as parent:
+                os.rmdir(last, dir_fd=parent)
+        return not self.is_folder(name)
+
+    @contextmanager
+    def lock_file(self, name: str, wait_s: float = LOCK_WAIT_S) -> Generator[FileLock]:
+        """Take git's lock `NAME.lock`. Raises `LockHeld` when another process holds it for too long."""
+        folder, _, last = name.rpartition("/")
+        until = time.monotonic() + wait_s
+        with self._hold(folder, create=True) as parent:
+            while True:
+                try:
+                    opened = os.open(f"{last}.lock", _CREATE_FLAGS, 0o666, dir_fd=parent)
+                    break
+                except FileExistsError:
+                    if time.monotonic() > until:
+                        raise LockHeld(f"{name}.lock is held by another git process.") from None
+                    time.sleep(_POLL_S)
+            lock = FileLock(parent, last, opened)
+            try:
+                yield lock
+            finally:
+                lock.release()
+
+
+class FileLock:
+    """A lock that is held. The new content goes into the lock file, which then takes the place of the file."""
+
+    def __init__(self, parent: int, name: str, opened: int) -> None:
+        self._parent, self._name, self._opened = parent, name, opened
+
+    def replace(self, data: bytes) -> None:
+        """Replace the file at once by this content. That ends the lock."""
+        opened, self._opened = self._opened, -1
+        try:
+            write_and_sync(opened, data)
+            os.rename(f"{self._name}.lock", self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+        except BaseException:
+            self._unlink()
+            raise
+
+    def release(self) -> None:
+        """Remove the lock, unless the file was replaced."""
+        if self._opened >= 0:
+            os.close(self._opened)
+            self._opened = -1
+            self._unlink()
+
+    def _unlink(self) -> None:
+        with suppress(OSError):
+            os.unlink(f"{self._name}.lock", dir_fd=self._parent)
+
+
+def read_limited(opened: int, limit: int) -> bytes:
+    """Read at most `limit` bytes from where a descriptor stands."""
+    pieces: list[bytes] = []
+    while limit > 0 and (piece := os.read(opened, min(limit, 1 << 20))):
+        pieces.append(piece)
+        limit -= len(piece)
+    return b"".join(pieces)
+
+
+def write_and_sync(opened: int, data: bytes) -> None:
+    """Write a whole file to the disk and close it."""
+    with open(opened, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _explain(error: OSError) -> str:
+    return "a link" if error.errno == errno.ELOOP else error.strerror or "unreadable"

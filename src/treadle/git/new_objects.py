@@ -1,0 +1,188 @@
+"""Takes the objects that a command made into the real repository, each checked by its hash.
+
+An object is written only if everything it refers to is there, so whatever a repository has is complete. What is new is
+found by name; nothing here trusts that a name is right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+
+from msgspec import Struct
+
+from treadle.git.git_folder import UnsafeFile, read_limited
+from treadle.git.names import show_name
+from treadle.git.object_format import ObjectFormat
+from treadle.git.object_links import list_links
+from treadle.git.object_store import MAX_HEAD_BYTES, ObjectStore, read_loose_head
+from treadle.git.pack_file import DamagedObject, GitObject, WorkLimit
+
+MAX_OBJECTS = 200_000
+"""Objects that are taken over from one command."""
+
+MAX_OBJECT_BYTES = 1 << 30
+MAX_PARSED_BYTES = 32 << 20
+_CHUNK = 1 << 18
+_FEW = 8
+
+
+class NewObject(Struct, frozen=True):
+    """A checked object that waits in a temporary file. `links` are the ids that it refers to."""
+
+    kind: str
+    temporary: str
+    links: tuple[str, ...]
+
+
+class NewObjects:
+    """What was found in a private copy. `taken` has the kinds of the objects that the real repository got."""
+
+    def __init__(self, real: ObjectStore) -> None:
+        self._real = real
+        self.taken: dict[str, str] = {}
+        self.rejected: list[str] = []
+
+    def has(self, object_id: str) -> bool:
+        """Whether the real repository has an object now, with everything it refers to."""
+        return object_id in self.taken or object_id == self._empty_tree or self._real.has(object_id)
+
+    def read_kind(self, object_id: str) -> str:
+        """Read the kind of an object of the real repository; empty when it is missing."""
+        return self.taken.get(object_id) or self._real.read_kind(object_id)
+
+    @property
+    def _empty_tree(self) -> str:
+        return self._real.form.hash_object("tree", b"")  # git knows it without having it
+
+    def take(self, private: ObjectStore, work: WorkLimit) -> None:
+        """Check and write all objects that the real repository does not have."""
+        ids = private.list_ids(MAX_OBJECTS)
+        if len(ids) > MAX_OBJECTS:
+            self.rejected.append(
+                f"The command made more than {MAX_OBJECTS} git objects. Only some were kept: commit less at a time."
+            )
+            ids = ids[:MAX_OBJECTS]
+        found: dict[str, NewObject] = {}
+        try:
+            for object_id in ids:
+                if not self._real.has(object_id):
+                    try:
+                        found[object_id] = self._check_object(private, object_id, work)
+                    except (DamagedObject, UnsafeFile) as error:
+                        self.rejected.append(f"The git object {object_id[:12]} was not kept: {show_name(str(error))}")
+            order = _sort_complete(found, self.has)
+            _flush(self._real, [found[object_id].temporary for object_id in order])
+            for object_id in order:
+                self._real.folder.publish_file(found[object_id].temporary, f"{object_id[:2]}/{object_id[2:]}")
+                self.taken[object_id] = found[object_id].kind
+        finally:
+            for one in found.values():
+                with suppress(OSError):
+                    self._real.folder.remove_file(one.temporary)
+        if missing := len(found) - len(order):
+            self.rejected.append(f"{missing} git objects were not kept: they refer to objects that are missing.")
+
+    def _check_object(self, private: ObjectStore, object_id: str, work: WorkLimit) -> NewObject:
+        # git removes files of this name itself when they are old, so a crash leaves nothing behind for long.
+        temporary = f"tmp_obj_treadle_{secrets.token_hex(8)}"
+        target = self._real.folder.create_file(temporary, 0o444)
+        try:
+            with open(target, "wb") as file:
+                source = private.open_loose(object_id)
+                if source is not None:
+                    with open(source, "rb", buffering=0):
+                        found = copy_loose(source, file.write, object_id, private.form, work)
+                else:
+                    found = _copy_packed(private, file.write, object_id)
+            return NewObject(found.kind, temporary, tuple(list_links(found, private.form)))
+        except BaseException:
+            self._real.folder.remove_file(temporary)
+            raise
+
+
+def copy_loose(
+    source: int, write: Callable[[bytes], object], object_id: str, form: ObjectFormat, work: WorkLimit
+) -> GitObject:
+    """Copy the file of a loose object and check it on the way. The content of a blob is not returned.
+
+    Raises `DamagedObject` when the hash is wrong, the object is too large, or something follows it.
+    """
+    stream, running = zlib.decompressobj(), form.start_hash()
+    head, kind, size, done = b"", "", -1, 0
+    kept: list[bytes] = []
+    while chunk := read_limited(source, _CHUNK):
+        write(chunk)
+        while chunk:
+            if stream.eof:
+                raise DamagedObject("something follows the object in its file")
+            try:
+                piece = stream.decompress(chunk, MAX_HEAD_BYTES if size < 0 else _CHUNK * 4)
+            except zlib.error:
+                raise DamagedObject("an object cannot be unpacked") from None
+            chunk = stream.unconsumed_tail or stream.unused_data
+            running.update(piece)
+            if size < 0:
+                head += piece
+                if len(head) < MAX_HEAD_BYTES and not stream.eof:
+                    continue
+                kind, size, start = read_loose_head(head)
+                if size > (MAX_OBJECT_BYTES if kind == "blob" else MAX_PARSED_BYTES):
+                    raise DamagedObject("an object is too large")
+                work.spend(size)
+                piece = head[start:]
+            done += len(piece)
+            if done > size:
+                raise DamagedObject("an object has another size than it says")
+            if kind != "blob":
+                kept.append(piece)
+    if not stream.eof or done != size or running.hexdigest() != object_id:
+        raise DamagedObject("its content has another hash than its name says")
+    return GitObject(kind, b"".join(kept))
+
+
+def _copy_packed(private: ObjectStore, write: Callable[[bytes], object], object_id: str) -> GitObject:
+    found = private.read(object_id)
+    if found is None or (found.kind != "blob" and len(found.data) > MAX_PARSED_BYTES):
+        raise DamagedObject("an object is missing or too large")
+    if private.form.hash_object(found.kind, found.data) != object_id:
+        raise DamagedObject("its content has another hash than its name says")
+    write(zlib.compress(b"%s %d\0" % (found.kind.encode(), len(found.data)) + found.data, 1))
+    return found
+
+
+def _sort_complete(found: dict[str, NewObject], has: Callable[[str], bool]) -> list[str]:
+    """Sort the objects so that each comes after what it refers to. Those that refer to missing ones are left out."""
+    order: dict[str, bool] = {}  # whether it is complete
+    for start in found:
+        waiting = [start]
+        while waiting:
+            here = waiting[-1]
+            if here in order:
+                waiting.pop()
+                continue
+            open_links = [link for link in found[here].links if link in found and link not in order]
+            if open_links:
+                waiting.extend(open_links)
+            else:
+                order[here] = all(order.get(link) or (link not in found and has(link)) for link in found[here].links)
+                waiting.pop()
+    return [object_id for object_id, is_complete in order.items() if is_complete]
+
+
+def _flush(real: ObjectStore, names: list[str]) -> None:
+    """Put files on the disk before they get their names. Many at once are written by one call for the file system."""
+    if len(names) > _FEW:
+        sync_file_system = getattr(ctypes.CDLL(None), "syncfs", None)
+        if sync_file_system is None or sync_file_system(real.folder.fd) != 0:
+            os.sync()
+        return
+    for name in names:
+        opened = real.folder.open_file(name)
+        if opened is not None:
+            os.fsync(opened)
+            os.close(opened)

@@ -1,0 +1,206 @@
+"""Takes the state of a private copy back into the real repository, when all processes of the command are gone.
+
+It is an allow-list: objects, branches, tags, the stash, HEAD, the index, logs and the state of an unfinished merge or
+rebase. Settings, hooks and everything else are never taken over. Whatever it reads, an attacker may have written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from treadle.git.git_folder import GitFolder, LockHeld, RepositoryUnsupported, UnsafeFile
+from treadle.git.index_file import MAX_INDEX_BYTES, DamagedIndex, Entries, parse_index, render_index
+from treadle.git.index_merge import IndexChecks, merge_index
+from treadle.git.names import show_name
+from treadle.git.new_objects import NewObjects
+from treadle.git.object_links import parse_commit
+from treadle.git.object_store import ObjectStore
+from treadle.git.operation_state import STATE_FOLDERS, TOP_FILES, StateChecks, take_state
+from treadle.git.pack_file import DamagedObject, WorkLimit
+from treadle.git.private_copy import MARKER, WATCHED_FOLDERS, PrivateCopy, sign_files
+from treadle.git.real_repository import RealRepository
+from treadle.git.take_refs import RefTaker
+from treadle.sandbox.base import GitReport, RefChange
+
+MAX_REJECTED = 20
+_MAX_SENTENCE = 400
+_MAX_COMMITS = 50
+_MAX_SUBJECT = 100
+_WORK_BYTES = 8 << 30
+_SHOWN_NAMES = 5
+
+# What git writes in its folder besides what is taken over, and what nobody misses.
+_IGNORED = {
+    *("HEAD", "index", "objects", "refs", "logs", "packed-refs", "config", "info", "hooks", "worktrees", "shallow"),
+    *("FETCH_HEAD", "description", "branches", "gc.log", "gc.pid", "MERGE_RR", "rr-cache", "lost-found", MARKER),
+    *(*TOP_FILES, *STATE_FOLDERS),
+}
+
+IsCleanGitlink = Callable[[str], bool]
+
+
+def refuse_gitlink(path: str) -> bool:
+    """Refuse every new submodule."""
+    return False
+
+
+def take_back(copy: PrivateCopy, is_clean_gitlink: IsCleanGitlink = refuse_gitlink) -> GitReport | None:
+    """Take over what a command did in its private copy. None: it did nothing that matters.
+
+    `is_clean_gitlink` says whether the index may have a submodule at a path. Only damage to the real repository raises.
+    """
+    name = copy.repository.name
+    try:
+        with GitFolder(copy.folder) as private, RealRepository(copy.repository) as real:
+            if _read_marker(private) != copy.marker:
+                return GitReport(
+                    name, rejected=("The repository was replaced by another one. Nothing of it was kept.",)
+                )
+            with real.hold():
+                return _TakeBack(copy, private, real, is_clean_gitlink).run()
+    except (UnsafeFile, RepositoryUnsupported, LockHeld) as error:
+        return GitReport(name, rejected=(f"Nothing of .git was kept: {show_name(str(error))}",))
+
+
+def _read_marker(private: GitFolder) -> str:
+    try:
+        return (private.read_file(MARKER, 100) or b"").decode(errors="replace")
+    except UnsafeFile:
+        return ""
+
+
+class _TakeBack:
+    """One take-back: objects first, then refs with their logs, HEAD, the index, and the state of operations."""
+
+    def __init__(
+        self, copy: PrivateCopy, private: GitFolder, real: RealRepository, is_clean_gitlink: IsCleanGitlink
+    ) -> None:
+        self._copy, self._private, self._real = copy, private, real
+        self._is_clean_gitlink = is_clean_gitlink
+        self._objects = NewObjects(real.objects)
+        self._index_before: bytes | None = None
+        self._rejected: list[str] = []
+
+    def run(self) -> GitReport | None:
+        signatures = sign_files(self._copy.folder)
+        self._take_objects()
+        refs = RefTaker(self._copy, self._private, self._real, self._objects)
+        refs.take_refs()
+        refs.take_head()
+        if signatures.get("index") != self._copy.signatures.get("index"):
+            self._take_index()
+        checks = StateChecks(self._copy.form, self._objects.has, self._is_commit)
+        state = take_state(self._copy.state, self._private, self._real.git, checks)
+        self._report_ignored(signatures)
+        rejected = [*refs.rejected, *state.rejected, *self._rejected, *self._objects.rejected]
+        if not (refs.changes or rejected or state.is_changed or self._index_before is not None):
+            return None
+        return GitReport(
+            repository=self._copy.repository.name,
+            changes=tuple(refs.changes),
+            commits=self._list_commits(refs.changes),
+            rejected=limit_sentences(rejected),
+            index_before=self._index_before,
+        )
+
+    def _take_objects(self) -> None:
+        work = WorkLimit(_WORK_BYTES)
+        try:
+            with ObjectStore(self._copy.folder / "objects", self._copy.form, is_hostile=True, work=work) as private:
+                self._objects.take(private, work)
+        except UnsafeFile:
+            self._rejected.append("The objects of .git were replaced by something that is no folder. None was kept.")
+
+    def _is_commit(self, object_id: str) -> bool:
+        return self._objects.has(object_id) and self._objects.read_kind(object_id) == "commit"
+
+    def _is_blob(self, object_id: str) -> bool:
+        return self._objects.has(object_id) and self._objects.read_kind(object_id) == "blob"
+
+    def _is_missing(self, path: bytes) -> bool:
+        with GitFolder(self._copy.repository.work_tree) as folder:
+            return folder.look_up(os.fsdecode(path)) is None
+
+    def _take_index(self) -> None:
+        form, base_data = self._copy.form, self._copy.index or b""
+        try:
+            data = self._private.read_file("index", MAX_INDEX_BYTES)
+            if data is None or data == base_data:
+                return
+            base, command = _parse(base_data, self._copy), parse_index(data, form)
+            if base.keys() == command.keys():  # only what git remembers of the files
+                return
+            with self._real.git.lock_file("index") as lock:
+                current = self._real.git.read_file("index", MAX_INDEX_BYTES) or b""
+                user = base if current == base_data else _parse(current, self._copy)
+                checks = IndexChecks(self._is_blob, self._is_clean_gitlink, self._is_missing)
+                result, rejected = merge_index(base, command, user, checks)
+                self._rejected.extend(rejected)
+                if result.keys() != user.keys():
+                    lock.replace(render_index(result, form))
+                    self._index_before = current
+        except (UnsafeFile, DamagedIndex, LockHeld) as error:
+            self._rejected.append(f"What was staged was not kept: {show_name(str(error))}. Stage it again.")
+
+    def _report_ignored(self, signatures: dict[str, tuple[int, int, int]]) -> None:
+        """Name what the command changed and what is never taken over."""
+        names: list[str] = []
+        if signatures.get("config") != self._copy.signatures.get("config") and self._read_config() != self._copy.config:
+            names.append("config")
+        for top in WATCHED_FOLDERS:
+            old, new = (
+                {name: one for name, one in each.items() if name.startswith(f"{top}/")}
+                for each in (self._copy.signatures, signatures)
+            )
+            if old != new:
+                names.append(top)
+        for entry in self._private.list_entries(".", 1000):
+            if entry.name not in _IGNORED and not entry.name.endswith(".lock"):
+                names.append(entry.name)
+        if names:
+            shown = ", ".join(map(show_name, names[:_SHOWN_NAMES])) + (" …" if len(names) > _SHOWN_NAMES else "")
+            self._rejected.append(f"These changes in .git were not kept, because only the user may make them: {shown}.")
+
+    def _read_config(self) -> bytes:
+        try:
+            return self._private.read_file("config", MAX_INDEX_BYTES) or b""
+        except UnsafeFile:
+            return b""
+
+    def _list_commits(self, changes: Sequence[RefChange]) -> tuple[str, ...]:
+        """List the new commits that the changed refs lead to, newest first."""
+        waiting = [change.after for change in changes]
+        found: dict[str, tuple[int, str]] = {}
+        with ObjectStore(self._copy.repository.common_dir / "objects", self._copy.form) as objects:
+            while waiting and len(found) < _MAX_COMMITS:
+                object_id = waiting.pop(0)
+                if object_id in found or self._objects.taken.get(object_id) != "commit":
+                    continue
+                try:
+                    stored = objects.read(object_id)
+                    commit = parse_commit(stored.data if stored else b"", self._copy.form)
+                except DamagedObject:
+                    continue
+                found[object_id] = commit.time, commit.subject
+                waiting.extend(commit.parents)
+        ordered = sorted(found.items(), key=lambda item: -item[1][0])
+        return tuple(f"{object_id[:7]} {show_name(subject)[:_MAX_SUBJECT]}" for object_id, (_, subject) in ordered)
+
+
+def _parse(data: bytes, copy: PrivateCopy) -> Entries:
+    return parse_index(data, copy.form) if data else {}
+
+
+def limit_sentences(sentences: Sequence[str]) -> tuple[str, ...]:
+    """Keep a report short: at most some sentences, none twice, none too long."""
+    unique = [sentence[:_MAX_SENTENCE] for sentence in dict.fromkeys(sentences)]
+    if len(unique) > MAX_REJECTED:
+        unique[MAX_REJECTED - 1 :] = [f"{len(unique) - MAX_REJECTED + 1} more changes were not kept."]
+    return tuple(unique)
+
+
+def adopt_repository(found: Path, work_tree: Path, *, name: str, is_bare: bool) -> GitReport:
+    """Replace a repository that a command made in the workspace by a clean one with the allowed content."""
+    raise NotImplementedError

@@ -1,0 +1,126 @@
+"""A repository on disk with real git, and a command that works in a private copy of it. git runs only in the tests."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from treadle.git.private_copy import PrivateCopy, create_private_copy
+from treadle.git.repository import Repository
+from treadle.git.take_back import take_back
+from treadle.sandbox.base import GitReport
+
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "HOME": "/nonexistent",
+    "LC_ALL": "C",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_AUTHOR_NAME": "An Author",
+    "GIT_AUTHOR_EMAIL": "author@example.org",
+    "GIT_COMMITTER_NAME": "A Committer",
+    "GIT_COMMITTER_EMAIL": "committer@example.org",
+    "GIT_EDITOR": "true",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n"
+
+
+def run_git(folder: Path, *arguments: str, check: bool = True, **environment: str) -> str:
+    """Run git as the user would, and return what it printed."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, check=False
+    )
+    if check and done.returncode:
+        raise AssertionError(f"git {' '.join(arguments)} failed: {done.stdout}{done.stderr}")
+    return done.stdout.strip()
+
+
+class Command:
+    """A command at work: git in it sees the private copy."""
+
+    def __init__(self, copy: PrivateCopy) -> None:
+        self.copy, self.folder = copy, copy.folder
+
+    def git(self, *arguments: str, check: bool = True, **environment: str) -> str:
+        """Run git in the private copy."""
+        places = {"GIT_DIR": str(self.folder), "GIT_WORK_TREE": str(self.copy.repository.work_tree)}
+        return run_git(self.copy.repository.work_tree, *arguments, check=check, **places, **environment)
+
+    def end(self) -> GitReport | None:
+        """Take back what the command did."""
+        return take_back(self.copy)
+
+
+class Place:
+    """A repository with one commit. `top` is its work tree."""
+
+    def __init__(self, top: Path, *options: str) -> None:
+        self.top, self._count = top, 0
+        top.mkdir(parents=True, exist_ok=True)
+        run_git(top, "init", "-q", "-b", "main", *options)
+        self.commit("one", **{"a.txt": "1\n", "b.txt": "1\n"})
+        self.git_dir = self.common_dir = top / ".git"
+
+    def write(self, **files: str) -> None:
+        """Write files in the work tree."""
+        for name, text in files.items():
+            (self.top / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.top / name).write_text(text)
+
+    def git(self, *arguments: str, check: bool = True, **environment: str) -> str:
+        """Run git as the user."""
+        return run_git(self.top, *arguments, check=check, **environment)
+
+    def commit(self, subject: str, **files: str) -> str:
+        """Commit files as the user, and return the id."""
+        self.write(**files)
+        self.git("add", "-A")
+        self.git("commit", "-qm", subject, "--allow-empty")
+        return self.git("rev-parse", "HEAD")
+
+    @property
+    def repository(self) -> Repository:
+        return Repository(self.top, self.git_dir, self.common_dir)
+
+    def start_command(self, config: str = CONFIG) -> Command:
+        """Make a private copy for a command."""
+        self._count += 1
+        folder = self.top.parent / f"private-{self.top.name}-{self._count}"
+        objects = str(self.common_dir / "objects")
+        return Command(create_private_copy(self.repository, folder, config=config, objects_path=objects))
+
+    def run_command(self, work: Callable[[Command], object]) -> GitReport:
+        """Do something in a private copy and take it back. There must be something to report."""
+        command = self.start_command()
+        work(command)
+        report = command.end()
+        assert report is not None
+        self.check()
+        return report
+
+    def run_gits(self, *lines: str) -> GitReport:
+        """Run some git commands, each a line of words, in one private copy, and take it back."""
+        return self.run_command(lambda command: [command.git(*line.split()) for line in lines])
+
+    def check(self) -> None:
+        """Check that the real repository is whole."""
+        done = subprocess.run(
+            ["git", "fsck", "--strict", "--full", "--no-dangling"],
+            cwd=self.top,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0 and "error" not in done.stderr, done.stdout + done.stderr
+        assert not list(self.common_dir.rglob("*.lock")) and not list(self.common_dir.rglob("*treadle*/HEAD"))
+        assert not list(self.common_dir.glob("objects/tmp_*"))
+
+    def subjects(self, *revisions: str) -> list[str]:
+        """List the subjects of commits, newest first."""
+        return self.git("log", "--format=%s", *revisions).splitlines()
+
+    def status(self) -> list[str]:
+        """List the lines of a short status."""
+        return self.git("status", "--porcelain").splitlines()

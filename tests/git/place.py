@@ -33,7 +33,7 @@ def run_git(folder: Path, *arguments: str, check: bool = True, **environment: st
     )
     if check and done.returncode:
         raise AssertionError(f"git {' '.join(arguments)} failed: {done.stdout}{done.stderr}")
-    return done.stdout.strip()
+    return done.stdout.rstrip()
 
 
 class Command:
@@ -56,11 +56,26 @@ class Place:
     """A repository with one commit. `top` is its work tree."""
 
     def __init__(self, top: Path, *options: str) -> None:
-        self.top, self._count = top, 0
+        self.top, self.aside, self._count = top, top.parent, 0
         top.mkdir(parents=True, exist_ok=True)
         run_git(top, "init", "-q", "-b", "main", *options)
         self.commit("one", **{"a.txt": "1\n", "b.txt": "1\n"})
         self.git_dir = self.common_dir = top / ".git"
+
+    @classmethod
+    def open(cls, top: Path, git_dir: Path | None = None, common_dir: Path | None = None) -> "Place":
+        """Open a repository that exists."""
+        place = cls.__new__(cls)
+        place.top, place.aside, place._count = top, top.parent, 0
+        place.git_dir = git_dir or top / ".git"
+        place.common_dir = common_dir or place.git_dir
+        return place
+
+    @classmethod
+    def link(cls, place: "Place", name: str, branch: str) -> "Place":
+        """Add a linked worktree with a new branch."""
+        place.git("worktree", "add", "-q", "-b", branch, f"../{name}")
+        return cls.open(place.top.parent / name, place.common_dir / "worktrees" / name, place.common_dir)
 
     def write(self, **files: str) -> None:
         """Write files in the work tree."""
@@ -86,7 +101,7 @@ class Place:
     def start_command(self, config: str = CONFIG) -> Command:
         """Make a private copy for a command."""
         self._count += 1
-        folder = self.top.parent / f"private-{self.top.name}-{self._count}"
+        folder = self.aside / f"private-{self.top.name}-{self._count}"
         objects = str(self.common_dir / "objects")
         return Command(create_private_copy(self.repository, folder, config=config, objects_path=objects))
 

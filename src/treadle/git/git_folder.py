@@ -101,6 +101,12 @@ class GitFolder:
             raise UnsafeFile(f"{name} has more than {limit} bytes.")
         return data
 
+    def read_link(self, name: str) -> bytes:
+        """Read where a link leads, without following it; raises `OSError`."""
+        folder, _, last = name.rpartition("/")
+        with self._hold(folder) as parent:
+            return os.fsencode(os.readlink(last, dir_fd=parent))
+
     def look_up(self, name: str) -> os.stat_result | None:
         """Describe what is at a path, without following a link; None when there is nothing."""
         folder, _, last = name.rpartition("/")
@@ -218,8 +224,16 @@ class GitFolder:
         self.remove_file(temporary)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename something directly in this folder."""
-        os.rename(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        """Give something a name directly in this folder."""
+        folder, _, last = old.rpartition("/")
+        with self._hold(folder) as parent:
+            os.rename(last, new, src_dir_fd=parent, dst_dir_fd=self.fd)
+
+    def allow_access(self, name: str) -> None:
+        """Let us read and empty a folder that its maker may have closed."""
+        with self._hold(name) as opened:
+            if O_PATH and os.fstat(opened).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.chmod(f"/proc/self/fd/{opened}", stat.S_IRWXU)
 
     def remove_file(self, name: str) -> bool:
         """Remove a file, and say whether there was one."""
@@ -259,10 +273,10 @@ class GitFolder:
         return not self.is_folder(name)
 
     @contextmanager
-    def lock_file(self, name: str, wait_s: float = LOCK_WAIT_S) -> Generator[FileLock]:
+    def lock_file(self, name: str) -> Generator[FileLock]:
         """Take git's lock `NAME.lock`. Raises `LockHeld` when another process holds it for too long."""
         folder, _, last = name.rpartition("/")
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + LOCK_WAIT_S
         with self._hold(folder, create=True) as parent:
             while True:
                 try:

@@ -54,6 +54,7 @@ class PrivateCopy(Struct, frozen=True):
     config: bytes = b""
     signatures: Mapping[str, Signature] = field(default_factory=dict[str, Signature])
     is_empty: bool = False
+    head_name: str = "HEAD"
 
 
 def create_private_copy(repository: Repository, folder: Path, *, config: str, objects_path: str) -> PrivateCopy:
@@ -116,7 +117,7 @@ def sign_files(folder: Path) -> dict[str, Signature]:
     with GitFolder(folder) as opened:
         names = ["index", "packed-refs", "config", "shallow"]
         for top in WATCHED_FOLDERS:
-            names.extend(f"{top}/{entry.name}" for entry in opened.list_entries(top, 1000))
+            names.extend(f"{top}/{entry.name}" for entry in opened.list_entries(top, 1000) if entry.name != "refs")
         for name in names:
             if about := opened.look_up(name):
                 found[name] = about.st_size, about.st_ino, about.st_ctime_ns

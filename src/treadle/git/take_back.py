@@ -6,35 +6,47 @@ rebase. Settings, hooks and everything else are never taken over. Whatever it re
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
+from treadle.git.commit_list import describe_commit
+from treadle.git.file_stat import FileStats
 from treadle.git.git_folder import GitFolder, LockHeld, RepositoryUnsupported, UnsafeFile
 from treadle.git.index_file import MAX_INDEX_BYTES, DamagedIndex, Entries, parse_index, render_index
 from treadle.git.index_merge import IndexChecks, merge_index
 from treadle.git.names import show_name
 from treadle.git.new_objects import NewObjects
-from treadle.git.object_links import parse_commit
+from treadle.git.new_repository import SWITCHED_OFF_HEAD, create_repository, move_aside, read_new_head, remove_tree
+from treadle.git.object_format import MAX_CONFIG_BYTES, list_settings
+from treadle.git.object_links import Commit, list_links, parse_commit
 from treadle.git.object_store import ObjectStore
 from treadle.git.operation_state import STATE_FOLDERS, TOP_FILES, StateChecks, take_state
 from treadle.git.pack_file import DamagedObject, WorkLimit
-from treadle.git.private_copy import MARKER, WATCHED_FOLDERS, PrivateCopy, sign_files
+from treadle.git.private_copy import MARKER, WATCHED_FOLDERS, PrivateCopy, Signature, sign_files
 from treadle.git.real_repository import RealRepository
+from treadle.git.repository import Repository
 from treadle.git.take_refs import RefTaker
 from treadle.sandbox.base import GitReport, RefChange
 
 MAX_REJECTED = 20
 _MAX_SENTENCE = 400
 _MAX_COMMITS = 50
-_MAX_SUBJECT = 100
 _WORK_BYTES = 8 << 30
 _SHOWN_NAMES = 5
 
+# What `git init` writes into the settings of a new repository.
+_INITIAL_SETTINGS = {
+    *(("core", name) for name in ("repositoryformatversion", "filemode", "bare", "logallrefupdates", "symlinks")),
+    *(("core", name) for name in ("ignorecase", "precomposeunicode", "worktree")),
+    ("extensions", "objectformat"),
+}
 # What git writes in its folder besides what is taken over, and what nobody misses.
 _IGNORED = {
     *("HEAD", "index", "objects", "refs", "logs", "packed-refs", "config", "info", "hooks", "worktrees", "shallow"),
     *("FETCH_HEAD", "description", "branches", "gc.log", "gc.pid", "MERGE_RR", "rr-cache", "lost-found", MARKER),
+    SWITCHED_OFF_HEAD,
     *(*TOP_FILES, *STATE_FOLDERS),
 }
 
@@ -53,15 +65,57 @@ def take_back(copy: PrivateCopy, is_clean_gitlink: IsCleanGitlink = refuse_gitli
     """
     name = copy.repository.name
     try:
-        with GitFolder(copy.folder) as private, RealRepository(copy.repository) as real:
+        with GitFolder(copy.folder) as private:
+            if copy.is_empty and not private.list_entries(".", 1):
+                return None
+            if copy.is_empty:
+                return _take_new_repository(copy, private, is_clean_gitlink, is_bare=False)
             if _read_marker(private) != copy.marker:
-                return GitReport(
-                    name, rejected=("The repository was replaced by another one. Nothing of it was kept.",)
-                )
-            with real.hold():
+                return GitReport(name, rejected=("The repository was replaced by another one. Nothing was kept.",))
+            with RealRepository(copy.repository) as real, real.hold():
                 return _TakeBack(copy, private, real, is_clean_gitlink).run()
     except (UnsafeFile, RepositoryUnsupported, LockHeld) as error:
         return GitReport(name, rejected=(f"Nothing of .git was kept: {show_name(str(error))}",))
+
+
+def adopt_repository(
+    found: Path, work_tree: Path, *, name: str, is_bare: bool, is_clean_gitlink: IsCleanGitlink = refuse_gitlink
+) -> GitReport:
+    """Replace a repository that a command made in the workspace by a clean one with the allowed content.
+
+    All processes of the command are gone. If it cannot be taken over, it is left beside, switched off.
+    """
+    try:
+        aside = move_aside(found)
+    except UnsafeFile as error:
+        return GitReport(name, rejected=(f"{show_name(found.name)} is no folder that could be checked: {error}",))
+    copy = PrivateCopy(
+        repository=Repository(work_tree, found, found, name),
+        folder=aside,
+        marker="",
+        is_empty=True,
+        head_name=SWITCHED_OFF_HEAD,
+    )
+    try:
+        with GitFolder(aside) as private:
+            report = _take_new_repository(copy, private, is_clean_gitlink, is_bare=is_bare)
+    except (UnsafeFile, RepositoryUnsupported, LockHeld) as error:
+        reason = f"The repository {show_name(found.name)} was switched off and is now {aside.name}: {error}"
+        return GitReport(name, rejected=(reason[:_MAX_SENTENCE],))
+    remove_tree(aside)
+    return report
+
+
+def _take_new_repository(
+    copy: PrivateCopy, private: GitFolder, is_clean_gitlink: IsCleanGitlink, *, is_bare: bool
+) -> GitReport:
+    """Create a clean repository, and take over what the command made."""
+    form, head = read_new_head(private, copy.head_name)
+    create_repository(copy.repository, form, head, is_bare=is_bare)
+    clean = msgspec.structs.replace(copy, form=form, head=head)
+    with RealRepository(copy.repository) as real, real.hold():
+        report = _TakeBack(clean, private, real, is_clean_gitlink).run() or GitReport(copy.repository.name)
+    return msgspec.structs.replace(report, changes=(RefChange("HEAD", "", head), *report.changes))
 
 
 def _read_marker(private: GitFolder) -> str:
@@ -119,10 +173,6 @@ class _TakeBack:
     def _is_blob(self, object_id: str) -> bool:
         return self._objects.has(object_id) and self._objects.read_kind(object_id) == "blob"
 
-    def _is_missing(self, path: bytes) -> bool:
-        with GitFolder(self._copy.repository.work_tree) as folder:
-            return folder.look_up(os.fsdecode(path)) is None
-
     def _take_index(self) -> None:
         form, base_data = self._copy.form, self._copy.index or b""
         try:
@@ -132,30 +182,27 @@ class _TakeBack:
             base, command = _parse(base_data, self._copy), parse_index(data, form)
             if base.keys() == command.keys():  # only what git remembers of the files
                 return
-            with self._real.git.lock_file("index") as lock:
+            with self._real.git.lock_file("index") as lock, FileStats(self._copy.repository, form) as files:
+                about = self._real.git.look_up("index")
                 current = self._real.git.read_file("index", MAX_INDEX_BYTES) or b""
                 user = base if current == base_data else _parse(current, self._copy)
-                checks = IndexChecks(self._is_blob, self._is_clean_gitlink, self._is_missing)
+                checks = IndexChecks(self._is_blob, self._is_clean_gitlink, files.is_missing)
                 result, rejected = merge_index(base, command, user, checks)
                 self._rejected.extend(rejected)
                 if result.keys() != user.keys():
+                    files.refresh(result, about.st_mtime_ns if about else 0)
                     lock.replace(render_index(result, form))
                     self._index_before = current
         except (UnsafeFile, DamagedIndex, LockHeld) as error:
             self._rejected.append(f"What was staged was not kept: {show_name(str(error))}. Stage it again.")
 
-    def _report_ignored(self, signatures: dict[str, tuple[int, int, int]]) -> None:
+    def _report_ignored(self, signatures: Mapping[str, Signature]) -> None:
         """Name what the command changed and what is never taken over."""
         names: list[str] = []
-        if signatures.get("config") != self._copy.signatures.get("config") and self._read_config() != self._copy.config:
+        if signatures.get("config") != self._copy.signatures.get("config") and self._has_new_settings():
             names.append("config")
-        for top in WATCHED_FOLDERS:
-            old, new = (
-                {name: one for name, one in each.items() if name.startswith(f"{top}/")}
-                for each in (self._copy.signatures, signatures)
-            )
-            if old != new:
-                names.append(top)
+        old, new = (self._select_watched(each) for each in (self._copy.signatures, signatures))
+        names.extend(sorted({name.partition("/")[0] for name, _ in old.items() ^ new.items()}))
         for entry in self._private.list_entries(".", 1000):
             if entry.name not in _IGNORED and not entry.name.endswith(".lock"):
                 names.append(entry.name)
@@ -163,30 +210,43 @@ class _TakeBack:
             shown = ", ".join(map(show_name, names[:_SHOWN_NAMES])) + (" …" if len(names) > _SHOWN_NAMES else "")
             self._rejected.append(f"These changes in .git were not kept, because only the user may make them: {shown}.")
 
-    def _read_config(self) -> bytes:
+    def _select_watched(self, signatures: Mapping[str, Signature]) -> dict[str, Signature]:
+        """Select the hooks and patterns of a copy. `git init` writes samples of hooks and a file of patterns."""
+        watched = ("hooks/", "info/attributes") if self._copy.is_empty else WATCHED_FOLDERS
+        return {
+            name: signature
+            for name, signature in signatures.items()
+            if name.startswith(watched) and not name.endswith(".sample")
+        }
+
+    def _has_new_settings(self) -> bool:
         try:
-            return self._private.read_file("config", MAX_INDEX_BYTES) or b""
+            data = self._private.read_file("config", MAX_CONFIG_BYTES) or b""
         except UnsafeFile:
-            return b""
+            return True
+        settings = {setting[:2] for setting in list_settings(data.decode(errors="replace"))}
+        return bool(settings - _INITIAL_SETTINGS) if self._copy.is_empty else data != self._copy.config
 
     def _list_commits(self, changes: Sequence[RefChange]) -> tuple[str, ...]:
         """List the new commits that the changed refs lead to, newest first."""
         waiting = [change.after for change in changes]
-        found: dict[str, tuple[int, str]] = {}
+        found: dict[str, Commit] = {}
         with ObjectStore(self._copy.repository.common_dir / "objects", self._copy.form) as objects:
             while waiting and len(found) < _MAX_COMMITS:
                 object_id = waiting.pop(0)
-                if object_id in found or self._objects.taken.get(object_id) != "commit":
+                if object_id in found or self._objects.taken.get(object_id) not in ("commit", "tag"):
                     continue
                 try:
                     stored = objects.read(object_id)
-                    commit = parse_commit(stored.data if stored else b"", self._copy.form)
+                    if stored and stored.kind == "tag":
+                        waiting.extend(list_links(stored, self._copy.form))
+                        continue
+                    found[object_id] = parse_commit(stored.data if stored else b"", self._copy.form)
                 except DamagedObject:
                     continue
-                found[object_id] = commit.time, commit.subject
-                waiting.extend(commit.parents)
-        ordered = sorted(found.items(), key=lambda item: -item[1][0])
-        return tuple(f"{object_id[:7]} {show_name(subject)[:_MAX_SUBJECT]}" for object_id, (_, subject) in ordered)
+                waiting.extend(found[object_id].parents)
+        ordered = sorted(found.items(), key=lambda item: -item[1].time)
+        return tuple(describe_commit(*item) for item in ordered)
 
 
 def _parse(data: bytes, copy: PrivateCopy) -> Entries:
@@ -199,8 +259,3 @@ def limit_sentences(sentences: Sequence[str]) -> tuple[str, ...]:
     if len(unique) > MAX_REJECTED:
         unique[MAX_REJECTED - 1 :] = [f"{len(unique) - MAX_REJECTED + 1} more changes were not kept."]
     return tuple(unique)
-
-
-def adopt_repository(found: Path, work_tree: Path, *, name: str, is_bare: bool) -> GitReport:
-    """Replace a repository that a command made in the workspace by a clean one with the allowed content."""
-    raise NotImplementedError

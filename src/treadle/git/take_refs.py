@@ -190,7 +190,7 @@ class RefTaker:
         """Take HEAD over, and the log of what the command did with it."""
         before = self._copy.head
         try:
-            after = read_ref_file(self._private, "HEAD", self._copy.form)
+            after = read_ref_file(self._private, self._copy.head_name, self._copy.form)
         except UnsafeFile as error:
             self.rejected.append(f"HEAD was not changed: {error}")
             return

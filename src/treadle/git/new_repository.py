@@ -1,0 +1,104 @@
+"""Creates a clean repository: our own settings, no hooks. What a command made is taken over into it afterwards."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from treadle.git.git_folder import GitFolder, RepositoryUnsupported, UnsafeFile
+from treadle.git.names import is_branch
+from treadle.git.object_format import ObjectFormat, read_format
+from treadle.git.refs import read_ref_file
+from treadle.git.repository import Repository
+
+_EXCLUDE = b"# Files that git shall not see, one pattern a line.\n"
+SWITCHED_OFF_HEAD = "HEAD.switched-off"
+
+
+def read_new_head(private: GitFolder, head_name: str) -> tuple[ObjectFormat, str]:
+    """Read the format of a repository that a command made, and the branch for its HEAD.
+
+    Raises `RepositoryUnsupported` when it is none, or one that cannot be read.
+    """
+    form = read_format(private)
+    try:
+        head = read_ref_file(private, head_name, form)
+    except UnsafeFile as error:
+        raise RepositoryUnsupported(str(error)) from None
+    if not head or not private.is_folder("objects") or not private.is_folder("refs"):
+        raise RepositoryUnsupported("HEAD, objects or refs are missing, so it is no repository.")
+    return form, head if is_branch(head.removeprefix("ref: ")) else "ref: refs/heads/main"
+
+
+def create_repository(repository: Repository, form: ObjectFormat, head: str, *, is_bare: bool) -> None:
+    """Create a repository without commits. Its folder may exist, if it is empty. Raises `RepositoryUnsupported`.
+
+    It is filled in place, because another command may have something mounted on the folder. HEAD comes last: git sees
+    the repository when it is whole, or not at all.
+    """
+    is_new_format = form.name != "sha1"
+    lines = [
+        "[core]",
+        f"\trepositoryformatversion = {int(is_new_format)}",
+        "\tfilemode = true",
+        f"\tbare = {str(is_bare).lower()}",
+        *([] if is_bare else ["\tlogallrefupdates = true"]),
+        *(["[extensions]", f"\tobjectformat = {form.name}"] if is_new_format else []),
+    ]
+    try:
+        with GitFolder(repository.git_dir.parent) as above:
+            above.create_folder(repository.git_dir.name)
+        with GitFolder(repository.git_dir) as real:
+            if real.list_entries(".", 1):
+                raise RepositoryUnsupported(f"{repository.git_dir.name} is not empty any more.")
+            for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags"):
+                real.create_folder(name)
+            real.write_file("info/exclude", _EXCLUDE)
+            real.write_file("config", "".join(f"{line}\n" for line in lines).encode())
+            real.write_file("HEAD", f"{head}\n".encode())
+    except (UnsafeFile, OSError) as error:
+        raise RepositoryUnsupported(f"A repository could not be created here: {error}") from None
+
+
+def move_aside(found: Path) -> Path:
+    """Move a hostile repository out of the way, and switch it off: without HEAD, git takes it for a plain folder.
+
+    It stays beside its old place, so that it is on the same file system. Raises `UnsafeFile`.
+    """
+    aside = f".treadle-{secrets.token_hex(8)}"
+    with GitFolder(found.parent) as above:
+        try:
+            above.rename(found.name, aside)
+            above.allow_access(aside)
+        except OSError as error:
+            raise UnsafeFile(f"{found.name} cannot be moved: {error.strerror}") from None
+    with GitFolder(found.parent / aside) as opened, suppress(FileNotFoundError):
+        opened.rename("HEAD", SWITCHED_OFF_HEAD)
+    return found.parent / aside
+
+
+def remove_tree(place: Path) -> None:
+    """Remove a folder that a command filled, through no link. What cannot be removed stays, and is no repository.
+
+    Inner folders are moved up before they are emptied, so that a very deep tree needs neither depth nor descriptors.
+    """
+    heap = place.parent / f".treadle-{secrets.token_hex(8)}"
+    with suppress(OSError, UnsafeFile):
+        heap.mkdir()
+        place.rename(heap / "0")
+        with GitFolder(heap) as root:
+            waiting, count = ["0"], 0
+            while waiting:
+                folder = waiting.pop()
+                root.allow_access(folder)
+                while entries := root.list_entries(folder, 1000):
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            count += 1
+                            root.rename(f"{folder}/{entry.name}", str(count))
+                            waiting.append(str(count))
+                        else:
+                            root.remove_file(f"{folder}/{entry.name}")
+                root.remove_empty_tree(folder)
+        heap.rmdir()

@@ -1,5 +1,6 @@
 """Ordinary work of a command in a private copy, taken back into the real repository. git itself is the judge."""
 
+import os
 import random
 from pathlib import Path
 
@@ -318,3 +319,20 @@ def test_a_renamed_branch_keeps_its_log(place: Place) -> None:
         and place.git("branch", "--format=%(refname)") == "refs/heads/trunk"
     )
     assert "renamed refs/heads/main" in place.git("log", "-g", "--format=%gs", "trunk")
+
+
+def test_a_change_within_the_second_of_the_last_add_is_seen_on_both_sides(place: Place) -> None:
+    """git finds such changes by the time of the index, which a copy must not lose."""
+    now = 1_700_000_000
+    place.write(**{"a.txt": "3\n", "new.txt": "1\n"})
+    place.git("add", "-A")
+    for name in ("a.txt", "new.txt", ".git/index"):
+        os.utime(place.top / name, (now, now))
+    place.git("update-index", "--refresh")
+    os.utime(place.top / ".git/index", (now, now))
+    place.write(**{"a.txt": "4\n", "new.txt": "2\n"})
+    for name in ("a.txt", "new.txt"):
+        os.utime(place.top / name, (now, now))
+    report = place.run_gits("-c core.trustctime=false add a.txt")
+    assert report.rejected == () and place.git("show", ":a.txt") == "4"
+    assert place.git("-c", "core.trustctime=false", "status", "--porcelain") == "M  a.txt\nAM new.txt"

@@ -41,11 +41,11 @@ class FileStats:
     def refresh(self, entries: Entries, index_time: int) -> None:
         """Describe the files of new entries, and of those that were written at or after the time of their index.
 
-        The latter may have changed since, within the same tick of the clock. git forgets what it knows of them too.
+        The latter may have changed since, within the same second. git forgets what it knows of them too.
         """
-        newest = struct.pack(">II", (index_time // 10**9) & _LOW, index_time % 10**9)
+        newest = struct.pack(">I", index_time & _LOW)
         for content, state in entries.items():
-            if state.stat[8:16] >= newest or state.stat == NO_STAT:
+            if state.stat[8:12] >= newest or state.stat == NO_STAT:
                 path, stage, mode, object_id, is_announced = content
                 is_file = not stage and not is_announced and stat.S_IFMT(mode) in (stat.S_IFREG, stat.S_IFLNK)
                 described = self._describe(os.fsdecode(path), mode, object_id.hex()) if is_file else NO_STAT

@@ -299,10 +299,12 @@ class FileLock:
     def __init__(self, parent: int, name: str, opened: int) -> None:
         self._parent, self._name, self._opened = parent, name, opened
 
-    def replace(self, data: bytes) -> None:
-        """Replace the file at once by this content. That ends the lock."""
+    def replace(self, data: bytes, seconds: int | None = None) -> None:
+        """Replace the file at once by this content. That ends the lock. `seconds` is the time that the file gets."""
         opened, self._opened = self._opened, -1
         try:
+            if seconds is not None:
+                os.utime(opened, (seconds, seconds))
             write_and_sync(opened, data)
             os.rename(f"{self._name}.lock", self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
         except BaseException:

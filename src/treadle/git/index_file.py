@@ -137,6 +137,17 @@ def list_gitlinks(data: bytes, form: ObjectFormat = SHA1) -> list[str]:
     return [path.decode(errors="surrogateescape") for path, _, mode, *_ in parse_index(data, form) if mode == _GITLINK]
 
 
+def find_newest_file(data: bytes, form: ObjectFormat) -> int:
+    """Find the newest time of a file in an index, in seconds; 0 when the index cannot be read.
+
+    An old index that is put back gets it as its own time. Then git looks again at the files that may be newer.
+    """
+    try:
+        return max((int.from_bytes(state.stat[8:12], "big") for state in parse_index(data, form).values()), default=0)
+    except DamagedIndex:
+        return 0
+
+
 def render_index(entries: Entries, form: ObjectFormat) -> bytes:
     """Write an index with these entries, sorted as git needs them. It is version 2, or 3 if an entry has marks."""
     is_extended = any(content[4] or state.marks & SKIP_WORKTREE for content, state in entries.items())

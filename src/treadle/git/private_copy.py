@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -18,6 +19,7 @@ from treadle.git.index_file import MAX_INDEX_BYTES, is_plain_index
 from treadle.git.object_format import SHA1, ObjectFormat
 from treadle.git.operation_state import read_state
 from treadle.git.real_repository import RealRepository
+from treadle.git.reflogs import MAX_LOG_BYTES
 from treadle.git.refs import is_own_ref, read_loose_refs, read_packed_refs, read_ref_file, render_packed_refs
 from treadle.git.repository import Repository
 from treadle.git.worktrees import list_other_worktrees
@@ -86,9 +88,11 @@ def create_private_copy(repository: Repository, folder: Path, *, config: str, ob
         }
         for name, data in texts.items():
             _write(folder / name, data)
+        if index_time := real.git.look_up("index"):
+            # git compares this time with those of files, to find the ones that changed right after they were staged.
+            os.utime(folder / "index", ns=(index_time.st_mtime_ns, index_time.st_mtime_ns))
         _copy_hooks(real, folder)
         log_sizes = _copy_logs(real, folder)
-        stash_log = _read_or_refuse(real.common, "logs/refs/stash", MAX_INDEX_BYTES) or b""
         return PrivateCopy(
             repository=repository,
             folder=folder,
@@ -98,7 +102,7 @@ def create_private_copy(repository: Repository, folder: Path, *, config: str, ob
             refs=refs,
             index=index,
             log_sizes=log_sizes,
-            stash_log=stash_log,
+            stash_log=_read_stash_log(real),
             state=state,
             config=texts["config"],
             signatures=sign_files(folder),
@@ -224,11 +228,19 @@ def _copy_logs(real: RealRepository, folder: Path) -> dict[str, int]:
             name = path.removeprefix("logs/")
             is_ours = not real.is_linked or is_own_ref(name) == (source is real.git)
             if is_ours and entry.is_file(follow_symlinks=False):
-                opened = source.open_file(path)
-                if opened is not None:
-                    with open(opened, "rb", buffering=0):
-                        sizes[name] = _copy_content(opened, folder / path)
+                with suppress(UnsafeFile):
+                    opened = source.open_file(path)
+                    if opened is not None:
+                        with open(opened, "rb", buffering=0):
+                            sizes[name] = _copy_content(opened, folder / path)
     return sizes
+
+
+def _read_stash_log(real: RealRepository) -> bytes:
+    try:
+        return real.common.read_file("logs/refs/stash", MAX_LOG_BYTES) or b""
+    except UnsafeFile:
+        return b""  # it is compared again before it is changed
 
 
 def _copy_content(source: int, target: Path) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from treadle.git.git_folder import LockHeld, UnsafeFile
+from treadle.git.index_file import find_newest_file
 from treadle.git.names import is_branch, is_ref_name, show_name
 from treadle.git.object_links import parse_commit
 from treadle.git.pack_file import DamagedObject
@@ -128,7 +129,7 @@ def _put_index_back(real: RealRepository, index: bytes) -> list[str]:
     try:
         with real.git.lock_file("index") as lock:
             if index:
-                lock.replace(index)
+                lock.replace(index, find_newest_file(index, real.form))
             else:
                 real.git.remove_file("index")
     except LockHeld as error:

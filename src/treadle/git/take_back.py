@@ -190,7 +190,7 @@ class _TakeBack:
                 result, rejected = merge_index(base, command, user, checks)
                 self._rejected.extend(rejected)
                 if result.keys() != user.keys():
-                    files.refresh(result, about.st_mtime_ns if about else 0)
+                    files.refresh(result, int(about.st_mtime) if about else 0)
                     lock.replace(render_index(result, form))
                     self._index_before = current
         except (UnsafeFile, DamagedIndex, LockHeld) as error:

@@ -1,0 +1,114 @@
+"""Rewinding a repository: refs, HEAD and the index go back, unless somebody changed them since."""
+
+import pytest
+
+from tests.git.place import Place
+from treadle.git.commit_list import read_commits, read_head
+from treadle.git.restore import check_restore, restore_repository
+from treadle.sandbox.base import RefChange
+
+
+def test_a_commit_is_undone_and_stays_in_the_log(place: Place) -> None:
+    place.write(**{"a.txt": "2\n"})
+    report = place.run_gits("add -A", "commit -qm two")
+    assert check_restore(place.repository, report.changes) == []
+    assert restore_repository(place.repository, report.changes, report.index_before) == []
+    assert place.subjects() == ["one"] and place.status() == [" M a.txt"]
+    assert place.git("log", "-g", "--format=%gs", "-2") == "treadle: rewind\ncommit: two"
+    assert place.git("log", "-g", "--format=%gs", "-2", "main") == "treadle: rewind\ncommit: two"
+    place.check()
+
+
+def test_a_new_branch_with_head_on_it_is_undone(place: Place) -> None:
+    report = place.run_gits("switch -qc topic", "commit -q --allow-empty -m t", "branch -D main", "tag v1")
+    assert restore_repository(place.repository, report.changes, report.index_before) == []
+    assert place.git("for-each-ref", "--format=%(refname)") == "refs/heads/main"
+    assert place.git("branch", "--show-current") == "main" and place.subjects() == ["one"]
+    place.check()
+
+
+def test_what_was_changed_since_is_left_and_described(place: Place) -> None:
+    report = place.run_gits("commit -q --allow-empty -m two", "branch extra")
+    place.commit("of the user")
+    (sentence,) = check_restore(place.repository, report.changes)
+    sentences = restore_repository(place.repository, report.changes, b"not reached")
+    assert sentence in sentences and "refs/heads/main" in sentence and "has been changed since" in sentence
+    assert "What is staged was not changed" in sentences[-1]
+    assert place.subjects() == ["of the user", "two", "one"] and place.git("branch", "--list", "extra") == ""
+    place.check()
+
+
+def test_a_stash_is_taken_off_or_put_back(place: Place) -> None:
+    place.write(**{"a.txt": "2"})
+    place.run_gits("stash push -q -m first")
+    place.write(**{"a.txt": "3"})
+    report = place.run_gits("stash push -q -m second")
+    assert restore_repository(place.repository, report.changes, None) == []
+    assert place.git("stash", "list", "--format=%gs") == "On main: first"
+    report = place.run_gits("stash drop -q")
+    assert restore_repository(place.repository, report.changes, None) == []
+    assert place.git("stash", "list", "--format=%gs") == "On main: first"
+    assert place.git("stash", "show", "--name-only") == "a.txt"
+    place.check()
+
+
+def test_the_only_stash_is_taken_off(place: Place) -> None:
+    place.write(**{"a.txt": "2"})
+    report = place.run_gits("stash push -q")
+    assert restore_repository(place.repository, report.changes, None) == []
+    assert place.git("stash", "list") == "" and not (place.git_dir / "logs/refs/stash").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (RefChange("refs/heads/main", "1" * 40, ""), "changed since"),
+        (RefChange("../../x", "", ""), "not the name of a ref"),
+        (RefChange("refs/heads/new", "1" * 40, ""), "is gone"),
+        (RefChange("refs/heads/new", "ref: refs/heads/main", ""), "cannot be checked out"),
+        (RefChange("HEAD", "", "ref: refs/heads/main"), "was new"),
+        (RefChange("HEAD", "ref: ../x", "ref: refs/heads/main"), "cannot be checked out"),
+    ],
+)
+def test_a_change_that_cannot_be_undone_is_described(place: Place, change: RefChange, words: str) -> None:
+    (sentence,) = check_restore(place.repository, [change])
+    assert words in sentence and restore_repository(place.repository, [change], None) == [sentence]
+    assert place.subjects() == ["one"]
+
+
+def test_an_index_that_did_not_exist_is_removed_again(place: Place) -> None:
+    place.git("rm", "-q", "--cached", "-r", ".")
+    (place.git_dir / "index").unlink()
+    report = place.run_gits("add -A")
+    assert report.index_before == b""
+    restore_repository(place.repository, report.changes, report.index_before)
+    assert not (place.git_dir / "index").exists()
+
+
+def test_commits_between_two_points_are_listed(place: Place) -> None:
+    first = place.git("rev-parse", "HEAD")
+    place.git("switch", "-qc", "topic")
+    topic = place.commit("topic")
+    place.git("switch", "-q", "main")
+    for number in range(5):
+        place.commit(f"main {number}", **{"a.txt": str(number)})
+    place.git("gc", "-q")
+    place.git("merge", "-q", "--no-edit", "topic")
+    head = place.git("rev-parse", "HEAD")
+    lines = read_commits(place.repository, first, head, 20)
+    assert lines == place.git("log", "--format=%h %s", f"{first}..{head}").splitlines()
+    assert read_commits(place.repository, first, head, 3) == lines[:3]
+    assert len(read_commits(place.repository, topic, head, 99)) == 6
+    assert read_commits(place.repository, head, topic, 9) == []
+    assert len(read_commits(place.repository, "", head, 99)) == 8
+    assert read_commits(place.repository, "1" * 40, "nonsense", 9) == []
+
+
+def test_head_is_read_without_git(place: Place) -> None:
+    head = place.git("rev-parse", "HEAD")
+    assert read_head(place.repository) == ("main", head)
+    place.git("pack-refs", "--all")
+    place.git("switch", "-q", "--detach")
+    assert read_head(place.repository) == ("", head)
+    place.git("switch", "-q", "--orphan", "empty/one")
+    assert read_head(place.repository) == ("empty/one", "")

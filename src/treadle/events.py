@@ -138,8 +138,9 @@ class KeptRef(Struct, frozen=True, omit_defaults=True):
     """A branch, a tag, the stash, `HEAD` or the index of a git repository, before and after a change.
 
     `repository` is the work tree's folder, empty for the workspace. An empty value means that there was none. A value
-    is the id of an object; that of `HEAD` may be `ref: refs/heads/NAME`. The value of `index` is a hash of its entries,
-    and `content` names the kept index file from before. `commits` are those that the change added, as `ID SUBJECT`.
+    is the id of an object; that of `HEAD` may be `ref: refs/heads/NAME`. If there are several stashes, a hash of their
+    list follows. The value of `index` is a hash of its entries. `content` names the kept file of the index, or the log
+    of the stash, from before.
     """
 
     ref: str
@@ -147,7 +148,6 @@ class KeptRef(Struct, frozen=True, omit_defaults=True):
     after: str = ""
     repository: str = ""
     content: str = ""
-    commits: tuple[str, ...] = ()
 
 
 def _build_tag(name: str) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from treadle import events
 from treadle.engine.authorize import ReadyCall
@@ -308,13 +307,8 @@ class LogToolServices(ToolServices):
         left_out: Sequence[str] = (),
         refs: Sequence[events.KeptRef] = (),
     ) -> None:
-        redact = self._redactor.redact_text
         fact = events.FilesKept(
-            call_id=self._call_id,
-            files=tuple(files),
-            tree=tree,
-            left_out=tuple(left_out),
-            refs=tuple(replace(ref, commits=tuple(map(redact, ref.commits))) for ref in refs),
+            call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out), refs=tuple(refs)
         )
         await self._log.post(self._session_id, [events.validate_fact(fact)], wake=False, claim=self._claim)
 

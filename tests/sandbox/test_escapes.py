@@ -157,11 +157,6 @@ WRITES = [
         "open('/usr/treadle-test', 'w'); escaped(); os.unlink('/usr/treadle-test')",
         rights=True,
     ),
-    Attempt(
-        "a hook in a repository that is not there yet",
-        "os.makedirs('.git/hooks', exist_ok=True); " + write("'.git/hooks/pre-commit'"),
-    ),
-    Attempt("a common folder for a repository", "os.makedirs('.git', exist_ok=True); " + write("'.git/commondir'")),
     Attempt("a hook in a repository", write("'.git/hooks/pre-commit'"), git),
     Attempt("a repository's settings", write("'.git/config'"), git),
     Attempt("a repository moved away", "os.rename('.git', 'old'); os.mkdir('.git'); " + write("'.git/config'"), git),

@@ -30,7 +30,9 @@ async def main():
         ("closed", "chmod 755 . 2>&1; mkdir .git 2>&1 || ls -A", False),
         ("who", "id -u", False),
         ("written", "echo x > file && cat file", False),
-        ("protected", "mkdir -p .git/hooks 2>&1 || echo no", False),
+        ("protected", "mkdir -p .treadle/hooks 2>&1 || echo no", False),
+        ("commit", "git init -q -b main . && git config user.name Ann && git config user.email a@example.org && "
+            "git add file && git commit -qm one && git log --format=%an:%s", False),
         ("further", "mkdir -p sub/.git/hooks 2>&1 || echo no", False),
         ("bomb", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 300 & done; wait; echo EXPLODED", False),
         ("network", "/usr/bin/python3 -I -c 'import socket; s = socket.create_connection((\\"127.0.0.1\\", 3128)); "
@@ -53,6 +55,7 @@ def their_folder() -> Iterator[Path]:
         pytest.skip("the whole suite runs as an ordinary user")
     folder = Path(tempfile.mkdtemp(prefix="workspace-"))
     (folder / "sub/.git").mkdir(parents=True)
+    (folder / "sub/.git/config").touch()
     (folder / "closed/file").parent.mkdir(0o555)
     (folder / "closed/file").touch()
     for made in (folder, folder / "sub", folder / "sub/.git", folder / "closed"):
@@ -87,4 +90,5 @@ def test_an_ordinary_user_has_the_same_sandbox(their_folder: Path) -> None:
     assert "Read-only" in said["protected"][1] and said["bomb"] == ["processes", ""]
     assert "403" in said["network"][1] and "Read-only" in said["further"][1]
     assert said["closed"][1].count("Read-only") == 2 and said["closed"][1].endswith("\nfile\n"), said["closed"]
-    assert sorted(os.listdir(their_folder)) == ["closed", "file", "sub"]
+    assert said["commit"] == ["exited", "Ann:one\n"], said["commit"]
+    assert sorted(os.listdir(their_folder)) == [".git", "closed", "file", "sub"]

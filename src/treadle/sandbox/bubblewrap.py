@@ -8,7 +8,7 @@ import os
 import platform
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -20,11 +20,13 @@ from msgspec import Struct
 from treadle.errors import BadInput
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox import process
-from treadle.sandbox.base import CommandResult, Job, OnOutput, SandboxUnavailable
+from treadle.sandbox.base import CommandResult, GitReport, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
+from treadle.sandbox.git_copies import USER_CONFIG, GitCopies, GitMount
 from treadle.sandbox.guarded_paths import (
     GuardedPaths,
     find_guarded_paths,
+    find_parent_folders,
     hold_protected_paths,
     resolve_sandbox_workspace,
     resolve_working_folder,
@@ -69,7 +71,7 @@ class BubblewrapPlan(Struct, frozen=True):
     """Everything that the arguments of bubblewrap depend on.
 
     `descriptors` are of paths in the workspace that are mounted read-only, except `parent_folders`: these stay writable
-    and cannot be moved.
+    and cannot be moved. `git` has the private copies of repositories. `notes` say what the command may not do.
     """
 
     job: Job
@@ -79,45 +81,104 @@ class BubblewrapPlan(Struct, frozen=True):
     parent_folders: frozenset[str]
     masked: tuple[Path, ...]
     environment: Mapping[str, str]
+    git: GitCopies | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mounts(self) -> dict[str, int]:
+        """The descriptors that are mounted, by their path. Private copies cover the real repositories."""
+        covered = self.git.entries if self.git is not None else ()
+        own = {str(self.workspace / name): held for name, held in self.descriptors.items() if name not in covered}
+        return {**own, **{mount.target: mount.descriptor for mount in self.list_git_mounts()}}
+
+    def list_git_mounts(self) -> Sequence[GitMount]:
+        """List the mounts of git. A later one may be inside of an earlier one."""
+        return self.git.mounts if self.git is not None else ()
 
 
 async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
     """Run a command to its end in the full sandbox. `open_network` opens a network when the job grants one."""
     with ExitStack() as stack:
-        plan = await build_plan(job, stack)
+        plan = await build_plan(job, stack, has_git=True)
         box = _Box(plan, stack)
         try:
             pid = await box.set_up()
             async with open_network(pid, job):
-                return await box.follow(pid, on_output)
+                result = await box.follow(pid, on_output)
         finally:
             box.abandon()
+            if plan.git is not None:
+                # Also after a cancellation: what was committed before it is kept.
+                await process.finish_despite_cancel(asyncio.to_thread(plan.git.settle))
+        reports = plan.git.reports if plan.git is not None else ()
+        notes = (GitReport(rejected=plan.notes),) if plan.notes else ()
+        return msgspec.structs.replace(result, git=(*reports, *notes))
 
 
-async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False) -> BubblewrapPlan:
-    """Find what the sandbox of a job must protect in its workspace. `stack` holds it. A private one holds nothing."""
-    workspace = resolve_sandbox_workspace(job)
-    cwd = resolve_working_folder(job, workspace)
-    found = GuardedPaths() if is_private else await asyncio.to_thread(find_guarded_paths, workspace)
-    masked = (*found.own_files, *(() if job.show_env_files else found.env_files))
-    if len(masked) + len(found.read_only) > _MAX_MOUNTS:
+async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False, has_git: bool = False) -> BubblewrapPlan:
+    """Find what the sandbox of a job must protect in its workspace. `stack` holds it. A private one holds nothing.
+
+    `has_git` gives the command private copies of repositories. Otherwise they are read-only.
+    """
+    plans: list[BubblewrapPlan] = []
+
+    async def prepare() -> None:
+        workspace = resolve_sandbox_workspace(job)
+        cwd = resolve_working_folder(job, workspace)
+        plans.append(await asyncio.to_thread(_hold_workspace, job, workspace, cwd, stack, (is_private, has_git)))
+
+    await process.finish_despite_cancel(prepare())
+    return plans[0]
+
+
+def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: tuple[bool, bool]) -> BubblewrapPlan:
+    is_private, has_git = kind
+    found = GuardedPaths() if is_private else find_guarded_paths(workspace)
+    notes = _explain_read_only(found) if job.writable else ()
+    job = msgspec.structs.replace(job, writable=job.writable and not notes)
+    git = None
+    if has_git and not is_private:
+        git = GitCopies(job, workspace, found)
+        stack.callback(git.close)
+    covered = {workspace / name for name in git.entries} if git is not None else set[Path]()
+    read_only = [path for path in found.read_only if path not in covered]
+    gitlinks = [*(git.gitlinks if git is not None else ())] if job.writable else []
+    masked = (*found.own_files, *found.too_deep, *(() if job.show_env_files else found.env_files))
+    if len(masked) + len(read_only) + len(gitlinks) > _MAX_MOUNTS:
         raise BadInput(
-            f"{workspace} holds {len(masked)} env files and logs, and {len(found.read_only)} repositories and folders "
-            f"of editors, and no more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. "
+            f"{workspace} holds {len(masked)} env files and logs, and {len(read_only) + len(gitlinks)} repositories "
+            f"and folders of editors, and no more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. "
             "Choose a folder with fewer."
         )
-    parents = found.find_parent_folders(workspace) if job.writable else ()
-    below = (*parents, *found.read_only) if job.writable else ()
+    held = {*read_only, *found.own_files, *covered, *(workspace / name for name in gitlinks)}
+    parents = find_parent_folders(workspace, held) if job.writable else ()
+    below = (*parents, *read_only) if job.writable else ()
     # A command that may only read needs no more placeholders, and lists none.
     names = (*PROTECTED, *OPENED_WITH_FOLDER) if job.writable else PROTECTED
-    descriptors = {} if is_private else stack.enter_context(hold_protected_paths(workspace, below, names=names))
+    holding = hold_protected_paths(workspace, below, names=names, placeholders=gitlinks)
+    descriptors = {} if is_private else stack.enter_context(holding)
     if not is_private and any(name not in descriptors and not (workspace / name).is_symlink() for name in names):
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
+    if git is not None and ".git" not in descriptors:
+        git.drop_empty()
     environment = build_sandbox_environment(job, workspace, HOME)
+    if git is not None:
+        environment = {"GIT_CONFIG_SYSTEM": USER_CONFIG, **environment}
     if job.network:
         environment = {**build_proxy_environment(), **environment}
-    return BubblewrapPlan(job, workspace, cwd, descriptors, frozenset(map(str, parents)), masked, environment)
+    return BubblewrapPlan(
+        job, workspace, cwd, descriptors, frozenset(map(str, parents)), masked, environment, git, notes
+    )
+
+
+def _explain_read_only(found: GuardedPaths) -> tuple[str, ...]:
+    """Say why no command may write in a workspace, or nothing."""
+    if not found.found.is_complete:
+        return ("The workspace has too many folders to protect what is in them, so the command could only read.",)
+    if "" in found.found.repositories and ".git" not in found.found.repositories:
+        return ("The workspace itself is a repository of git without files, so the command could only read.",)
+    return ()
 
 
 class _Box:
@@ -137,7 +198,7 @@ class _Box:
             arguments = process.create_memory_file("arguments", b"\0".join(map(os.fsencode, options)), theirs)
             command = [BWRAP, "--args", str(arguments), "--", "/bin/sh", "-c", _WAIT_SCRIPT, "sh", *plan.job.argv]
             # A descriptor that bubblewrap does not use would stay open in the command, and lead around the mount.
-            mounted = plan.descriptors.values() if _can_bind_descriptors() else ()
+            mounted = plan.mounts.values() if _can_bind_descriptors() else ()
             self._process = process.spawn_process(command, stdin, write_end, (status, seccomp, arguments, *mounted))
         os.set_blocking(self._status_pipe, False)
         self._output = process.CommandOutput(read_end, plan.job.bounds.output_bytes)
@@ -160,8 +221,7 @@ class _Box:
         self._stack.callback(os.close, self._first)
         for waiting in find_descendants(pid):
             process.set_limits(waiting, process.build_limits(self._plan.job.bounds, per_namespace=True))
-            if not _can_bind_descriptors():
-                check_mounts(self._plan, waiting)
+            check_mounts(self._plan, waiting)
         return pid
 
     def _read_status(self) -> bool:
@@ -179,7 +239,8 @@ class _Box:
         outer = os.pidfd_open(self._process.pid)
         self._stack.callback(os.close, outer)
         tree = process.ProcessTree(pid, self._kill, (outer, self._first))
-        follower = process.ProcessFollower(self._process, tree, self._plan.job.bounds, (self._plan.workspace,))
+        folders = (self._plan.workspace, *([self._plan.git.folder] if self._plan.git is not None else []))
+        follower = process.ProcessFollower(self._process, tree, self._plan.job.bounds, folders)
         return await follower.follow(self._output, on_output, lambda: os.write(self._release_pipe, b"go\n"))
 
     def abandon(self) -> None:
@@ -207,16 +268,17 @@ class _Box:
 
 
 def check_mounts(plan: BubblewrapPlan, pid: int) -> None:
-    """Check mounts that were made by path: another command may have replaced a repository by a link before."""
-    for name, descriptor in plan.descriptors.items():
-        if name in PROTECTED:
+    """Check what is mounted: another command may have replaced a folder on the way by a link before."""
+    hidden = set(map(str, plan.masked))
+    for path, descriptor in plan.mounts.items():
+        if path in hidden:
             continue
         try:
-            found = os.stat(f"/proc/{pid}/root{plan.workspace / name}", follow_symlinks=False)
+            found = os.stat(f"/proc/{pid}/root{path}", follow_symlinks=False)
         except OSError as error:
-            raise _build_error(f"it cannot be seen what is mounted at {name} ({error.strerror})") from None
+            raise _build_error(f"it cannot be seen what is mounted at {path} ({error.strerror})") from None
         if not os.path.samestat(found, os.fstat(descriptor)):
-            raise _build_error(f"{name} was exchanged meanwhile. Run it again.")
+            raise _build_error(f"{path} was exchanged meanwhile. Run it again.")
 
 
 def _build_error(why: str) -> SandboxUnavailable:
@@ -281,12 +343,7 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
             )
         arguments += ("--ro-bind", str(folder), str(folder))
     arguments += ("--bind" if plan.job.writable else "--ro-bind", str(plan.workspace), str(plan.workspace))
-    # The parent folders of our own files come first, because protected paths may be inside of them.
-    mounts = [(str(plan.workspace / name), descriptor) for name, descriptor in plan.descriptors.items()]
-    for path, descriptor in sorted(mounts, key=lambda mount: mount[0] not in plan.parent_folders):
-        option = "--bind" if path in plan.parent_folders else "--ro-bind"
-        is_open = _can_bind_descriptors() and not by_path
-        arguments += (f"{option}-fd", str(descriptor), path) if is_open else (option, path, path)
+    arguments += _list_protected(plan, by_fd=_can_bind_descriptors() and not by_path)
     for masked in plan.masked:
         if masked.is_dir():
             arguments += ("--tmpfs", str(masked), "--remount-ro", str(masked))
@@ -296,6 +353,18 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
     for folder in find_interpreter_folders():
         arguments += ("--ro-bind", str(folder), str(folder))
     return [*arguments, "--remount-ro", "/", "--chdir", str(plan.cwd)]
+
+
+def _list_protected(plan: BubblewrapPlan, *, by_fd: bool) -> Iterator[str]:
+    """List the mounts in the workspace and those of git. Folders come before what is inside of them."""
+    git = {mount.target: mount for mount in plan.list_git_mounts()}
+    for path, descriptor in sorted(
+        plan.mounts.items(), key=lambda item: (item[0] in git, item[0] not in plan.parent_folders)
+    ):
+        is_writable = git[path].is_writable if path in git else path in plan.parent_folders
+        option = "--bind" if is_writable else "--ro-bind"
+        source = str(git[path].source) if path in git else path
+        yield from (f"{option}-fd", str(descriptor), path) if by_fd else (option, source, path)
 
 
 def _list_system_mounts() -> Iterator[str]:

@@ -19,6 +19,17 @@ _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 _SECRET_FOLDERS = {".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config", ".password-store"}
 
 
+_GIT_IDENTITY = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "EMAIL")
+_GIT_WITHOUT_TERMINAL = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_PAGER": "cat",
+    "PAGER": "cat",
+    # Git takes this as "no editor": it keeps the message that it prepared, and refuses an empty one.
+    "GIT_EDITOR": ":",
+    "GIT_SEQUENCE_EDITOR": ":",
+}
+
+
 def build_sandbox_environment(job: Job, workspace: Path, home: str) -> dict[str, str]:
     """Build the variables of a sandboxed command.
 
@@ -31,7 +42,8 @@ def build_sandbox_environment(job: Job, workspace: Path, home: str) -> dict[str,
     ]
     return {
         "LANG": "C.UTF-8",
-        **_select_variables(_PASSED_ON),
+        **_select_variables(_PASSED_ON + _GIT_IDENTITY),
+        **_GIT_WITHOUT_TERMINAL,
         "PATH": os.pathsep.join([*dict.fromkeys(usable), *_SYSTEM_PATH]),
         "HOME": home,
         "USER": "user",

@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import stat
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,34 +23,36 @@ from msgspec import Struct
 from treadle.errors import BadInput
 from treadle.permissions import paths
 from treadle.sandbox.base import Job
+from treadle.sandbox.private_folder import lock_file
 from treadle.sandbox.runtime_folder import make_runtime_folder
+from treadle.sandbox.workspace_scan import FoundPaths, open_parent, scan_workspace
 
 _FORBIDDEN = {"/", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var"}
 _FORBIDDEN_TREES = ("/boot", "/dev", "/etc", "/proc", "/sys")
-_NOT_SEARCHED = {".git", ".treadle", "__pycache__", "node_modules"}
-_MAX_ENTRIES = 10_000
-_OPEN_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class GuardedPaths(Struct, frozen=True):
-    """The paths in a workspace that a command may not see, or may not change."""
+    """The paths in a workspace that a command may not see, or may not change. `found` has what git may run."""
 
     env_files: tuple[Path, ...] = ()
     own_files: tuple[Path, ...] = ()
     repositories: tuple[Path, ...] = ()
     opened: tuple[Path, ...] = ()
+    too_deep: tuple[Path, ...] = ()
+    found: FoundPaths = FoundPaths()
 
     @property
     def read_only(self) -> tuple[Path, ...]:
         return (*self.repositories, *self.opened)
 
-    def find_parent_folders(self, workspace: Path) -> tuple[Path, ...]:
-        """Find the folders above these files. If one could be moved, another could take its place."""
-        held = (*self.own_files, *self.opened)
-        parents = {parent for path in held for parent in path.parents if workspace in parent.parents}
-        return tuple(sorted(parents - set(self.read_only) - set(self.own_files)))
+
+def find_parent_folders(workspace: Path, held: Iterable[Path]) -> tuple[Path, ...]:
+    """Find the folders above these paths. If one could be moved, another could take its place."""
+    held = set(held)
+    parents = {parent for path in held for parent in path.parents if workspace in parent.parents}
+    return tuple(sorted(parents - held))
 
 
 def resolve_workspace(job: Job) -> Path:
@@ -89,39 +91,37 @@ def resolve_working_folder(job: Job, workspace: Path) -> Path:
 def find_guarded_paths(workspace: Path) -> GuardedPaths:
     """Find env files, our own logs and settings, repositories, and files of editors and agents below the workspace.
 
-    Near ones are found first. In a huge tree the search ends after a number of entries.
+    Near ones come first.
     """
-    env_files, repositories, opened = list[Path](), list[Path](), list[Path]()
+    found = scan_workspace(workspace)
     own_files = [place for place in paths.list_own_folders() if place.exists() and place.is_relative_to(workspace)]
-    folders, count = deque([workspace]), 0
-    while folders and count < _MAX_ENTRIES:
-        folder = folders.popleft()
-        with suppress(OSError), os.scandir(folder) as entries:
-            here = list(entries)
-            names = {entry.name for entry in here}
-            count += len(here)
-            # Git takes such a folder for a repository, whatever its name is.
-            if folder != workspace and "HEAD" in names and names & {"objects", "commondir"}:
-                repositories.append(folder)
-                continue
-            for entry in here:
-                wal = f"{entry.name}-wal"
-                if wal in names and any(paths.is_log_file(_read_head(folder / name)) for name in (entry.name, wal)):
-                    parts = [f"{entry.name}{suffix}" for suffix in paths.LOG_FILE_SUFFIXES]
-                    own_files += [folder / part for part in parts if part in names]
-                # In the workspace itself they are protected by name, but not the target of a link.
-                is_named = folder == workspace and not entry.is_symlink()
-                if entry.name in paths.RUN_BY_GIT or (entry.name in paths.OPENED_WITH_FOLDER and not is_named):
-                    opened += _resolve_inside(Path(entry.path), workspace)
-                if paths.is_env_file(entry.name):
-                    env_files += filter(Path.is_file, _resolve_inside(Path(entry.path), workspace))
-                elif entry.name in paths.PROTECTED and folder != workspace:
-                    repositories += _resolve_inside(Path(entry.path), workspace)
-                elif entry.name not in _NOT_SEARCHED and entry.is_dir(follow_symlinks=False):
-                    if Path(entry.path) not in own_files:
-                        folders.append(Path(entry.path))
-    unique = (tuple(dict.fromkeys(found)) for found in (repositories, opened))
-    return GuardedPaths(tuple(env_files), tuple(own_files), *unique)
+    hidden = tuple(own_files)
+
+    def resolve(name: str) -> Iterator[Path]:
+        path = workspace / name
+        return _resolve_inside(path, workspace) if not any(path.is_relative_to(own) for own in hidden) else iter(())
+
+    for name in found.logs:
+        parts = [workspace / f"{name}{suffix}" for suffix in paths.LOG_FILE_SUFFIXES]
+        if any(paths.is_log_file(_read_head(part)) for part in parts[:2]):
+            own_files += [part for part in parts if os.path.lexists(part)]
+    repositories, opened = list[Path](), list[Path]()
+    for name in (*found.repositories, *found.half_bare, *found.named):
+        folder, _, last = name.rpartition("/")
+        if last in paths.OPENED_WITH_FOLDER or last in paths.RUN_BY_GIT:
+            # In the workspace itself they are protected by name, but not the target of a link. Nobody opens packages.
+            is_named = not folder and last not in paths.RUN_BY_GIT and not (workspace / name).is_symlink()
+            opened += resolve(name) if not is_named and "node_modules" not in folder.split("/") else ()
+        elif folder or last not in ("", *paths.PROTECTED):
+            repositories += resolve(name)
+    return GuardedPaths(
+        env_files=tuple(path for name in found.env_files for path in resolve(name) if path.is_file()),
+        own_files=tuple(own_files),
+        repositories=tuple(dict.fromkeys(repositories)),
+        opened=tuple(dict.fromkeys(opened)),
+        too_deep=tuple(workspace / name for name in found.too_deep),
+        found=found,
+    )
 
 
 def _read_head(path: Path) -> bytes:
@@ -145,29 +145,31 @@ def _resolve_inside(path: Path, workspace: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold_protected_paths(
-    workspace: Path, below: Iterable[Path] = (), *, names: Sequence[str] = paths.PROTECTED
+    workspace: Path,
+    below: Iterable[Path] = (),
+    *,
+    names: Sequence[str] = paths.PROTECTED,
+    placeholders: Sequence[str] = (),
 ) -> Generator[dict[str, int]]:
     """Hold a descriptor of each protected path, by its name in the workspace. Create a placeholder for a missing one.
 
-    A path that is missing and may not be created is left out. Paths `below` are held as they are. Nothing can be
-    mounted on a link: one that belongs to an editor or an agent is put back at the end.
+    A path that is missing and may not be created is left out. `placeholders` are the `.git` of submodules further down,
+    and their folders are created too. Paths `below` are held as they are. Nothing can be mounted on a link: one that
+    belongs to an editor or an agent is put back at the end.
     """
     path = make_runtime_folder() / build_lock_name(workspace)
-    while True:  # the last process removes the file, so it must still be the one at its path
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        with suppress(FileNotFoundError):
-            if os.stat(path, follow_symlinks=False).st_ino == os.fstat(lock).st_ino:
-                break
-        os.close(lock)
+    lock = lock_file(path, fcntl.LOCK_SH)
     descriptors: dict[str, int] = {}
     opened = (name for name in names if Path(name).name in paths.OPENED_WITH_FOLDER)
     links = {name: os.readlink(workspace / name) for name in opened if (workspace / name).is_symlink()}
     try:
-        for protected in names:
-            if protected in links:
-                continue
-            descriptor = _open_protected(workspace, protected, lock)
+        for name in placeholders:
+            for number, character in enumerate(name):
+                if character == "/":
+                    _create_placeholder(workspace, name[:number], lock)
+        for protected in (*(name for name in names if name not in links), *placeholders):
+            kind = stat.S_IFSOCK if protected in placeholders else stat.S_IFDIR
+            descriptor = _open_protected(workspace, protected, lock, kind)
             if descriptor is not None:
                 descriptors[protected] = descriptor
         for name in (str(one.relative_to(workspace)) for one in below):
@@ -194,15 +196,12 @@ def _restore_link(path: Path, target: str) -> None:
 
 def _open_below(workspace: Path, name: str) -> int:
     """Open a path further down, following no link."""
-    *folders, last = name.split("/")
     try:
-        with ExitStack() as stack:
-            here = os.open(workspace, _OPEN_FOLDER)
-            stack.callback(os.close, here)
-            for folder in folders:
-                here = os.open(folder, _OPEN_FOLDER, dir_fd=here)
-                stack.callback(os.close, here)
-            return os.open(last, _OPEN_ITSELF, dir_fd=here)
+        folder = open_parent(workspace, name)
+        try:
+            return os.open(name.rpartition("/")[2], _OPEN_ITSELF, dir_fd=folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         # Without this error, a command could unprotect a repository by moving it while another command starts.
         raise BadInput(f"{workspace / name} was moved or exchanged just now. Nothing was run. Run it again.") from error
@@ -213,31 +212,52 @@ def build_lock_name(workspace: Path) -> str:
     return f"{hashlib.blake2b(os.fsencode(workspace), digest_size=12).hexdigest()}.lock"
 
 
-def _open_protected(workspace: Path, name: str, lock: int) -> int | None:
-    """Open a protected path without following a link. Create a missing one and note it in the lock file.
+def _create_placeholder(workspace: Path, name: str, lock: int, kind: int = stat.S_IFDIR) -> None:
+    """Create a missing folder, and note it in the lock file first. Where that is not permitted, there is none.
+
+    For the `.git` of a submodule it is a socket: git stops at an empty folder, and takes a socket for no repository.
+    """
+    try:
+        folder = open_parent(workspace, name)
+    except OSError:
+        return
+    last = name.rpartition("/")[2]
+    try:
+        os.stat(last, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        os.write(lock, json.dumps(name).encode() + b"\n")
+        try:
+            if kind == stat.S_IFDIR:
+                os.mkdir(last, 0o755, dir_fd=folder)
+            else:
+                os.mknod(last, 0o600 | kind, dir_fd=folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, *_NOT_PERMITTED):
+                raise
+    finally:
+        os.close(folder)
+
+
+def _open_protected(workspace: Path, name: str, lock: int, kind: int) -> int | None:
+    """Open a protected path without following a link. Create a missing one.
 
     Return None when it is missing and may not be created.
     """
-    path = workspace / name
+    _create_placeholder(workspace, name, lock, kind)
     try:
-        descriptor = os.open(path, _OPEN_ITSELF)
-    except FileNotFoundError:
-        os.write(lock, f"{name}\n".encode())
+        folder = open_parent(workspace, name)
         try:
-            os.mkdir(path, 0o755)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            if error.errno in _NOT_PERMITTED:
-                return None
-            raise
-        descriptor = os.open(path, _OPEN_ITSELF)
+            descriptor = os.open(name.rpartition("/")[2], _OPEN_ITSELF, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+    if stat.S_IFMT(mode) not in (stat.S_IFDIR, stat.S_IFREG, kind):
         os.close(descriptor)
         raise BadInput(
-            f"{path} is a link or something else that cannot be protected from the command. Nothing was run. Put the "
-            "folder itself there."
+            f"{workspace / name} is a link or something else that cannot be protected from the command. Nothing was "
+            "run. Put the folder itself there."
         )
     return descriptor
 
@@ -249,14 +269,18 @@ def _unlock(lock: int, path: Path, workspace: Path) -> None:
     except BlockingIOError:
         os.close(lock)
         return
-    created = os.pread(lock, 65536, 0).decode().split()
-    for name in (*paths.PROTECTED, *paths.OPENED_WITH_FOLDER):
-        if name in created:
+    created = [json.loads(line) for line in os.pread(lock, os.fstat(lock).st_size, 0).splitlines()]
+    for name in sorted(created, key=len, reverse=True):
+        try:
+            folder, last = open_parent(workspace, name), name.rpartition("/")[2]
             try:
-                (workspace / name).rmdir()
-            except OSError as error:
-                # Somebody uses it meanwhile, or has removed it, or it could not be created.
-                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR, *_NOT_PERMITTED):
-                    raise
+                is_socket = stat.S_ISSOCK(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
+                (os.unlink if is_socket else os.rmdir)(last, dir_fd=folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            # Somebody uses it meanwhile, or has removed it, or it could not be created.
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR, *_NOT_PERMITTED):
+                raise
     path.unlink(missing_ok=True)
     os.close(lock)

@@ -38,6 +38,7 @@ from treadle.tools.base import (
     ToolInputError,
     ToolResult,
 )
+from treadle.tools.git_notes import list_git_notes
 
 MAX_TIMEOUT = 600.0
 _MAX_CHARACTERS = 100_000
@@ -96,7 +97,7 @@ class Shell(Tool):
         description=(
             "Run a command in bash, in the workspace. Its output is the result; when it fails, its exit code is told. "
             "`cd` lasts until the next call, variables do not. There is no input and no terminal. "
-            "In the sandbox only the workspace and /tmp can be written, .git cannot, and there is no network. "
+            "In the sandbox only the workspace and /tmp can be written, and there is no network. "
             'Example: {"command": "grep -rn TODO src | head"}.'
         ),
         parameters=_Arguments.build_schema(),
@@ -210,6 +211,7 @@ class Shell(Tool):
         notes = [
             await _save_folder(context, workspace, folder, output.finish()),
             _ENDINGS[result.reason].format(result=result, bounds=bounds) if result.code != 0 else "",
+            *list_git_notes(result.git),
         ]
         # A command does not say what it writes, so changed files that instruct agents or programs are named.
         if files := sorted(filter(is_instruction_path, snapshot.left if snapshot is not None else ())):

@@ -1,0 +1,196 @@
+"""The private copies of repositories that a command works in: created before it, mounted for it, taken back after it.
+
+The real `.git` is not visible inside. `treadle.git` decides what of a copy is taken back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from treadle.errors import TreadleError
+from treadle.git.git_folder import RepositoryUnsupported
+from treadle.git.index_file import list_gitlinks
+from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, sign_files
+from treadle.git.repository import Repository
+from treadle.git.take_back import take_back
+from treadle.sandbox.base import GitReport, Job
+from treadle.sandbox.command_group import CommandGroup
+from treadle.sandbox.git_settings import build_private_config, build_user_config, read_excludes
+from treadle.sandbox.guarded_paths import GuardedPaths
+from treadle.sandbox.new_repositories import NewRepositories, describe_repositories, is_missing_or_empty
+from treadle.sandbox.private_folder import hold_private_folder
+from treadle.sandbox.repositories import AcceptedRepository, find_repositories
+from treadle.sandbox.runtime_folder import make_empty_file
+from treadle.sandbox.workspace_scan import GitKind, open_parent
+
+USER_CONFIG = "/run/treadle/gitconfig"
+"""Where a command sees the user's own settings of git. `GIT_CONFIG_SYSTEM` names it."""
+
+_INSIDE = "/run/treadle"
+"""Where a command sees what has no place in the workspace: real objects, and private copies behind a `.git` file."""
+
+
+class GitMount(Struct, frozen=True):
+    """A folder or file of git that a command sees at `target`. `descriptor` is of the source, without links."""
+
+    source: Path
+    target: str
+    descriptor: int
+    is_writable: bool = False
+
+
+class GitCopies:
+    """The private copies of one command. `entries` are the paths in the workspace that they cover.
+
+    `gitlinks` are the `.git` of submodules that are not checked out: nothing may be created there.
+    """
+
+    def __init__(self, job: Job, workspace: Path, guarded: GuardedPaths) -> None:
+        self._job, self._workspace = job, workspace
+        self._resources = ExitStack()
+        self._group: CommandGroup | None = None
+        self._copies: list[PrivateCopy] = []
+        self._notes: list[str] = []
+        self.mounts: list[GitMount] = []
+        self.entries: set[str] = set()
+        self.gitlinks: list[str] = []
+        self.reports: tuple[GitReport, ...] = ()
+        try:
+            self.folder = self._resources.enter_context(hold_private_folder())
+            self._add_user_config()
+            self._create(guarded)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add_user_config(self) -> None:
+        path = self.folder / "gitconfig"
+        path.write_text(build_user_config(), encoding="utf-8", errors="surrogateescape")
+        self._mount(path, USER_CONFIG)
+
+    def _create(self, guarded: GuardedPaths) -> None:
+        """Create a copy for each repository that was there before any command that runs now."""
+        found: dict[str, GitKind] = {**guarded.found.repositories}
+        if self._job.writable:
+            now = describe_repositories(self._workspace, guarded.found)
+            self._group = CommandGroup(self._workspace, now, self._clean_up)
+            found = {name: kind for name, kind in found.items() if self._group.known.get(name) == now[name]}
+        accepted = find_repositories(self._workspace, found, self._job.read_only)
+        self._notes += accepted.notes
+        for number, one in enumerate(accepted.accepted):
+            try:
+                self._add(number, one)
+            except (RepositoryUnsupported, OSError) as error:
+                self._notes.append(f"Git cannot change the repository at {one.entry}: {error}")
+        if self._job.writable and ".git" not in self.entries and is_missing_or_empty(self._workspace / ".git"):
+            places = Repository(self._workspace, self._workspace / ".git", self._workspace / ".git")
+            copy = create_empty_copy(places, self.folder / "empty")
+            self._copies.append(copy)
+            self._mount(copy.folder, str(self._workspace / ".git"), is_writable=True)
+            self.entries.add(".git")
+
+    def drop_empty(self) -> None:
+        """Leave out the folder for `git init`, because there is nothing that it can be mounted on."""
+        self._copies = [copy for copy in self._copies if not copy.is_empty]
+        self.mounts = [mount for mount in self.mounts if mount.source != self.folder / "empty"]
+        self.entries.discard(".git")
+
+    def _clean_up(self, known: Mapping[str, str]) -> Mapping[str, str]:
+        """Do what commands of killed processes have left undone. Return what is there now."""
+        new = NewRepositories(self._workspace, known)
+        self.reports = new.adopt()
+        return new.known
+
+    def _add(self, number: int, one: AcceptedRepository) -> None:
+        repository, folder = one.repository, self.folder / str(number)
+        config = build_private_config(one.settings, repository, self._workspace, names_work_tree=one.is_file)
+        inside = [f"{_INSIDE}/objects/{number}.{count}" for count in range(len(one.objects))]
+        copy = create_private_copy(repository, folder, config=config, objects_path=inside[0])
+        with (folder / "objects/info/alternates").open("a", encoding="utf-8") as file:
+            file.writelines(f"{path}\n" for path in inside[1:])
+        if excludes := read_excludes(one.settings):
+            with (folder / "info/exclude").open("a", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(f"\n{excludes}\n")
+            copy = replace(copy, signatures=sign_files(folder))
+        for source, target in zip(one.objects, inside, strict=True):
+            self._mount(source, target)
+            if os.path.lexists(source / "info/alternates"):
+                self._mount(make_empty_file(), f"{target}/info/alternates")
+        target = str(self._workspace / one.entry)
+        if one.is_file:
+            link = self.folder / f"{number}.link"
+            link.write_text(f"gitdir: {_INSIDE}/git/{number}\n", encoding="utf-8")
+            self._mount(link, target)
+            target = f"{_INSIDE}/git/{number}"
+        self._mount(folder, target, is_writable=True)
+        self._copies.append(copy)
+        self.entries.add(one.entry)
+        if copy.index is not None:
+            self.gitlinks += self._find_gitlinks(repository, list_gitlinks(copy.index, copy.form))
+
+    def _find_gitlinks(self, repository: Repository, paths: Iterable[str]) -> Iterator[str]:
+        """Find the submodules that are not checked out. A command could put a repository of its own there."""
+        for path in paths:
+            if {"", ".", "..", ".git"} & set(path.split("/")):
+                continue
+            place = repository.work_tree / path / ".git"
+            if not os.path.lexists(place) and not (repository.work_tree / path).is_file():
+                yield str(place.relative_to(self._workspace))
+
+    def _mount(self, source: Path, target: str, *, is_writable: bool = False) -> None:
+        """Open what will be mounted. A path in the workspace is opened part by part, through no link."""
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        if source.is_relative_to(self._workspace):
+            folder = open_parent(self._workspace, str(source.relative_to(self._workspace)))
+            try:
+                descriptor = os.open(source.name, flags, dir_fd=folder)
+            finally:
+                os.close(folder)
+        else:
+            descriptor = os.open(source, flags)
+        self._resources.callback(os.close, descriptor)
+        self.mounts.append(GitMount(source, target, descriptor, is_writable))
+
+    def settle(self) -> None:
+        """Take back what the command did, when all its processes are gone. `reports` has the result."""
+        try:
+            if self._group is not None:
+                self._take_all_back(self._group)
+            if self._notes and any("git" in word for word in self._job.argv):
+                self.reports = (*self.reports, GitReport(rejected=tuple(self._notes)))
+        finally:
+            self.close()
+
+    def _take_all_back(self, group: CommandGroup) -> None:
+        new = NewRepositories(self._workspace, group.known)
+        # While others still run, they could change what is cleaned. The last of them does it.
+        is_last = group.is_last()
+        reports = [*self.reports, *(new.adopt() if is_last else ())]
+        for copy in self._copies:
+
+            def is_clean(path: str, work_tree: Path = copy.repository.work_tree) -> bool:
+                return new.is_clean(str((work_tree / path / ".git").relative_to(self._workspace)))
+
+            try:
+                report = take_back(copy, is_clean_gitlink=is_clean)
+            except (TreadleError, OSError) as error:
+                sentence = f"Nothing that the command did to this repository was kept, its files were: {error}"
+                report = GitReport(copy.repository.name, rejected=(sentence,))
+            if report is not None:
+                reports.append(report)
+        self.reports = tuple(reports)
+        self._group = None
+        group.leave(is_clean=is_last and new.is_complete)
+
+    def close(self) -> None:
+        """Remove the private copies. What was not taken back is lost."""
+        if self._group is not None:
+            self._group.leave(is_clean=False)
+            self._group = None
+        self._resources.close()

@@ -1,0 +1,114 @@
+"""Repositories that commands made in a workspace. None keeps settings, hooks or links that git would act on later."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from treadle.errors import TreadleError
+from treadle.git.take_back import adopt_repository
+from treadle.sandbox.base import GitReport
+from treadle.sandbox.workspace_scan import FoundPaths, open_parent, scan_workspace
+
+_MAX_ROUNDS = 5
+_BARE_NAMES = {
+    *("HEAD", "FETCH_HEAD", "ORIG_HEAD", "branches", "config", "description", "hooks", "info", "logs", "objects"),
+    *("packed-refs", "refs", "shallow"),
+}
+
+
+def describe_repositories(workspace: Path, found: FoundPaths) -> dict[str, str]:
+    """Describe what git may take for a repository, by its path. A link is described with its target."""
+    described: dict[str, str] = {}
+    for name, kind in found.repositories.items():
+        try:
+            described[name] = f"link to {os.readlink(workspace / name)}" if kind == "link" else kind
+        except OSError:
+            described[name] = kind
+    return described
+
+
+def is_missing_or_empty(path: Path) -> bool:
+    """Tell whether a folder is missing or has nothing in it."""
+    try:
+        return not os.listdir(path)
+    except FileNotFoundError:
+        return not os.path.lexists(path)
+    except OSError:
+        return False
+
+
+class NewRepositories:
+    """What is in a workspace besides the repositories in `known`. No command may run meanwhile."""
+
+    def __init__(self, workspace: Path, known: Mapping[str, str]) -> None:
+        self._workspace = workspace
+        self.known = dict(known)
+        self.is_complete = False
+
+    def adopt(self) -> tuple[GitReport, ...]:
+        """Clean each new repository, or rename what cannot be cleaned. `is_complete` says that none is left."""
+        reports: list[GitReport] = []
+        for _ in range(_MAX_ROUNDS):
+            found = scan_workspace(self._workspace)
+            now = describe_repositories(self._workspace, found)
+            changed = {name: kind for name, kind in now.items() if self.known.get(name) != kind}
+            new = {name: kind for name, kind in changed.items() if not self._is_harmless(name)}
+            if not found.is_complete:
+                sentence = "The workspace has too many folders, so new repositories in it were not looked for."
+                return (*reports, GitReport(rejected=(sentence,)))
+            if not new:
+                self.is_complete = True
+                break
+            reports += [report for name, kind in new.items() if (report := self._adopt_one(name, kind)) is not None]
+        return tuple(reports)
+
+    def is_clean(self, entry: str) -> bool:
+        """Tell whether git finds nothing of a command's own at a `.git` in the workspace."""
+        return entry in self.known or not os.path.lexists(self._workspace / entry)
+
+    def _is_harmless(self, name: str) -> bool:
+        """Tell whether it is the repository of the workspace, which no command can reach, or none for git."""
+        if os.path.basename(name) != ".git" or name == ".git":
+            return name == ".git"
+        path = self._workspace / name
+        kind = stat.S_IFMT(os.lstat(path).st_mode) if os.path.lexists(path) else 0
+        return kind not in (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK) or is_missing_or_empty(path)
+
+    def _adopt_one(self, name: str, kind: str) -> GitReport | None:
+        path, is_bare = self._workspace / name, kind == "bare"
+        folder = name if is_bare else os.path.dirname(name)
+        if kind == "folder" or (is_bare and name and _BARE_NAMES.issuperset(os.listdir(path))):
+            try:
+                report = adopt_repository(path, self._workspace / folder, name=folder, is_bare=is_bare)
+            except (TreadleError, OSError):
+                pass
+            else:
+                self.known[name] = kind
+                return report
+        if is_bare and not name and ".git" in self.known:
+            self.known[name] = kind  # git finds the other one first
+            return None
+        entry = os.path.join(name, "HEAD") if is_bare else name
+        try:
+            renamed = self._rename_aside(entry)
+        except OSError as error:
+            sentence = f"{entry} could not be renamed ({error.strerror}). Git may run programs of it: remove it."
+            return GitReport(folder, rejected=(sentence,))
+        return GitReport(
+            folder, rejected=(f"{entry} was renamed to {renamed}: git would follow it to what a command made.",)
+        )
+
+    def _rename_aside(self, entry: str) -> str:
+        """Give an entry a name that means nothing to git, through no link."""
+        folder = open_parent(self._workspace, entry)
+        try:
+            last, number = entry.rpartition("/")[2], 0
+            while os.path.lexists(f"/proc/self/fd/{folder}/{(name := f'{last}.not-kept{number or str()}')}"):
+                number += 1
+            os.rename(last, name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
+        return name

@@ -1,0 +1,189 @@
+"""Which repositories in a workspace get a private copy for a command, and where they keep their objects.
+
+A file in a workspace never chooses a mount: a `.git` file counts only if the place that it names also names it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from treadle.git.repository import Repository
+from treadle.permissions.paths import list_own_folders
+from treadle.sandbox.git_settings import (
+    Setting,
+    SettingsUnreadable,
+    find_setting,
+    list_unknown_extensions,
+    read_settings,
+)
+from treadle.sandbox.workspace_scan import GitKind
+
+MAX_COPIES = 32
+"""Repositories with a private copy. Those that are further down are read-only."""
+
+_MAX_LINK_BYTES = 4096
+_MAX_ALTERNATES_BYTES = 65536
+_MAX_ALTERNATES = 16
+
+
+class AcceptedRepository(Struct, frozen=True):
+    """A repository that gets a private copy. `entry` is its `.git` in the workspace, relative.
+
+    `objects` are the folders of its objects: its own first, then those that it borrows from.
+    """
+
+    repository: Repository
+    entry: str
+    is_file: bool
+    settings: tuple[Setting, ...]
+    objects: tuple[Path, ...]
+
+
+class FoundRepositories(Struct, frozen=True):
+    """The accepted repositories, and sentences about what git will not find in the sandbox."""
+
+    accepted: tuple[AcceptedRepository, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class _Refused(Exception):
+    """The repository gets no copy. The message says why."""
+
+
+def find_repositories(
+    workspace: Path, found: Mapping[str, GitKind], readable: Iterable[Path] = ()
+) -> FoundRepositories:
+    """Accept the repositories that a scan found, nearest first. Folders in `readable` are shown to commands anyway."""
+    accepted: list[AcceptedRepository] = []
+    notes: list[str] = []
+    visible = (workspace, *(Path(os.path.realpath(folder)) for folder in readable))
+    for entry, kind in found.items():
+        if kind not in ("folder", "file"):
+            continue
+        if len(accepted) == MAX_COPIES:
+            notes.append(f"Only the {MAX_COPIES} nearest repositories can be changed by git; {entry} is read-only.")
+            break
+        try:
+            one = _accept(workspace, entry, is_file=kind == "file")
+            borrowed = list(_find_alternates(one.repository.common_dir / "objects"))
+        except (_Refused, SettingsUnreadable) as refused:
+            notes.append(f"Git finds no repository at {entry}: {refused}")
+            continue
+        except OSError as error:
+            notes.append(f"Git finds no repository at {entry}: it cannot be read ({error.strerror}).")
+            continue
+        shown = [path for path in borrowed if path.name == "objects" and _is_visible(path, visible)]
+        notes += [
+            f"The repository at {entry} borrows objects from {path}, which commands cannot see. Add that folder to "
+            "read_only in the section [sandbox] of your config.toml."
+            for path in borrowed
+            if path not in shown
+        ]
+        accepted.append(replace(one, objects=(*one.objects, *shown)))
+    return FoundRepositories(tuple(accepted), tuple(notes))
+
+
+def _is_visible(path: Path, visible: Iterable[Path]) -> bool:
+    return any(map(path.is_relative_to, visible)) and not any(map(path.is_relative_to, list_own_folders()))
+
+
+def _accept(workspace: Path, entry: str, *, is_file: bool) -> AcceptedRepository:
+    place = workspace / entry
+    work_tree, name = place.parent, os.path.dirname(entry)
+    git_dir = _resolve_link(place, workspace) if is_file else place
+    common_dir = git_dir
+    if is_file and os.path.lexists(git_dir / "commondir"):
+        common_dir = _resolve(git_dir, _read_line(git_dir / "commondir"), workspace)
+        named = Path(os.path.realpath(git_dir / _read_line(git_dir / "gitdir")))
+        if git_dir.parent != common_dir / "worktrees" or named != place:
+            raise _Refused(f"{git_dir} does not belong to it.")
+    elif os.path.lexists(git_dir / "commondir"):
+        raise _Refused("it takes its settings from another folder.")
+    for path, is_kind in (
+        (git_dir / "HEAD", stat.S_ISREG),
+        (common_dir / "config", stat.S_ISREG),
+        (common_dir / "objects", stat.S_ISDIR),
+        (common_dir / "refs", stat.S_ISDIR),
+    ):
+        if not is_kind(_read_mode(path)):
+            raise _Refused(f"{path} is missing, or a link.")
+    settings = read_settings(git_dir, common_dir)
+    if not any(one.is_own for one in settings):
+        raise _Refused("git cannot read its settings, or does not know its format.")
+    _check_work_tree(settings, work_tree, git_dir, must_name=is_file and common_dir == git_dir)
+    if unknown := list_unknown_extensions(settings):
+        raise _Refused(f"it uses {', '.join(unknown)}, which the sandbox does not know.")
+    repository = Repository(work_tree, git_dir, common_dir, name)
+    return AcceptedRepository(repository, entry, is_file, settings, (common_dir / "objects",))
+
+
+def _check_work_tree(settings: Iterable[Setting], work_tree: Path, git_dir: Path, *, must_name: bool) -> None:
+    """Check that a repository's own settings name no other work tree. A submodule's must name this one."""
+    settings = tuple(settings)
+    named = find_setting(settings, "core.worktree", is_own=True)
+    if named is None and must_name:
+        raise _Refused(f"{git_dir} does not belong to it.")
+    if named is not None and Path(os.path.realpath(git_dir / named)) != work_tree:
+        raise _Refused(f"{git_dir} belongs to another work tree.")
+    is_linked = not must_name and git_dir.parent.name == "worktrees"
+    if not is_linked and (find_setting(settings, "core.bare", is_own=True) or "false").lower() not in ("false", "0"):
+        raise _Refused("it is bare.")
+
+
+def _resolve_link(place: Path, workspace: Path) -> Path:
+    line = _read_line(place)
+    if not line.startswith("gitdir: "):
+        raise _Refused("it names no repository.")
+    return _resolve(place.parent, line.removeprefix("gitdir: "), workspace)
+
+
+def _resolve(base: Path, text: str, workspace: Path) -> Path:
+    """Resolve a path as git does. In the workspace it may lead through no link: a command could have made that."""
+    plain = Path(os.path.normpath(base / text))
+    real = Path(os.path.realpath(plain))
+    if plain.is_relative_to(workspace) and real != plain:
+        raise _Refused(f"{plain} leads through a link.")
+    return real
+
+
+def _read_line(path: Path) -> str:
+    return _read_text(path, _MAX_LINK_BYTES).rstrip("\r\n")
+
+
+def _read_text(path: Path, limit: int) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        text = file.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"\0"
+    if len(text) > limit or b"\0" in text:
+        raise _Refused(f"{path} is not a file of git.")
+    return os.fsdecode(text)
+
+
+def _read_mode(path: Path) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_mode
+    except OSError:
+        return 0
+
+
+def _find_alternates(objects: Path) -> Iterator[Path]:
+    """Find the folders from which objects are borrowed, also by those, as git does."""
+    pending, seen = [objects], {objects}
+    while pending and len(seen) <= _MAX_ALTERNATES:
+        here = pending.pop(0)
+        try:
+            lines = _read_text(here / "info/alternates", _MAX_ALTERNATES_BYTES).split("\n")
+        except OSError:
+            continue
+        for line in lines:
+            path = Path(os.path.realpath(here / line))
+            if line and not line.startswith(("#", '"')) and path not in seen and path.is_dir():
+                seen.add(path)
+                pending.append(path)
+                yield path

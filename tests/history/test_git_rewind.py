@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit.git_place import GitPlace, git_place, run_git
+from tests.kit.git_rewinding import GitPlace, git_place, run_git
 from tests.kit.rewinding import positions
+from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.sessions import Store, either_store, resume_run, run_to_end, select_events
 from treadle.events import FilesKept, KeptRef, Tier
 from treadle.git.index_file import NO_STAT, parse_index
@@ -63,8 +64,14 @@ def prepare(place: GitPlace) -> None:
     place.git("tag", "known")
 
 
+@pytest.mark.parametrize(
+    "is_real", [pytest.param(False, id="host"), pytest.param(True, id="sandbox", marks=needs_bubblewrap)]
+)
 @pytest.mark.parametrize("command", WORK.values(), ids=WORK.keys())
-async def test_git_goes_back_and_forward_with_the_files(place: GitPlace, store: Store, command: str) -> None:
+async def test_git_goes_back_and_forward_with_the_files(place: GitPlace, command: str, is_real: bool) -> None:
+    store = Store(None)
+    if is_real:
+        place.use_real_sandbox()
     prepare(place)
     before, known = (place.describe(), place.read_files()), place.list_commits()
     async with place.run_shell(store, command) as session:

@@ -16,6 +16,7 @@ from tests.kit.rewinding import Place
 from tests.kit.sessions import Store, run_to_end
 from treadle import Session, ToolContext, ToolResult, tool
 from treadle.events import Tier
+from treadle.sandbox import backend
 from treadle.sandbox.base import CommandResult, GitReport, Job, OnOutput, ProbeResult, RefChange
 from treadle.testing import call
 from treadle.tools.shell import Shell
@@ -101,13 +102,13 @@ class GitPlace(Place):
         self.sandbox = HostGit([""])
         self.tier: Tier = "sandbox"
         self.watch_command: Callable[[], object] = lambda: None
-        runner = Shell(self.sandbox, self.kept)
+        self.runner = Shell(self.sandbox, self.kept)
 
         @tool
         async def shell(command: str, context: ToolContext) -> ToolResult:
             self.watch_command()
             context.tier = self.tier
-            result = await runner.run(runner.parse(json.dumps({"command": command})), context)
+            result = await self.runner.run(self.runner.parse(json.dumps({"command": command})), context)
             assert isinstance(result, ToolResult)
             assert result.ok, result.text
             return result
@@ -115,9 +116,14 @@ class GitPlace(Place):
         self.tools.append(shell)
         self.create_repository(self.workspace)
 
+    def use_real_sandbox(self) -> None:
+        self.runner = Shell(backend, self.kept)
+
     def create_repository(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         run_git(folder, "init", "-q", "-b", "main")
+        run_git(folder, "config", "user.name", "Ada")
+        run_git(folder, "config", "user.email", "ada@example.org")
         (folder / "a.txt").write_text("one\n")
         run_git(folder, "add", ".")
         run_git(folder, "commit", "-qm", "First")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.git_rewinding import GitPlace, git_place, run_git
+from tests.kit.git_rewinding import GitPlace, create_repository, git_place, run_git
 from tests.kit.rewinding import positions
 from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.sessions import Store, either_store, resume_run, run_to_end, select_events
@@ -39,6 +39,8 @@ WORK = {
     "a stash": "echo two > a.txt; git stash -q",
     "two stashes": "echo two > a.txt; git stash -q; echo three > a.txt; git stash -q",
     "a dropped stash": "git stash drop -q",
+    "an older stash that was dropped": "git stash drop -q stash@{1}",
+    "cleared stashes": "git stash clear",
     "a popped stash": "git stash pop -q",
     "staged files": "echo two > a.txt; echo b > b.txt; git add .",
     "a removed file": "git rm -q a.txt; git commit -qm 'Remove a'",
@@ -56,8 +58,9 @@ def prepare(place: GitPlace) -> None:
     place.git("add", ".")
     place.git("commit", "-qm", "Other")
     place.git("switch", "-q", "main")
-    place.put("a.txt", "stashed\n")
-    place.git("stash", "-q")
+    for text in ("stashed\n", "stashed too\n"):
+        place.put("a.txt", text)
+        place.git("stash", "-q")
     place.put("c.txt", "c\n")
     place.git("add", ".")
     place.git("commit", "-qm", "Add c")
@@ -209,19 +212,20 @@ async def test_a_repository_that_a_call_created_stays_without_branches(place: Gi
         assert place.git("log", "--format=%s") == "Start\n" and place.git("status", "--porcelain") == ""
 
 
-@pytest.mark.parametrize("tier", ["sandbox", "full"])
+@pytest.mark.parametrize("tier", [pytest.param("sandbox", marks=needs_bubblewrap), "full"])
 @pytest.mark.parametrize("kind", ["nested", "worktree", "submodule"])
 async def test_a_repository_in_a_folder_goes_back_alone(place: GitPlace, store: Store, kind: str, tier: Tier) -> None:
+    place.use_real_sandbox()
     if kind == "nested":
-        place.create_repository(place.workspace / "sub")
+        create_repository(place.workspace / "sub")
     elif kind == "worktree":
         place.git("worktree", "add", "-q", "-b", "linked", "sub")
     else:
         other = place.workspace.parent / "other"
-        place.create_repository(other)
+        create_repository(other)
         place.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other), "sub")
         place.git("commit", "-qm", "Add sub")
-    place.sandbox.repositories, place.tier = ["sub"], tier
+    place.tier = tier
     before = place.describe("sub")
     async with place.run_shell(store, f"cd sub; {WORK['a commit']}") as session:
         top, after = place.describe(), place.describe("sub")

@@ -64,19 +64,25 @@ class _GitState:
     def __init__(self, folder: Path) -> None:
         self.is_there = (folder / ".git").exists()
         self.refs: dict[str, str] = {}
-        self.index = b""
+        self.index, self.stashes = b"", ""
         if self.is_there:
             listed = run_git(folder, "for-each-ref", "--format=%(refname) %(objectname)")
             self.refs = dict(line.split() for line in listed.splitlines())
             git_dir = Path(folder, run_git(folder, "rev-parse", "--git-dir").strip())
             self.refs["HEAD"] = (git_dir / "HEAD").read_text().strip()
             self.index = (git_dir / "index").read_bytes() if (git_dir / "index").exists() else b""
+            self.stashes = run_git(folder, "stash", "list", "--format=%H")
 
     def build_report(self, folder: Path, name: str) -> GitReport | None:
         now = _GitState(folder)
         names = sorted({*self.refs, *now.refs})
         pairs = (RefChange(ref, self.refs.get(ref, ""), now.refs.get(ref, "")) for ref in names)
-        changes = tuple(change for change in pairs if change.before != change.after)
+        is_stash_changed = self.stashes != now.stashes
+        changes = tuple(
+            change
+            for change in pairs
+            if change.before != change.after or (change.ref == "refs/stash" and is_stash_changed)
+        )
         if not now.is_there or (not changes and self.index == now.index):
             return None
         known = [f"^{value}" for ref, value in self.refs.items() if ref != "HEAD"]
@@ -89,6 +95,17 @@ def run_git(folder: Path, *words: str) -> str:
     done = subprocess.run(["git", *words], cwd=folder, env=GIT_ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, f"git {' '.join(words)}: {done.stderr}{done.stdout}"
     return done.stdout
+
+
+def create_repository(folder: Path) -> None:
+    """Create a repository with one commit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run_git(folder, "init", "-q", "-b", "main")
+    run_git(folder, "config", "user.name", "Ada")
+    run_git(folder, "config", "user.email", "ada@example.org")
+    (folder / "a.txt").write_text("one\n")
+    run_git(folder, "add", ".")
+    run_git(folder, "commit", "-qm", "First")
 
 
 class GitPlace(Place):
@@ -114,19 +131,10 @@ class GitPlace(Place):
             return result
 
         self.tools.append(shell)
-        self.create_repository(self.workspace)
+        create_repository(self.workspace)
 
     def use_real_sandbox(self) -> None:
         self.runner = Shell(backend, self.kept)
-
-    def create_repository(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        run_git(folder, "init", "-q", "-b", "main")
-        run_git(folder, "config", "user.name", "Ada")
-        run_git(folder, "config", "user.email", "ada@example.org")
-        (folder / "a.txt").write_text("one\n")
-        run_git(folder, "add", ".")
-        run_git(folder, "commit", "-qm", "First")
 
     def git(self, *words: str, folder: str = "") -> str:
         return run_git(self.workspace / folder, *words)

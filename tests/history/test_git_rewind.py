@@ -1,6 +1,5 @@
 """Rewinding git: branches, tags, the stash, HEAD and the index go back with the files, and commits stay findable."""
 
-import os
 import shutil
 from typing import Any
 
@@ -11,11 +10,9 @@ from tests.kit.rewinding import positions
 from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.sessions import Store, either_store, resume_run, run_to_end, select_events
 from treadle.events import FilesKept, KeptRef, Tier
-from treadle.git.index_file import NO_STAT, parse_index
-from treadle.git.object_format import SHA1
+from treadle.git.find_repository import NoRepository, find_repository
 from treadle.history import git_rewind
 from treadle.history.content_store import ContentStore
-from treadle.history.git_changes import forget_newest_stats
 from treadle.history.rewind import Rewinder
 from treadle.log.in_memory import InMemoryLog
 from treadle.testing import crash_points
@@ -356,6 +353,25 @@ async def test_a_hostile_repository_is_left_alone(place: GitPlace, store: Store)
         assert run_git(outside, "--git-dir=.", "rev-parse", "main") == now
 
 
+def test_a_git_file_that_names_the_repository_of_somebody_else_is_not_followed(place: GitPlace) -> None:
+    other = place.workspace.parent / "other"
+    create_repository(other)
+    (place.workspace / "sub").mkdir()
+    (place.workspace / "sub/.git").write_text(f"gitdir: {other}/.git\n")
+    with pytest.raises(NoRepository, match="belongs to another folder"):
+        find_repository(place.workspace, "sub")
+    (place.workspace / "sub/.git").write_text("gitdir: ../../other/.git/../.git\n")
+    with pytest.raises(NoRepository, match="belongs to another folder"):
+        find_repository(place.workspace, "sub")
+    (place.workspace / ".git/commondir").write_text(f"{other}/.git\n")
+    with pytest.raises(NoRepository, match="part of another repository"):
+        find_repository(place.workspace, "")
+    (place.workspace / "link").symlink_to(other)
+    for name in ("../other", "link", "gone", "a\0b", "a.txt"):
+        with pytest.raises(NoRepository, match="not a folder"):
+            find_repository(place.workspace, name)
+
+
 async def test_values_in_the_log_that_are_no_refs_are_not_written(place: GitPlace) -> None:
     log = InMemoryLog()
     async with place.agent("ok").session(log, workspace=place.workspace) as session:
@@ -383,16 +399,6 @@ async def test_of_very_many_refs_the_most_important_are_kept(place: GitPlace, st
         done = await session.rewind(1, "files")
         assert [one.path for one in done.skipped] == [".git/… and 52 more refs"]
         assert place.git("log", "--format=%s") == "First\n"
-
-
-def test_git_looks_again_at_the_files_that_changed_last_before_an_index_was_kept(place: GitPlace) -> None:
-    os.utime(place.workspace / "a.txt", (1000, 1000))
-    place.put("b.txt", "b\n")
-    place.git("add", ".")
-    place.git("status")
-    entries = parse_index(forget_newest_stats((place.workspace / ".git/index").read_bytes(), SHA1), SHA1)
-    assert {path: state.stat == NO_STAT for (path, *_), state in entries.items()} == {b"a.txt": False, b"b.txt": True}
-    assert forget_newest_stats(b"", SHA1) == b"" and forget_newest_stats(b"none", SHA1) == b"none"
 
 
 async def test_a_ref_that_somebody_moves_during_the_rewind_stays(

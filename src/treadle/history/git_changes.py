@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from treadle.errors import TreadleError
 from treadle.events import KeptRef
-from treadle.git.find_repository import NoRepository, find_repository
-from treadle.git.index_file import MAX_INDEX_BYTES, NO_STAT, Content, DamagedIndex, parse_index, render_index
+from treadle.git.find_repository import find_repository
+from treadle.git.index_file import MAX_INDEX_BYTES, Content, DamagedIndex, parse_index
 from treadle.git.names import is_branch, is_ref_name
 from treadle.git.object_format import SHA1, ObjectFormat
 from treadle.git.real_repository import RealRepository
@@ -34,7 +34,6 @@ MAX_MOVED = 200
 """Refs that are recorded for one command in one repository."""
 
 _MAX_REFS = 2000
-_RACY_S = 2
 _SYMBOLIC = "ref: "
 _OPERATIONS = {
     "MERGE_HEAD": "merge",
@@ -178,9 +177,7 @@ def read_repository(workspace: Path, name: str, refs: Iterable[str] | None = Non
 
     Raises `NoRepository`, `RepositoryUnsupported` and `UnsafeFile`.
     """
-    places = find_repository(workspace, name) if "\0" not in name else None
-    if places is None or places.name != name:
-        raise NoRepository(f"{name} is not a git repository any more.")
+    places = find_repository(workspace, name)
     with RealRepository(places) as real:
         values = read_packed_refs(real.common, real.form)
         if refs is None:
@@ -219,21 +216,6 @@ def hash_entries(index: bytes, form: ObjectFormat) -> str:
     except DamagedIndex:  # or split: then any difference counts
         content = index
     return sha256(repr(content).encode()).hexdigest()
-
-
-def forget_newest_stats(index: bytes, form: ObjectFormat) -> bytes:
-    """Let git look again at files that changed last before an index was written.
-
-    Git compares the content of a file that changed as late as the index. A restored index seems to be written later.
-    """
-    try:
-        entries = parse_index(index, form) if index else {}
-    except DamagedIndex:
-        return index
-    times = {content: int.from_bytes(state.stat[8:12], "big") for content, state in entries.items()}
-    newest = max(times.values(), default=0) - _RACY_S
-    late = {content: replace(entries[content], stat=NO_STAT) for content, time in times.items() if time >= newest}
-    return render_index({**entries, **late}, form) if late else index
 
 
 def list_staged(old: bytes, new: bytes, form: ObjectFormat) -> list[str]:

@@ -28,7 +28,6 @@ from treadle.history.git_changes import (
     INDEX,
     KeptRepository,
     RepositoryState,
-    forget_newest_stats,
     get_branch,
     hash_entries,
     is_kept_ref,
@@ -267,7 +266,7 @@ def _restore_step(root: Path, store: ContentStore, step: RefStep) -> str:
     if ref == STASH:
         return restore_stash(state.places, file, state.stash_log)
     if ref == INDEX:
-        return " ".join(restore_repository(state.places, (), forget_newest_stats(file, state.form)))
+        return " ".join(restore_repository(state.places, (), file))
     if step.now and ref != HEAD and (not step.then or not is_branch(ref)):
         with RealRepository(state.places) as real:  # the log of a deleted branch goes with it, and a tag has none
             add_to_head_log(real, [step.now], f"treadle: {ref} before a rewind")

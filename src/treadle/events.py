@@ -134,6 +134,22 @@ class KeptFile(Struct, frozen=True, omit_defaults=True):
     mode: int = 0o644
 
 
+class KeptRef(Struct, frozen=True, omit_defaults=True):
+    """A branch, a tag, the stash, `HEAD` or the index of a git repository, before and after a change.
+
+    `repository` is the work tree's folder, empty for the workspace. An empty value means that there was none. A value
+    is the id of an object; that of `HEAD` may be `ref: refs/heads/NAME`. If there are several stashes, a hash of their
+    list follows. The value of `index` is a hash of its entries. `content` names the kept file of the index, or the log
+    of the stash, from before.
+    """
+
+    ref: str
+    before: str = ""
+    after: str = ""
+    repository: str = ""
+    content: str = ""
+
+
 def _build_tag(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
@@ -390,22 +406,25 @@ class SessionConfigured(Fact, frozen=True):
 class FilesKept(Fact, frozen=True):
     """The old contents of files that a call changes. It is stored before the change, if the files are known by then.
 
-    `tree` names a list of all files before the call, for calls that may change any file.
+    `tree` names a list of all files before the call, for calls that may change any file. `refs` has what a command
+    changed in git repositories. It is stored after the change.
     """
 
     call_id: str
     files: tuple[KeptFile, ...] = ()
     tree: str = ""
     left_out: tuple[str, ...] = ()
+    refs: tuple[KeptRef, ...] = ()
 
 
 class Rewound(Fact, frozen=True):
-    """The session was rewound to position `to`. `files` has the contents just before, so that this can be undone."""
+    """The session was rewound to position `to`. `files` and `refs` say what was there, so that this can be undone."""
 
     to: int
     what: Literal["files", "conversation", "both"] = "both"
     files: tuple[KeptFile, ...] = ()
     by: str = ""
+    refs: tuple[KeptRef, ...] = ()
 
 
 class Custom(Fact, frozen=True):

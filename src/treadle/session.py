@@ -288,7 +288,7 @@ class Session(Generic[T]):
         return Session(self._coordinator, self.agent, fork_id)
 
     async def changes(self, after: int = 0) -> list[RewindChange]:
-        """List how files that this session's calls changed differ from their content at a position."""
+        """List how files and git branches that this session's calls changed differ from a position."""
         return await self._build_rewinder().list_changes(after)
 
     async def rewind(
@@ -296,7 +296,8 @@ class Session(Generic[T]):
     ) -> Rewind:
         """Go back to a position: files, conversation or both. `dry_run` only returns the diffs. Nothing is lost.
 
-        Files that somebody else changed since are skipped unless `force`. Raises `Conflict` during a run.
+        Git branches go back with the files; their commits stay in the reflog. Files and branches that somebody else
+        changed since are skipped unless `force`. Raises `Conflict` during a run.
         """
         return await self._build_rewinder().rewind(seq, what, dry_run=dry_run, force=force)
 

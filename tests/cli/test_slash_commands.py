@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.kit.git_rewinding import create_repository, run_git
+from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.terminal import Case, Fact, Place, Played, Shows, call_tool, hold, play, release, wait_until
 from treadle.events import MessageReceived, Rewound, RunFinished, TurnStarted
 from treadle.messages import Reply
@@ -112,3 +114,20 @@ async def test_a_rewind_takes_back_what_is_chosen_and_a_redo_brings_it_again(pla
     ]
     script = [Reply(text="Hello."), call_tool("write_file", path="a.txt", content="two\n"), Reply(text="Changed.")]
     await play(place, Case("", script, steps, before={"a.txt": "one\n"}))
+
+
+@needs_bubblewrap
+async def test_changes_shows_commits_and_an_undo_takes_them_back(place: Place) -> None:
+    create_repository(place.work)
+    commit = call_tool("shell", command="echo two > a.txt; git commit -qam 'Write two'")
+    steps = [
+        ("commit it\r", Fact(RunFinished)),
+        ("/changes\r", "committed: .git/refs/heads/main"),
+        ("", "Write two"),
+        ("/undo\r", "go back? y/N>"),
+        ("y\r", Fact(Rewound)),
+        (lambda _: wait_until(lambda: run_git(place.work, "status", "--porcelain") == "", "all is clean"), None),
+        ("\x15", None),  # Ctrl-U removes the message that came back into the input
+    ]
+    await play(place, Case("", [commit, Reply(text="Done.")], steps))
+    assert run_git(place.work, "log", "--format=%s") == "First\n"

@@ -370,7 +370,7 @@ async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
         ("/name first steps", "named first steps"),
         ("/sessions", "first steps"),
         ("/approve shell(git *)", "allowed from the next run on"),
-        ("/changes", "no file was changed"),
+        ("/changes", "nothing was changed"),
         ("/export html talk.html", "bytes written to"),
         ("/export html talk.html", "choose another name"),
         ("/fork", "Hello."),

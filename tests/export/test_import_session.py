@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from tests.export.conftest import Exported, long
+from tests.kit.git_rewinding import create_repository, run_git
 from tests.kit.rewinding import Place, rewindable, write
 from tests.kit.sessions import build_agent, resume_run, run_message, select_events
 from tests.kit.strategies import histories
@@ -29,6 +30,7 @@ from treadle.events import (
     Grant,
     InputRequested,
     KeptFile,
+    KeptRef,
     Limits,
     MessageReceived,
     ModelReplied,
@@ -260,6 +262,23 @@ async def test_a_rewind_of_an_imported_session_neither_deletes_nor_writes_files(
         assert place.holds()["mine.txt"] == "later"
         await session.rewind(1, "files", force=True)
     assert place.holds() == {"notes.txt": "mine\n", "other.txt": "mine too\n"}
+
+
+async def test_a_rewind_of_an_imported_session_moves_no_branch(place: Place) -> None:
+    create_repository(place.workspace)
+    (stolen,) = place.kept.put(b"from another project")
+    head = run_git(place.workspace, "rev-parse", "HEAD")
+    refs = (KeptRef("refs/heads/main", "", head.strip()), KeptRef("index", "x", "", content=stolen))
+    work = (*begin_call(), FilesKept(call_id="c", refs=refs), RunFinished(run_id="run_1", reason="answered"))
+    log = InMemoryLog()
+    created = SessionCreated(session_id="", agent=MINE.agent, workspace=str(place.workspace))
+    session_id = await import_session(log, parse_json_lines(render_json_lines(number(*work))), created, NOW)
+    async with place.agent("ok").session(log, id=session_id) as session:
+        assert (await session.rewind(1, "files", force=True)).changes == ()
+    assert (
+        run_git(place.workspace, "status", "--porcelain") == ""
+        and run_git(place.workspace, "rev-parse", "HEAD") == head
+    )
 
 
 async def test_notes_of_the_file_are_kept_where_no_tool_reads_them() -> None:

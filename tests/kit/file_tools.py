@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treadle.errors import NotFound
-from treadle.events import KeptFile
+from treadle.events import KeptFile, KeptRef
 from treadle.history.content_store import ContentStore
 from treadle.messages import Json
 from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
@@ -25,13 +25,14 @@ class RecordingServices(ToolServices):
         self.kept: list[KeptFile] = []
         self.left_out: list[str] = []
         self.trees: list[str] = []
+        self.refs: list[KeptRef] = []
         self.content_when_kept: dict[str, bytes | None] = {}
 
     async def save_note(self, name: str, data: Json) -> None:
         self.notes[name] = data
 
     async def record_kept_files(
-        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = (), refs: Sequence[KeptRef] = ()
     ) -> None:
         for file in files if self.workspace else ():
             path = self.workspace / file.path
@@ -39,6 +40,7 @@ class RecordingServices(ToolServices):
         self.kept.extend(files)
         self.left_out.extend(left_out)
         self.trees.append(tree)
+        self.refs.extend(refs)
 
     async def read_artifact(self, artifact_id: str) -> bytes:
         if artifact_id not in self.artifacts:

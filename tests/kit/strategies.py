@@ -163,7 +163,10 @@ _FACTS: list[list[events.AnyFact]] = [
     ],
     [events.RunFinished(run_id=id, reason="answered", answer="42") for id in ("r", "run_1")],
     [events.SessionConfigured(agent=agent, model=model) for agent, model in product(("", "coder"), ("", "local"))],
-    [events.FilesKept(call_id=id, files=(events.KeptFile("a", "x"),)) for id in CALL_IDS],
+    [
+        events.FilesKept(call_id=id, files=(events.KeptFile("a", "x"),), refs=(events.KeptRef("HEAD"),))
+        for id in CALL_IDS
+    ],
     [events.Rewound(to=to, what=what) for to, what in product((-1, 0, 3, 9, 30), ("files", "conversation", "both"))],
     [events.Custom(name="acme.audit", data={"x": 1})],
 ]

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.kit.fake_model import FakeModel
+from tests.kit.git_rewinding import create_repository, run_git
+from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.server import Client, create_token, serve_agents, serve_script
 from treadle import Agent, Grant, Limits, TextDelta
 from treadle.errors import ModelError
@@ -111,6 +113,27 @@ async def test_a_rewind_over_http_returns_the_diffs_and_can_be_undone(folder: Pa
         undone = await client.json("POST", f"{path}/rewind/undo")
         assert undone["done"] and page.read_text() == "two\n" and (folder / "work" / "new.txt").exists()
         assert [one["content"] for one in (await client.json("GET", path))["messages"]] == ["go", "ok"]
+
+
+@needs_bubblewrap
+async def test_commits_appear_over_http_and_go_back(folder: Path) -> None:
+    create_repository(folder / "work")
+    tools = build_default_tools(kept=folder / "kept")
+    commit = call("shell", command="echo two > a.txt; git commit -qam 'Write two'")
+    async with serve_script(commit, "ok", tools=tools, roots=(folder / "work",)) as client:
+        session_id = await client.session()
+        assert (await client.send(session_id, "go"))["reply"] == "ok"
+        path = f"/v1/sessions/{session_id}"
+        changes = {one["path"]: one for one in await client.json("GET", f"{path}/changes")}
+        assert {name: one["kind"] for name, one in changes.items()} == {
+            "a.txt": "modified",
+            ".git/refs/heads/main": "committed",
+            ".git/index": "staged",
+        }
+        assert changes[".git/refs/heads/main"]["diff"].endswith(" Write two")
+        done = await client.json("POST", f"{path}/rewind", {"seq": 1})
+        assert [one["path"] for one in done["changes"]] == list(changes) and not done["skipped"]
+    assert run_git(folder / "work", "log", "--format=%s") == "First\n"
 
 
 async def test_a_rewind_to_a_position_that_does_not_exist_and_an_undo_of_nothing_are_refused() -> None:

@@ -202,13 +202,13 @@ async def _undo_rewind(chat: ChatTerminal, rest: str) -> None:
         _show_skipped(chat, await chat.session.undo_rewind())
 
 
-@slash_command("changes", "show the file changes of this session")
+@slash_command("changes", "show what this session changed in files and git")
 async def _show_changes(chat: ChatTerminal, rest: str) -> None:
     found = await chat.session.changes()
     for change in found:
         _show_change(chat, change)
     if not found:
-        chat.write_note("no file was changed")
+        chat.write_note("nothing was changed")
 
 
 def _show_plan(chat: ChatTerminal, plan: Rewind) -> None:
@@ -216,7 +216,7 @@ def _show_plan(chat: ChatTerminal, plan: Rewind) -> None:
         _show_change(chat, change)
     _show_skipped(chat, plan)
     if not plan.changes and plan.what != "conversation":
-        chat.write_note("no file would change")
+        chat.write_note("no file and no branch would change")
 
 
 def _show_change(chat: ChatTerminal, change: RewindChange) -> None:

@@ -304,9 +304,16 @@ class LogToolServices(ToolServices):
         await self._log.post(self._session_id, [fact], wake=False, claim=self._claim)
 
     async def record_kept_files(
-        self, files: Sequence[events.KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+        self,
+        files: Sequence[events.KeptFile],
+        *,
+        tree: str = "",
+        left_out: Sequence[str] = (),
+        refs: Sequence[events.KeptRef] = (),
     ) -> None:
-        fact = events.FilesKept(call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out))
+        fact = events.FilesKept(
+            call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out), refs=tuple(refs)
+        )
         await self._log.post(self._session_id, [events.validate_fact(fact)], wake=False, claim=self._claim)
 
     async def check_claim(self) -> None:

@@ -55,10 +55,10 @@ class ContentStore:
         """Store contents, all or none, and return their hashes in order. The same content is stored once."""
         hashed = [(hash_content(content), content) for content in contents]
         with self._open() as db:
-            db.executemany(
-                "INSERT INTO contents VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at",
-                ((name, time.time(), zlib.compress(content, 1)) for name, content in hashed),
-            )
+            for name, content in hashed:
+                if not db.execute("UPDATE contents SET at = ? WHERE id = ?", (time.time(), name)).rowcount:
+                    row = (name, time.time(), zlib.compress(content, 1))
+                    db.execute("INSERT INTO contents VALUES (?, ?, ?)", row)
         return [name for name, _ in hashed]
 
     def get(self, name: str) -> bytes:

@@ -1,12 +1,13 @@
-"""Rewinding a session: the files that its calls changed, and the conversation.
+"""Rewinding a session: the files and git refs that its calls changed, and the conversation.
 
-A rewind loses nothing. The content of every file is stored and recorded before the file changes, so a rewind can be
-undone, and one that a kill cut off can be repeated. Git repositories are never touched.
+A rewind loses nothing. The content of every file and the value of every ref is recorded before it changes, so a rewind
+can be undone, and one that a kill cut off can be repeated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
@@ -17,7 +18,9 @@ from msgspec.structs import replace
 from treadle.engine.fold import fold
 from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
 from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, RunRequested, SessionCreated, validate_fact
+from treadle.history.changes import CHANGED_BY_OTHERS, ChangeKind, RewindChange, SkippedFile
 from treadle.history.content_store import ContentStore
+from treadle.history.git_rewind import RefHistory, RefStep, compare_refs, restore_refs
 from treadle.history.snapshot import FileTree, hash_workspace
 from treadle.log.base import Claim, Log
 from treadle.messages import Json
@@ -26,11 +29,9 @@ from treadle.workspace.folder import FileContent, Folder, hash_content, render_d
 from treadle.workspace.worker_threads import run_in_thread
 
 RewindTarget: TypeAlias = Literal["files", "conversation", "both"]
-ChangeKind: TypeAlias = Literal["added", "modified", "deleted"]
 _CLAIM_SECONDS = 60.0
 _MAX_DIFF_LINES = 2000
-_NOT_KEPT = "its old content was not stored: too large, too many files, or secret"
-_CHANGED_BY_OTHERS = "somebody else changed it after the last call did; force=True rewinds it all the same"
+_NOT_KEPT = "its old content was not stored: too large, too many, or secret"
 
 
 class Rewind(Struct, frozen=True):
@@ -42,26 +43,6 @@ class Rewind(Struct, frozen=True):
     skipped: tuple[SkippedFile, ...] = ()
     done: bool = False
     seq: int = 0
-
-
-class RewindChange(Struct, frozen=True):
-    """How a file differs: a unified diff, and the ids of the calls that changed it.
-
-    `others` is True when the file is not what the last of these calls left: somebody else changed it since.
-    """
-
-    path: str
-    kind: ChangeKind
-    diff: str
-    calls: tuple[str, ...] = ()
-    others: bool = False
-
-
-class SkippedFile(Struct, frozen=True):
-    """A file that a rewind does not change, and why."""
-
-    path: str
-    why: str
 
 
 class RunControl(Protocol):
@@ -143,17 +124,21 @@ class FileHistory:
                 return
             self.left.update((path, {digest}) for path, digest in left.items())
 
-    def add_interrupted_commands(self, store: ContentStore, now: Mapping[str, str]) -> None:
+    def load_open_trees(self, store: ContentStore) -> list[tuple[FilesKept, FileTree]]:
+        """Load the lists of all files that commands stored before they were cut off."""
+        trees: list[tuple[FilesKept, FileTree]] = []
+        for fact in self.open_trees:
+            self.left_out.extend((fact.seq, path) for path in fact.left_out)
+            with suppress(NotFound, StoreDamaged):  # the command ended, and changed nothing worth recording
+                trees.append((fact, msgspec.json.decode(store.get(fact.tree), type=FileTree)))
+        return trees
+
+    def add_interrupted_commands(self, trees: Sequence[tuple[FilesKept, FileTree]], now: Mapping[str, str]) -> None:
         """Add the changes of commands that were cut off before they recorded them.
 
         Each such command stored a list of all files before it ran. `now` has the hashes of the present files.
         """
-        for fact in self.open_trees:
-            self.left_out.extend((fact.seq, path) for path in fact.left_out)
-            try:
-                tree = msgspec.json.decode(store.get(fact.tree), type=FileTree)
-            except (NotFound, StoreDamaged):  # the command ended, and changed nothing worth recording
-                continue
+        for fact, tree in trees:
             for listed in tree.files:
                 if listed.id and self._get_next_hash(listed.path, fact.seq, now) != listed.id:
                     self._insert(_Version(fact.seq, KeptFile(listed.path, listed.id, listed.mode), fact.call_id))
@@ -184,17 +169,31 @@ class _FileStep(Struct, frozen=True):
     change: RewindChange
 
 
+class _Plan(Struct, frozen=True):
+    """What a rewind changes and what it leaves."""
+
+    files: Sequence[_FileStep] = ()
+    refs: Sequence[RefStep] = ()
+    skipped: Sequence[SkippedFile] = ()
+
+    def list_changes(self, skipped: Sequence[SkippedFile] = ()) -> tuple[RewindChange, ...]:
+        """List the changes, without those that were skipped in the end."""
+        not_done = {one.path for one in skipped}
+        changes = (step.change for step in (*self.files, *self.refs))
+        return tuple(change for change in changes if change.path not in not_done)
+
+
 class Rewinder:
-    """Compares and rewinds the files and the conversation of one session."""
+    """Compares and rewinds the files, the git refs and the conversation of one session."""
 
     def __init__(self, runs: RunControl, session_id: str, store: ContentStore) -> None:
         self._runs, self._log = runs, runs.log
         self._id, self._store = session_id, store
 
     async def list_changes(self, after: int = 0) -> list[RewindChange]:
-        """List how files differ from their content at a position, as far as calls changed them."""
-        steps, _ = await run_in_thread(_compare_files, await self._log.read(self._id), self._store, after, back=False)
-        return [step.change for step in steps]
+        """List how files and git refs differ from what they were at a position, as far as calls changed them."""
+        facts = await self._log.read(self._id)
+        return list((await run_in_thread(_build_plan, facts, self._store, after, back=False)).list_changes())
 
     async def rewind(
         self, to: int, what: RewindTarget, *, dry_run: bool, force: bool, request: RunRequested | None = None
@@ -204,8 +203,8 @@ class Rewinder:
         if not 1 <= to <= len(facts):
             raise BadInput(f"session {self._id} has positions 1 to {len(facts)}, not {to}")
         if dry_run:
-            steps, skipped = await self._plan_steps(facts, to, what, force=force)
-            return Rewind(to, what, tuple(step.change for step in steps), tuple(skipped))
+            plan = await self._choose_steps(facts, to, what, force=force)
+            return Rewind(to, what, plan.list_changes(), tuple(plan.skipped))
         self._check_idle(facts)
         await self._runs.wait_until_idle(self._id)  # a run that has just ended may still hold its claim
         claim = await self._log.claim(self._runs.owner, _CLAIM_SECONDS, self._id)
@@ -216,22 +215,16 @@ class Rewinder:
             facts = await self._log.read(self._id)
             seen = len(facts)
             self._check_idle(facts)
-            steps, skipped = await self._plan_steps(facts, to, what, force=force)
-            names = iter(await run_in_thread(self._store.put, *(step.now.data for step in steps if step.now)))
-            files = tuple(
-                KeptFile(step.then.path, next(names), step.now.mode) if step.now else KeptFile(step.then.path)
-                for step in steps
-            )
-            if what != "files" or files:
-                seen = await self._record(claim, facts, Rewound(to=to, what=what, files=files, by="user"), request)
-            skipped += await run_in_thread(_restore_files, _get_workspace(facts), steps)
+            plan = await self._choose_steps(facts, to, what, force=force)
+            fact = await run_in_thread(self._keep_present, plan, Rewound(to=to, what=what, by="user"))
+            if what != "files" or fact.files or fact.refs:
+                seen = await self._record(claim, facts, fact, request)
+            skipped = (*plan.skipped, *await run_in_thread(self._restore, _get_workspace(facts), plan))
         finally:
             await self._log.release(claim, None)
             if (await self._log.get_info(self._id)).seq > seen:  # somebody posted in the meantime
                 await self._runs.wake(self._id)
-        not_done = {file.path for file in skipped}
-        changes = tuple(step.change for step in steps if step.change.path not in not_done)
-        return Rewind(to, what, changes, tuple(skipped), done=True, seq=seen)
+        return Rewind(to, what, plan.list_changes(skipped), skipped, done=True, seq=seen)
 
     async def undo(self, *, dry_run: bool, force: bool) -> Rewind:
         """Undo the last rewind. That is a rewind too, so it can be undone as well."""
@@ -249,6 +242,7 @@ class Rewinder:
             and isinstance(last, Rewound)
             and (last.to, last.what) == (fact.to, fact.what)
             and set(fact.files) <= set(last.files)
+            and _list_moves(fact) <= _list_moves(last)
         ):
             return facts[-1].seq
         notes: list[Custom] = []
@@ -262,16 +256,25 @@ class Rewinder:
         posted = await self._log.post(self._id, [*map(validate_fact, new)], wake=wake, claim=claim)
         return posted.facts[-1].seq
 
-    async def _plan_steps(
-        self, facts: Sequence[AnyFact], to: int, what: RewindTarget, *, force: bool
-    ) -> tuple[list[_FileStep], list[SkippedFile]]:
+    def _keep_present(self, plan: _Plan, fact: Rewound) -> Rewound:
+        """Store the present contents, and add them and the present refs to the fact."""
+        git_files = (step.file for step in plan.refs if step.file is not None)
+        names = iter(self._store.put(*(step.now.data for step in plan.files if step.now), *git_files))
+        files = tuple(
+            KeptFile(step.then.path, next(names), step.now.mode) if step.now else KeptFile(step.then.path)
+            for step in plan.files
+        )
+        refs = tuple(step.build_kept_ref("" if step.file is None else next(names)) for step in plan.refs)
+        return replace(fact, files=files, refs=refs)
+
+    def _restore(self, root: Path, plan: _Plan) -> list[SkippedFile]:
+        """Restore files first: git compares them with the index."""
+        return _restore_files(root, plan.files) + restore_refs(root, self._store, plan.refs)
+
+    async def _choose_steps(self, facts: Sequence[AnyFact], to: int, what: RewindTarget, *, force: bool) -> _Plan:
         if what == "conversation":
-            return [], []
-        steps, skipped = await run_in_thread(_compare_files, facts, self._store, to, back=True)
-        if not force:
-            skipped += [SkippedFile(step.change.path, _CHANGED_BY_OTHERS) for step in steps if step.change.others]
-            steps = [step for step in steps if not step.change.others]
-        return steps, skipped
+            return _Plan()
+        return await run_in_thread(_build_plan, facts, self._store, to, back=True, force=force)
 
     def _check_idle(self, facts: Sequence[AnyFact]) -> None:
         state = fold(facts)
@@ -296,19 +299,40 @@ def _restore_note(name: str, notes: Mapping[str, Json]) -> Json:
     return msgspec.to_builtins(FileNote(note.digest)) if note is not None else ""
 
 
+def _list_moves(fact: Rewound) -> set[tuple[str, str, str, str]]:
+    """List the refs that a rewind moves. Git rewrites an index that has not changed, so its content does not count."""
+    return {(kept.repository, kept.ref, kept.before, kept.after) for kept in fact.refs}
+
+
 def _get_workspace(facts: Sequence[AnyFact]) -> Path:
     first = facts[0]
     assert isinstance(first, SessionCreated)
     return Path(first.workspace or ".")
 
 
+def _build_plan(facts: Sequence[AnyFact], store: ContentStore, to: int, *, back: bool, force: bool = False) -> _Plan:
+    """Find everything that differs from a position. With `back`, leave out what others changed, unless `force`."""
+    history, root = FileHistory(facts), _get_workspace(facts)
+    trees = history.load_open_trees(store)
+    if trees:
+        history.add_interrupted_commands(trees, hash_workspace(root))
+    files, skipped = _compare_files(history, root, store, to, back=back)
+    moves = RefHistory(facts)
+    for fact, tree in trees:
+        moves.add_interrupted_command(fact, tree.repositories, root, store)
+    refs = compare_refs(moves, root, store, to, back=back)
+    if back:
+        refs = refs.choose_steps(force=force)
+    if back and not force:
+        skipped += [SkippedFile(step.change.path, CHANGED_BY_OTHERS) for step in files if step.change.others]
+        files = [step for step in files if not step.change.others]
+    return _Plan(files, refs.steps, (*skipped, *refs.skipped))
+
+
 def _compare_files(
-    facts: Sequence[AnyFact], store: ContentStore, to: int, *, back: bool
+    history: FileHistory, root: Path, store: ContentStore, to: int, *, back: bool
 ) -> tuple[list[_FileStep], list[SkippedFile]]:
     """Find every file that differs from its content at a position. With `back`, diffs lead from now to then."""
-    history, root = FileHistory(facts), _get_workspace(facts)
-    if history.open_trees:
-        history.add_interrupted_commands(store, hash_workspace(root))
     steps: list[_FileStep] = []
     skipped = [SkippedFile(path, _NOT_KEPT) for seq, path in history.left_out if seq > to]
     with Folder(root) as folder:

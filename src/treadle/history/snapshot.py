@@ -1,7 +1,7 @@
 """Snapshots of a workspace before and after a command, because nobody can tell beforehand which files it will change.
 
 Use `async with record_changes(store, context):` around the command. Links are neither followed nor stored. Files that
-are too many, too large, secret or generated are left out. Git repositories are never touched.
+are too many, too large, secret or generated are left out. Of git repositories only the refs and the index are stored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,16 @@ from msgspec import Struct
 
 from treadle.events import KeptFile
 from treadle.history.content_store import MAX_KEPT_BYTES, ContentStore, SeenFile
+from treadle.history.git_changes import (
+    GitChanges,
+    KeptRepository,
+    compare_reports,
+    compare_states,
+    keep_repository,
+    read_repositories,
+)
 from treadle.permissions.paths import is_secret_folder, is_secret_name
+from treadle.sandbox.base import GitReport
 from treadle.tools.base import LEFT_NOTE, ToolContext
 from treadle.workspace.folder import O_PATH, hash_content, open_beneath
 from treadle.workspace.worker_threads import run_in_thread
@@ -66,6 +75,7 @@ class FileTree(Struct, frozen=True):
     files: list[TreeFile]
     whole: bool
     nonce: str
+    repositories: list[KeptRepository] = []
 
 
 class _FileStat(Struct, frozen=True):
@@ -78,10 +88,11 @@ class _FileStat(Struct, frozen=True):
 class _Walk(Struct):
     """The files of a workspace. `in_use` are databases that somebody has open: they must not be restored.
 
-    `undecodable` are names that are not UTF-8, so that no record can hold them.
+    `undecodable` are names that are not UTF-8, so that no record can hold them. `repositories` are folders with `.git`.
     """
 
     found: dict[str, _FileStat] = {}
+    repositories: list[str] = []
     in_use: set[str] = set()
     undecodable: set[str] = set()
     is_whole: bool = True
@@ -90,12 +101,16 @@ class _Walk(Struct):
 class Snapshot:
     """The contents of a workspace, stored before a command. `tree` is the name of the list of its files.
 
-    `left_out` are files that cannot be restored. `left` has the hash of each changed file after the command.
+    `left_out` are files that cannot be restored. `left` has the hash of each changed file after the command. Set
+    `reports` to what the sandbox reports about git. Without them the refs before and after are compared.
     """
+
+    reports: Sequence[GitReport] | None = None
 
     def __init__(self, store: ContentStore, workspace: Path) -> None:
         self.workspace = workspace
         self.left: dict[str, str] = {}
+        self._found: Sequence[str] = ()
         self._ids: dict[str, str] = {}
         self._settled_before = time.time_ns() - _SETTLED_NS
         place = os.path.realpath(workspace)
@@ -128,9 +143,11 @@ class Snapshot:
                 if size > _BATCH_BYTES:
                     store.put(*batch)
                     batch, size = [], 0
+            self._repositories = read_repositories(workspace, self._first.repositories)
+        repositories = [keep_repository(state, store) for state in self._repositories.values()]
         files = [TreeFile(path, self._ids.get(path, ""), about.mode) for path, about in stats.items()]
         files += [TreeFile(path, "", 0) for path in self._first.in_use]
-        tree = msgspec.json.encode(FileTree(files, self._first.is_whole, os.urandom(8).hex()))
+        tree = msgspec.json.encode(FileTree(files, self._first.is_whole, os.urandom(8).hex(), repositories))
         self.tree = store.put(*batch, tree)[-1]
         if fresh or known.keys() - stats.keys():
             store.save_seen(place, fresh, known.keys() - stats.keys())
@@ -142,6 +159,7 @@ class Snapshot:
         stats, is_whole = self._first.found, self._first.is_whole
         with _OpenWorkspace(self.workspace) as root:
             walk = root.walk(2 * MAX_FILES)
+            self._found = walk.repositories
             now, unknown = walk.found, [*walk.undecodable ^ self._first.undecodable]
             for path, about in now.items():
                 old = stats.get(path)
@@ -166,6 +184,12 @@ class Snapshot:
         self.left_out = _shorten_list(unknown, is_whole=True)
         return sorted(changed, key=lambda file: file.path)
 
+    def find_git_changes(self, store: ContentStore) -> GitChanges:
+        """Find the refs that have changed since, after `find_changes` has found the repositories."""
+        if self.reports is not None:
+            return compare_reports(self.workspace, self.reports, self._repositories, store)
+        return compare_states(self.workspace, self._found, self._repositories, store)
+
     def _is_settled(self, about: _FileStat) -> bool:
         """Whether a file was unchanged for so long that any later change shows in its stamp."""
         return about.changed_ns < self._settled_before
@@ -180,7 +204,9 @@ async def record_changes(store: ContentStore, context: ToolContext) -> AsyncGene
         yield snapshot
     finally:
         files = await run_in_thread(snapshot.find_changes)
-        await context.services.record_kept_files(files, left_out=snapshot.left_out)
+        git = await run_in_thread(snapshot.find_git_changes, store)
+        left_out = (*snapshot.left_out, *git.left_out)
+        await context.services.record_kept_files(files, left_out=left_out, refs=git.refs)
         if snapshot.left:
             await context.services.save_note(LEFT_NOTE, snapshot.left)
         await run_in_thread(store.drop, snapshot.tree)  # the changes are recorded, so nobody needs the list
@@ -220,7 +246,7 @@ class _OpenWorkspace:
             if len(walk.found) >= limit:
                 walk.is_whole = False
                 break
-            files = self._list_files(folders, walk.undecodable)
+            files = self._list_files(folders, walk)
             for suffix in _DATABASE_SUFFIXES:
                 for path in files:
                     if path.endswith(suffix):
@@ -228,7 +254,7 @@ class _OpenWorkspace:
             walk.found.update((path, about) for path, about in files.items() if path not in walk.in_use)
         return walk
 
-    def _list_files(self, folders: deque[str], undecodable: set[str]) -> dict[str, _FileStat]:
+    def _list_files(self, folders: deque[str], walk: _Walk) -> dict[str, _FileStat]:
         """List the regular files in the first of `folders`, and add its subfolders to them."""
         folder, found = folders.popleft(), dict[str, _FileStat]()
         try:
@@ -240,7 +266,9 @@ class _OpenWorkspace:
                 for entry in entries:
                     path = f"{folder}/{entry.name}" if folder else entry.name
                     if not entry.name.isascii() and (readable := os.fsencode(path).decode("utf-8", "replace")) != path:
-                        undecodable.add(readable)
+                        walk.undecodable.add(readable)
+                    elif entry.name == ".git":
+                        walk.repositories.append(folder)
                     elif entry.is_dir(follow_symlinks=False):
                         if entry.name not in _SKIPPED_FOLDERS and not is_secret_folder(entry.name):
                             folders.append(path)

@@ -51,7 +51,7 @@ class ResumeBody(StrictBody):
 
 
 class RewindBody(StrictBody):
-    """Go back to a position. `force` also overwrites files that somebody else changed since."""
+    """Go back to a position. `force` also overwrites files and moves branches that somebody else changed since."""
 
     seq: Position
     what: Literal["files", "conversation", "both"] = "both"
@@ -65,17 +65,21 @@ class UndoBody(StrictBody):
 
 
 class ChangedFile(BaseModel):
-    """How a file differs, and the calls that changed it. `others` means that somebody else changed it since."""
+    """How a file differs, and the calls that changed it. `others` means that somebody else changed it since.
+
+    The kinds `committed`, `moved` and `staged` are about git: `path` is then such as `.git/refs/heads/main`, and `diff`
+    names where it was and is, and lists commits as `ID SUBJECT`.
+    """
 
     path: str
-    kind: Literal["added", "modified", "deleted"]
+    kind: Literal["added", "modified", "deleted", "committed", "moved", "staged"]
     diff: str
     calls: list[str]
     others: bool
 
 
 class UnchangedFile(BaseModel):
-    """A file that the rewind did not change, and why."""
+    """A file or git ref that the rewind did not change, and why."""
 
     path: str
     why: str
@@ -135,7 +139,7 @@ async def _resume_in_fork(service: Service, session: Session, body: ResumeBody) 
 
 @router.post("/rewind")
 async def rewind_session(service: CurrentService, token: Sender, session_id: str, body: RewindBody) -> RewindView:
-    """Rewind files, the conversation or both to a position, and return the diffs. `dry_run` changes nothing."""
+    """Rewind files with git, the conversation or both to a position. `dry_run` only returns the diffs."""
     session = await service.open_for_use(session_id, token)
     if body.what != "conversation" and not body.dry_run:
         await _check_file_rights(session, token)
@@ -163,7 +167,7 @@ async def undo_rewind(
 
 @router.get("/changes")
 async def list_changes(service: CurrentService, token: Viewer, session_id: str, after: After = 0) -> list[ChangedFile]:
-    """List how the files that this session's calls changed differ from their content at a position."""
+    """List how the files and git branches that this session's calls changed differ from a position."""
     changes = await (await service.runtime.open(session_id)).changes(after)
     return [ChangedFile(**msgspec.to_builtins(change)) for change in changes]
 

@@ -209,9 +209,14 @@ class ToolServices:
         """Save something for later calls of this session, also after a restart. The last note of a name counts."""
 
     async def record_kept_files(
-        self, files: Sequence[events.KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+        self,
+        files: Sequence[events.KeptFile],
+        *,
+        tree: str = "",
+        left_out: Sequence[str] = (),
+        refs: Sequence[events.KeptRef] = (),
     ) -> None:
-        """Record where the old contents of files are kept, before the files are changed."""
+        """Record where the old contents of files are kept, before the files are changed, and what changed in git."""
 
     async def read_artifact(self, artifact_id: str) -> bytes:
         """Return the whole of an output that was too large for the model; raises `NotFound`."""

@@ -263,6 +263,8 @@ class Shell(Tool):
         try:
             async with recording as snapshot:
                 result = await run(job, output.feed)
+                if snapshot is not None and context.tier != "full":
+                    snapshot.reports = result.git
         except SandboxUnavailable as error:
             raise ToolError(str(error)) from None
         notes = [

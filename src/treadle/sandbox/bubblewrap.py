@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import platform
@@ -32,7 +33,7 @@ from treadle.sandbox.guarded_paths import (
 )
 from treadle.sandbox.network import build_proxy_environment
 from treadle.sandbox.resource_usage import find_descendants
-from treadle.sandbox.runtime_folder import make_empty_file, prepare_etc
+from treadle.sandbox.runtime_folder import make_empty_file, make_file, prepare_etc
 from treadle.sandbox.seccomp import Machine, build_program
 from treadle.sandbox.shown_paths import is_below, read_identity
 from treadle.sandbox.toolchains import Toolchains, find_interpreter_folders, find_toolchains
@@ -320,6 +321,9 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
     )
     for mount in plan.tools.mounts:
         arguments += ("--ro-bind", str(mount.path), str(mount.path))
+    for name, data in plan.tools.home_files.items():
+        copy = make_file(f"home-{hashlib.blake2b(data, digest_size=16).hexdigest()}", data)
+        arguments += ("--ro-bind", str(copy), f"{HOME}/{name}")
     if plan.cache is not None:
         arguments += ("--bind", str(plan.cache), f"{HOME}/.cache")
     for folder in plan.job.read_only:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from treadle.sandbox import bubblewrap
 from treadle.sandbox.base import Job
 from treadle.sandbox.runtime_folder import make_runtime_folder
+from treadle.sandbox.tool_roots import VERSIONS_FILE
 from treadle.sandbox.toolchains import find_interpreter_folders
 
 _REASONS = {
@@ -20,6 +21,7 @@ _REASONS = {
     "/dev/shm": "private, deleted afterwards",
     bubblewrap.HOME: "the home of the command, deleted afterwards",
     f"{bubblewrap.HOME}/.cache": "the cache of this workspace, kept",
+    f"{bubblewrap.HOME}/{VERSIONS_FILE}": "your choice of versions",
     "/proc": "its own processes",
     "/dev": "null, zero, random and the like",
 }

@@ -135,7 +135,9 @@ LAYOUTS = (
         "asdf",
         {
             ".asdf/shims/node": '#!/bin/sh\nexec asdf exec "$(basename "$0")"\n',
-            ".asdf/bin/asdf": '#!/bin/sh\nexec "$ASDF_DATA_DIR/installs/nodejs/99/bin/$2"\n',
+            ".asdf/bin/asdf": "#!/bin/sh\nread -r name version < $HOME/.tool-versions\n"
+            'exec "$ASDF_DATA_DIR/installs/$name/$version/bin/$2"\n',
+            ".tool-versions": "nodejs 99\n",
             ".asdf/installs/nodejs/99/bin/node": echo("node 99"),
         },
         (".asdf/shims", ".asdf/bin"),

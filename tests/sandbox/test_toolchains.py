@@ -220,6 +220,31 @@ def test_entries_that_are_no_folders_are_ignored(home: ToolHome) -> None:
     assert list_mounts(home) == set() and not {"", ".", "relative/bin"} & set(tools.path)
 
 
+@needs_bubblewrap
+async def test_a_folder_that_cannot_be_read_stops_no_command(home: ToolHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.write(".nvm/versions/node/v9/bin/node", echo("node"))
+    home.write("closed/bin/x", echo("x"))
+    home.write("bin/with\nnew line", echo("x"))
+    os.mkfifo(home.folder / "bin/pipe")
+    (home.folder / os.fsdecode(b"odd\xff/bin")).mkdir(parents=True)
+    home.set_path("closed/bin", ".nvm/versions/node/v9/bin", os.fsdecode(b"odd\xff/bin"), "bin")
+    scan = os.scandir
+
+    def refuse(folder: str) -> object:
+        if "closed" in str(folder):
+            raise PermissionError(13, "Permission denied")
+        return scan(folder)
+
+    monkeypatch.setattr(toolchains.os, "scandir", refuse)
+    (left_out,) = find_toolchains(home.workspace).left_out
+    assert left_out == toolchains.Mount(home.folder / "closed/bin", "it cannot be read: Permission denied")
+    monkeypatch.undo()
+    home.set_variable("HOME", str(home.folder))
+    home.set_path(".nvm/versions/node/v9/bin", os.fsdecode(b"odd\xff/bin"), "bin")
+    assert (await inside(home.shell("node; 'with\nnew line'"))).output == "node\nx\n"
+    assert await explain_job(home.shell("true"))
+
+
 def test_the_result_is_kept_until_something_changes(home: ToolHome) -> None:
     home.write(".local/bin/a", echo("a"))
     home.set_path(".local/bin")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from treadle.errors import BadInput
 from treadle.sandbox.plan import HOME, BubblewrapPlan
-from treadle.sandbox.runtime_folder import make_empty_file, prepare_etc
+from treadle.sandbox.runtime_folder import make_empty_file, make_file, prepare_etc
 from treadle.sandbox.shown_paths import is_below
 from treadle.sandbox.toolchains import find_interpreter_folders
 
@@ -64,6 +65,9 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
     )
     for mount in plan.tools.mounts:
         arguments += ("--ro-bind", str(mount.path), str(mount.path))
+    for name, data in plan.tools.home_files.items():
+        copy = make_file(f"home-{hashlib.blake2b(data, digest_size=16).hexdigest()}", data)
+        arguments += ("--ro-bind", str(copy), f"{HOME}/{name}")
     if plan.cache is not None:
         arguments += ("--bind", str(plan.cache), f"{HOME}/.cache")
     for folder in plan.job.read_only:

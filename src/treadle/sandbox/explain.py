@@ -12,6 +12,7 @@ from treadle.sandbox.arguments import build_arguments, list_mount_points
 from treadle.sandbox.base import Job
 from treadle.sandbox.plan import HOME, BubblewrapPlan, PlanKind, build_plan
 from treadle.sandbox.runtime_folder import make_runtime_folder
+from treadle.sandbox.tool_roots import VERSIONS_FILE
 from treadle.sandbox.toolchains import find_interpreter_folders
 
 _REASONS = {
@@ -21,6 +22,7 @@ _REASONS = {
     "/dev/shm": "private, deleted afterwards",
     HOME: "the home of the command, deleted afterwards",
     f"{HOME}/.cache": "the cache of this workspace, kept",
+    f"{HOME}/{VERSIONS_FILE}": "your choice of versions",
     "/proc": "its own processes",
     "/dev": "null, zero, random and the like",
 }

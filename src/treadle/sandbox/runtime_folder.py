@@ -59,11 +59,15 @@ def make_empty_file(suffix: str = "") -> Path:
 
     Programs that read XML fail without an element, so there it is an empty one.
     """
-    text = b"<settings/>\n" if suffix == ".xml" else b""
-    path = make_runtime_folder() / f"empty{suffix if text else ''}"
+    return make_file("empty.xml", b"<settings/>\n") if suffix == ".xml" else make_file("empty", b"")
+
+
+def make_file(name: str, data: bytes) -> Path:
+    """Return a file of this name that nobody can write. One name always has the same data."""
+    path = make_runtime_folder() / name
     if not path.exists():
-        building = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        building.write_bytes(text)
+        building = path.with_name(f"{name}.{os.getpid()}.{os.urandom(4).hex()}")
+        building.write_bytes(data)
         building.chmod(0o444)
         building.rename(path)
     return path

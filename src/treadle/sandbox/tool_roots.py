@@ -81,6 +81,10 @@ TOOL_ROOTS = (
 )
 """In the order in which they are looked for. What stands beside these parts is never shown for being beside them."""
 
+VERSIONS_FILE = ".tool-versions"
+READS_VERSIONS_FILE = ("asdf", "mise")
+"""Managers that look for the user's choice of versions in the home. It holds names and numbers only."""
+
 TOOL_NAMES = frozenset(root.name for root in TOOL_ROOTS)
 
 PREFIX_VARIABLES = {

@@ -6,8 +6,10 @@ Only the search path, the environment and known folders choose. A file or link o
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -25,7 +27,15 @@ from treadle.sandbox.shown_paths import (
     is_inside,
     resolve_links,
 )
-from treadle.sandbox.tool_roots import PREFIX_VARIABLES, TOOL_ROOTS, VARIABLES, ToolRoot, find_prefixes
+from treadle.sandbox.tool_roots import (
+    PREFIX_VARIABLES,
+    READS_VERSIONS_FILE,
+    TOOL_ROOTS,
+    VARIABLES,
+    VERSIONS_FILE,
+    ToolRoot,
+    find_prefixes,
+)
 
 _MAX_MOUNTS = 48
 """Each mount takes time. What is further back on the search path is left out."""
@@ -36,6 +46,7 @@ _MAX_HIDDEN = 12
 _MAX_PROGRAMS = 5000
 """How many programs of one folder are looked at."""
 
+_MAX_VERSIONS_BYTES = 65536
 _MAX_KEPT = 32
 _LANGUAGES = {
     "C": ("cc", "gcc", "clang"),
@@ -55,8 +66,8 @@ class Toolchains(Struct, frozen=True):
     """What commands see of the user's tools.
 
     `identities` tell what is mounted from anything that takes its place. `links` lead to the mounts, by location and
-    text. `masked` are files in the mounts that stay hidden. `path` is the search path. `left_out` says which folders on
-    the user's search path are not shown, and why.
+    text. `masked` are files in the mounts that stay hidden. `path` is the search path. `home_files` are
+    copied into the home of the command. `left_out` says which folders on the user's search path are not shown, and why.
     """
 
     mounts: tuple[Mount, ...] = ()
@@ -65,6 +76,7 @@ class Toolchains(Struct, frozen=True):
     masked: tuple[Path, ...] = ()
     path: tuple[str, ...] = ()
     variables: Mapping[str, str] = {}
+    home_files: Mapping[str, bytes] = {}
     left_out: tuple[Mount, ...] = ()
 
     def find_program(self, name: str, path: Iterable[str] = (), folders: Iterable[Path] = ()) -> Path | None:
@@ -123,6 +135,7 @@ class _Search:
         self._masked: dict[Path, None] = {}
         self._path: dict[str, None] = {}
         self._variables: dict[str, str] = {}
+        self._home_files: dict[str, bytes] = {}
         self._left_out: dict[Path, Mount] = {}
         self._seen: set[Path] = set()
         self.watched: set[str] = set()
@@ -130,12 +143,16 @@ class _Search:
     def run(self) -> Toolchains:
         """Search all known places."""
         for root in TOOL_ROOTS:
-            self._add_root(root)
+            with suppress(OSError):  # somebody else's, which we may not read
+                self._add_root(root)
         for variable, marker in PREFIX_VARIABLES.items():
-            self._add_installation(variable, marker)
-        entries = self._environment.get("PATH", "").split(os.pathsep)
-        for entry in dict.fromkeys(entries):
-            self._add_path_entry(entry)
+            with suppress(OSError):
+                self._add_installation(variable, marker)
+        for entry in dict.fromkeys(self._environment.get("PATH", "").split(os.pathsep)):
+            try:
+                self._add_path_entry(entry)
+            except OSError as error:
+                self._leave_out(Path(entry), f"it cannot be read: {error.strerror}")
         return self.build()
 
     def build(self) -> Toolchains:
@@ -155,6 +172,7 @@ class _Search:
             masked=tuple(sorted(path for path in masked if is_below(path.parent, shown))),
             path=tuple(self._path),
             variables=self._variables,
+            home_files=self._home_files,
             left_out=tuple(self._left_out.values()),
         )
 
@@ -181,6 +199,10 @@ class _Search:
             self._hide_credentials(prefix)
         if root.is_exported and (parts or not root.parts):
             self._variables[root.variable] = str(folder)
+        versions = resolve_links(home / VERSIONS_FILE, self._untrusted) if root.name in READS_VERSIONS_FILE else None
+        if versions is not None:
+            self.watched.add(str(versions.real))
+            self._home_files[VERSIONS_FILE] = _read_head(versions.real, _MAX_VERSIONS_BYTES)
 
     def _add_installation(self, variable: str, marker: str) -> None:
         """Show the installation that a variable names. Its `marker` tells it from any other folder."""
@@ -319,16 +341,21 @@ class _Search:
         return path in self._mounts or any(parent in self._mounts for parent in path.parents)
 
 
-def _read_interpreter(script: str) -> str:
-    """Read the interpreter that a script names, unless the system has it."""
+def _read_head(file: Path | str, size: int) -> bytes:
+    """Read the beginning of a regular file. A link is not followed."""
     try:
-        descriptor = os.open(script, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return ""
+        return b""
     try:
-        first, _, _ = os.read(descriptor, 500).partition(b"\n")
+        return os.read(descriptor, size) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     finally:
         os.close(descriptor)
+
+
+def _read_interpreter(script: str) -> str:
+    """Read the interpreter that a script names, unless the system has it."""
+    first = _read_head(script, 500).partition(b"\n")[0]
     words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
     return words[0] if words and words[0].startswith("/") and not words[0].startswith(("/usr/", "/bin/")) else ""
 

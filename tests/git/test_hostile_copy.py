@@ -1,6 +1,7 @@
 """A command fills its private copy with traps. None of them reaches the user's repository, and nothing runs later."""
 
 import os
+import shutil
 import struct
 import subprocess
 import zlib
@@ -34,17 +35,26 @@ class Victim(Place):
             assert not (self.git_dir / name).exists() and not (self.git_dir / name).is_symlink()
         assert not [path for path in self.git_dir.rglob("*") if path.is_symlink() or path.is_fifo()]
         assert {path.name for path in self.git_dir.iterdir()} - names <= {"COMMIT_EDITMSG", "ORIG_HEAD", "MERGE_MSG"}
-        self.check()
-        for arguments in ("status", "diff", "stash list", "log --oneline --all", "commit --allow-empty -m after"):
-            self.git(*arguments.split())
+        steps = ("status", "diff", "stash list", "log --oneline --all", "commit --allow-empty -m after")
+        script = " && ".join(f"git {step}" for step in steps)
+        subprocess.run(["sh", "-c", script], cwd=self.top, env=ENVIRONMENT, capture_output=True, check=True)
         self.check()
         assert not canary.exists(), "a program of the command ran"
         return report.rejected if report else ()
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Victim(tmp_path_factory.mktemp("template") / "top").top
+
+
 @pytest.fixture
-def victim(tmp_path: Path) -> Victim:
-    return Victim(tmp_path / "top")
+def victim(tmp_path: Path, template: Path) -> Victim:
+    shutil.copytree(template, tmp_path / "top")
+    return Victim.open(tmp_path / "top")
+
+
+FILES = ["HEAD", "index", "packed-refs", "refs/heads/x", "logs/HEAD", "MERGE_MSG"]
 
 
 def run_canary(canary: Path) -> str:
@@ -140,9 +150,7 @@ def test_links_are_not_followed(victim: Victim, name: str, has_commit: bool, tmp
     assert found.stdout == b""
 
 
-@pytest.mark.parametrize(
-    "name", ["HEAD", "index", "packed-refs", "refs/heads/x", "logs/HEAD", "MERGE_MSG", "objects/ab/c"]
-)
+@pytest.mark.parametrize("name", [*FILES, "objects/ab/c"])
 def test_a_pipe_does_not_stop_the_take_back(victim: Victim, name: str) -> None:
     def attack(command: Command, canary: Path) -> None:
         place = command.folder / name
@@ -153,7 +161,7 @@ def test_a_pipe_does_not_stop_the_take_back(victim: Victim, name: str) -> None:
     victim.suffer(attack)
 
 
-@pytest.mark.parametrize("name", ["HEAD", "index", "packed-refs", "refs/heads/x", "logs/HEAD", "MERGE_MSG", "config"])
+@pytest.mark.parametrize("name", [*FILES, "config"])
 def test_a_huge_file_is_not_read(victim: Victim, name: str) -> None:
     def attack(command: Command, canary: Path) -> None:
         (command.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -163,13 +171,13 @@ def test_a_huge_file_is_not_read(victim: Victim, name: str) -> None:
     victim.suffer(attack)
 
 
-def put_object(command: Command, kind: str, data: bytes, name: str = "", packed: bytes = b"") -> str:
+def put_object(command: Command, kind: str, data: bytes, name: str = "") -> str:
     """Write a loose object, under its right name unless another is given."""
     content = b"%s %d\0" % (kind.encode(), len(data)) + data
     name = name or sha1(content).hexdigest()
     place = command.folder / "objects" / name[:2] / name[2:]
     place.parent.mkdir(exist_ok=True)
-    place.write_bytes(packed or zlib.compress(content))
+    place.write_bytes(zlib.compress(content))
     return name
 
 
@@ -183,23 +191,29 @@ def set_main(command: Command, object_id: str) -> None:
     write(command, "refs/heads/main", f"{object_id}\n")
 
 
-@pytest.mark.parametrize(
-    "what", ["wrong hash", "cut off", "garbage after", "wrong size", "no zlib", "wrong head", "bomb"]
-)
+CONTENT = b"blob 5\0hello"
+DAMAGED = {
+    "wrong hash": zlib.compress(b"blob 5\0jello"),
+    "cut off": zlib.compress(CONTENT)[:-3],
+    "garbage after": zlib.compress(CONTENT) + b"x",
+    "wrong size": zlib.compress(b"blob 4\0hello"),
+    "no zlib": CONTENT,
+    "wrong head": zlib.compress(b"blub 5\0hello"),
+    "bomb": zlib.compress(b"blob 9999999\0" + bytes(9_999_999)),
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
 def test_a_damaged_object_is_refused(victim: Victim, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_objects, "MAX_OBJECT_BYTES", 1 << 20)
-    content = b"blob 5\0hello"
-    right = sha1(content).hexdigest()
-    contents = {
-        "wrong hash": zlib.compress(b"blob 5\0jello"),
-        "cut off": zlib.compress(content)[:-3],
-        "garbage after": zlib.compress(content) + b"x",
-        "wrong size": zlib.compress(b"blob 4\0hello"),
-        "no zlib": content,
-        "wrong head": zlib.compress(b"blub 5\0hello"),
-        "bomb": zlib.compress(b"blob 99999999\0" + bytes(99_999_999)),
-    }
-    rejected = victim.suffer(lambda command, canary: put_object(command, "blob", b"", right, contents[what]))
+    right = sha1(CONTENT).hexdigest()
+
+    def attack(command: Command, canary: Path) -> None:
+        put_object(command, "blob", b"", right)
+        (command.folder / "objects" / right[:2] / right[2:]).write_bytes(DAMAGED[what])
+
+    rejected = victim.suffer(attack)
     assert right[:12] in rejected[0] and victim.git("cat-file", "-e", right, check=False) == ""
     assert not (victim.git_dir / "objects" / right[:2] / right[2:]).exists()
 
@@ -257,7 +271,7 @@ def test_a_commit_without_its_parent_is_refused_also_the_second_time(victim: Vic
 
 BAD_REFS = [
     *("refs/heads/-x", "refs/heads/HEAD", "refs/heads/a..b", "refs/heads/@{1}", "refs/heads/x y", "refs/heads/.x"),
-    *("refs/heads/x~1", "refs/heads/a\nb", "refs/heads/x.", "refs/heads/a/@", "refs/heads/\udcff"),
+    *("refs/heads/x~1", "refs/heads/a\tb", "refs/heads/x.", "refs/heads/a/@", "refs/heads/\udcff"),
     *("refs/replace/" + "1" * 40, "refs/remotes/origin/main", "refs/notes/commits", "refs/bisect/bad", "refs/x"),
     *("refs/original/x/y", "refs/worktree/x"),
 ]
@@ -276,8 +290,8 @@ def test_refs_of_other_names_are_never_kept(victim: Victim, name: str, is_packed
 
     rejected = victim.suffer(attack)
     assert victim.git("for-each-ref", "--format=%(refname)") == "refs/heads/main"
-    assert (is_packed and "\n" in name) or len(rejected) == 1
-    assert not any("\n" in sentence or "\udcff" in sentence for sentence in rejected)
+    assert len(rejected) == 1
+    assert not any("\t" in sentence or "\udcff" in sentence for sentence in rejected)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +380,6 @@ def test_the_extensions_of_an_index_are_never_kept(victim: Victim) -> None:
     assert b"FSMN" not in (victim.git_dir / "index").read_bytes() and "n.txt" in victim.git("ls-files")
 
 
-TODO = "{0} {1} x\n"
 EXECS = [
     "exec touch {canary}\n",
     "x touch {canary}\n",
@@ -468,7 +481,7 @@ def test_a_replaced_repository_is_noticed(victim: Victim) -> None:
 
 def test_sentences_are_few_and_short(victim: Victim) -> None:
     rejected = victim.suffer(
-        lambda command, canary: [write(command, f"refs/heads/-{'n' * 200}{number}", "x\n") for number in range(100)]
+        lambda command, canary: [write(command, f"refs/heads/-{number}{'n' * 200}", "x\n") for number in range(100)]
     )
     assert len(rejected) == 20 and "more changes were not kept" in rejected[-1]
     assert all(len(sentence) <= 400 for sentence in rejected)

@@ -65,7 +65,7 @@ def test_what_is_written_is_read_back(entries: Entries) -> None:
 
 
 @given(indexes())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_git_reads_what_is_written(entries: Entries) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -81,7 +81,7 @@ def test_git_reads_what_is_written(entries: Entries) -> None:
 @given(
     st.sets(paths.filter(is_fit), max_size=12), st.sampled_from(["2", "3", "4"]), st.sampled_from(["sha1", "sha256"])
 )
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_what_git_writes_is_read(names: set[bytes], version: str, form: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, size = Path(name), 40 if form == "sha1" else 64
@@ -102,7 +102,6 @@ def test_what_git_writes_is_read(names: set[bytes], version: str, form: str) -> 
 
 
 @given(indexes(), st.data())
-@settings(max_examples=300)
 def test_damaged_bytes_are_refused_or_read_but_nothing_else_happens(entries: Entries, data: st.DataObject) -> None:
     raw = bytearray(render_index(entries, SHA1)[:-20])
     for _ in range(data.draw(st.integers(0, 3))):

@@ -1,5 +1,7 @@
 """Rewinding a repository: refs, HEAD and the index go back, unless somebody changed them since."""
 
+import os
+
 import pytest
 
 from tests.git.place import Place
@@ -112,3 +114,17 @@ def test_head_is_read_without_git(place: Place) -> None:
     assert read_head(place.repository) == ("", head)
     place.git("switch", "-q", "--orphan", "empty/one")
     assert read_head(place.repository) == ("empty/one", "")
+
+
+def test_a_change_within_the_second_of_the_old_index_is_seen(place: Place) -> None:
+    """git finds such changes by the time of the index, so an old index needs an old time."""
+    now = 1_700_000_000
+    for name in ("a.txt", "b.txt", ".git/index"):
+        os.utime(place.top / name, (now, now))
+    place.git("update-index", "--refresh")
+    os.utime(place.top / ".git/index", (now, now))
+    place.write(**{"a.txt": "2\n"})
+    os.utime(place.top / "a.txt", (now, now))
+    report = place.run_gits("-c core.trustctime=false commit -qam two")
+    assert restore_repository(place.repository, report.changes, report.index_before) == []
+    assert place.git("-c", "core.trustctime=false", "status", "--porcelain") == " M a.txt"

@@ -148,7 +148,7 @@ def test_an_unknown_file_system_is_not_trusted(
     tmp_path: Path, settled: None, listed: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workspace_scan, "_TRUSTED_SYSTEMS", ())
-    workspace_scan._is_trusted.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    workspace_scan.is_trusted.cache_clear()
     make(tmp_path, "a/file")
     scan_workspace(tmp_path)
     listed()

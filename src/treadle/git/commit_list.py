@@ -37,18 +37,11 @@ def read_commits(
     or damaged ends its line of history.
     """
     with RealRepository(repository) as real:
-        found: list[str] = []
-        waiting = _Waiting(real.objects, real.form)
-        waiting.add(after, is_old=False)
+        walk = _Walk(real.objects, real.form)
+        walk.add(after, is_old=False)
         for old in (before, *known):
-            waiting.add(old, is_old=True)
-        while len(found) < limit and (entry := waiting.take()):
-            object_id, commit, is_old = entry
-            if not is_old:
-                found.append(describe_commit(object_id, commit))
-            for parent in commit.parents:
-                waiting.add(parent, is_old=is_old)
-        return found
+            walk.add(old, is_old=True)
+        return [describe_commit(object_id, commit) for object_id, commit in walk.list_new(limit)]
 
 
 def describe_commit(object_id: str, commit: Commit) -> str:
@@ -56,40 +49,49 @@ def describe_commit(object_id: str, commit: Commit) -> str:
     return f"{object_id[:7]} {show_name(commit.subject)[:MAX_SUBJECT]}"
 
 
-class _Waiting:
-    """Commits to be visited, newest first. A commit that an old one leads to is old, however it was found first."""
+class _Walk:
+    """Visits commits, newest first. What an old commit leads to is old, also if it was visited as a new one before."""
 
     def __init__(self, objects: ObjectStore, form: ObjectFormat) -> None:
         self._objects, self._form = objects, form
-        self._heap: list[tuple[int, int, str, Commit]] = []
-        self._is_old: dict[str, bool] = {}
-        self._new = 0
+        self._commits: dict[str, Commit] = {}
+        self._old: set[str] = set()
+        self._heap: list[tuple[int, int, str]] = []
 
     def add(self, object_id: str, *, is_old: bool) -> None:
-        known = self._is_old.get(object_id)
-        if known is not None:
-            if is_old and not known:
-                self._is_old[object_id] = True
-                self._new -= any(entry[2] == object_id for entry in self._heap)
+        """Let a commit be visited, if it was not or only as a new one."""
+        if object_id in self._commits and (not is_old or object_id in self._old):
             return
-        if len(self._is_old) >= _MAX_READ or not self._form.is_id(object_id):
+        commit = self._commits.get(object_id) or self._read(object_id)
+        if commit is None:
             return
+        self._commits[object_id] = commit
+        if is_old:
+            self._old.add(object_id)
+        heapq.heappush(self._heap, (-commit.time, len(self._heap) + len(self._commits), object_id))
+
+    def list_new(self, limit: int) -> list[tuple[str, Commit]]:
+        """List the new commits. Commits of the same second may come in any order, so the last second is completed."""
+        found: dict[str, Commit] = {}
+        oldest = 0
+        while self._heap:
+            time = -self._heap[0][0]
+            is_enough = len(found) >= limit or not any(entry[2] not in self._old for entry in self._heap)
+            if is_enough and (not found or time < oldest):
+                break
+            _, _, object_id = heapq.heappop(self._heap)
+            if object_id not in self._old:
+                found[object_id] = self._commits[object_id]
+                oldest = time
+            for parent in self._commits[object_id].parents:
+                self.add(parent, is_old=object_id in self._old)
+        return [item for item in found.items() if item[0] not in self._old][:limit]
+
+    def _read(self, object_id: str) -> Commit | None:
+        if len(self._commits) >= _MAX_READ or not self._form.is_id(object_id):
+            return None
         try:
             stored = self._objects.read(object_id)
-            if stored is None or stored.kind != "commit":
-                return
-            commit = parse_commit(stored.data, self._form)
+            return parse_commit(stored.data, self._form) if stored and stored.kind == "commit" else None
         except DamagedObject:
-            return
-        self._is_old[object_id] = is_old
-        self._new += not is_old
-        heapq.heappush(self._heap, (-commit.time, len(self._is_old), object_id, commit))
-
-    def take(self) -> tuple[str, Commit, bool] | None:
-        """Take the newest commit, until only old ones wait."""
-        if not self._new or not self._heap:
             return None
-        _, _, object_id, commit = heapq.heappop(self._heap)
-        is_old = self._is_old[object_id]
-        self._new -= not is_old
-        return object_id, commit, is_old

@@ -303,9 +303,7 @@ class FileLock:
         """Replace the file at once by this content. That ends the lock. `seconds` is the time that the file gets."""
         opened, self._opened = self._opened, -1
         try:
-            if seconds is not None:
-                os.utime(opened, (seconds, seconds))
-            write_and_sync(opened, data)
+            write_and_sync(opened, data, seconds)
             os.rename(f"{self._name}.lock", self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
         except BaseException:
             self._unlink()
@@ -332,11 +330,13 @@ def read_limited(opened: int, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def write_and_sync(opened: int, data: bytes) -> None:
-    """Write a whole file to the disk and close it."""
+def write_and_sync(opened: int, data: bytes, seconds: int | None = None) -> None:
+    """Write a whole file to the disk, give it a time if there is one, and close it."""
     with open(opened, "wb") as file:
         file.write(data)
         file.flush()
+        if seconds is not None:
+            os.utime(file.fileno(), (seconds, seconds))
         os.fsync(file.fileno())
 
 

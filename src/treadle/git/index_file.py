@@ -43,91 +43,99 @@ def parse_index(data: bytes, form: ObjectFormat) -> Entries:
     if len(data) < 12 + form.size or data[:4] != b"DIRC":
         raise DamagedIndex("the index is cut off or is no index")
     end = len(data) - form.size
-    version, count = struct.unpack(">II", data[4:12])
     running = form.start_hash()
     running.update(data[:end])
     if data[end:] not in (running.digest(), bytes(form.size)):
         raise DamagedIndex("the index has a wrong checksum")
-    if version not in (2, 3, 4) or count > end // (42 + form.size):
-        raise DamagedIndex(f"the index has version {version} and {count} entries, which cannot be")
-    found, position = _parse_entries(data, form, version, count)
-    _check_extensions(data, position, end)
-    return found
+    return _IndexReader(data, end).read(form.size)
 
 
-def _parse_entries(data: bytes, form: ObjectFormat, version: int, count: int) -> tuple[Entries, int]:
-    found: Entries = {}
-    fixed = struct.Struct(f">24sI12s{form.size}sH")
-    size, end = fixed.size, len(data) - form.size
-    position, path, last = 12, b"", (b"", -1)
-    for _ in range(count):
-        start = position
-        if start + size + 2 > end:
+class _IndexReader:
+    """Goes through an index from its start to its checksum."""
+
+    def __init__(self, data: bytes, end: int) -> None:
+        self._data, self._end = data, end
+        self._position = 12
+
+    def read(self, id_size: int) -> Entries:
+        version, count = struct.unpack(">II", self._data[4:12])
+        if version not in (2, 3, 4) or count > self._end // (42 + id_size):
+            raise DamagedIndex(f"the index has version {version} and {count} entries, which cannot be")
+        found: Entries = {}
+        fixed = struct.Struct(f">24sI12s{id_size}sH")
+        path, last = b"", (b"", -1)
+        for _ in range(count):
+            start = self._position
+            if start + fixed.size + 2 > self._end:
+                raise DamagedIndex("the index is cut off")
+            head, mode, tail, object_id, flags = fixed.unpack_from(self._data, start)
+            self._position += fixed.size
+            extra = 0
+            if flags & _EXTENDED:
+                extra = int.from_bytes(self._data[self._position : self._position + 2], "big")
+                self._position += 2
+            path = self._read_short_path(path) if version == 4 else self._read_path(start)
+            stage = (flags >> 12) & 3
+            is_odd = extra & ~(SKIP_WORKTREE | INTENT_TO_ADD) or (version == 2 and flags & _EXTENDED)
+            if is_odd or not 0 < len(path) <= _MAX_PATH or (path, stage) <= last:
+                raise DamagedIndex("the entries of the index are damaged")
+            last = path, stage
+            marks = (flags & ASSUME_VALID) | (extra & SKIP_WORKTREE)
+            found[path, stage, mode, object_id, bool(extra & INTENT_TO_ADD)] = EntryState(head + tail, marks)
+        self._check_extensions()
+        return found
+
+    def _read_text(self) -> bytes:
+        stop = self._data.find(b"\0", self._position, self._end)
+        if stop < 0:
             raise DamagedIndex("the index is cut off")
-        head, mode, tail, object_id, flags = fixed.unpack_from(data, start)
-        position = start + size
-        extra = 0
-        if flags & _EXTENDED:
-            extra = (data[position] << 8) | data[position + 1]
-            position += 2
-        if version == 4:
-            strip, position = _read_number(data, position, end)
-            stop = data.find(b"\0", position, end)
-            path = path[: len(path) - strip] + data[position:stop] if strip <= len(path) else b""
-            position = stop + 1
-        else:
-            stop = data.find(b"\0", position, end)
-            path = data[position:stop]
-            position = start + ((stop - start + 8) & ~7)
-        stage = (flags >> 12) & 3
-        if stop < 0 or not 0 < len(path) <= _MAX_PATH or (path, stage) <= last or extra & ~0x6000:
-            raise DamagedIndex("the entries of the index are damaged")
-        if version == 2 and flags & _EXTENDED:
-            raise DamagedIndex("the entries of the index are damaged")
-        last = path, stage
-        marks = (flags & ASSUME_VALID) | (extra & SKIP_WORKTREE)
-        found[path, stage, mode, object_id, bool(extra & INTENT_TO_ADD)] = EntryState(head + tail, marks)
-    return found, position
+        text = self._data[self._position : stop]
+        self._position = stop + 1
+        return text
 
+    def _read_path(self, start: int) -> bytes:
+        """Read a path that is filled up with zeros, so that its entry has a multiple of 8 bytes."""
+        path = self._read_text()
+        self._position = start + ((self._position - start + 7) & ~7)
+        return path
 
-def _read_number(data: bytes, position: int, end: int) -> tuple[int, int]:
-    value = -1
-    for _ in range(5):
-        if position >= end:
-            break
-        byte = data[position]
-        position += 1
-        value = ((value + 1) << 7) | (byte & 0x7F)
-        if not byte & 0x80:
-            return value, position
-    raise DamagedIndex("the index is cut off")
+    def _read_short_path(self, last: bytes) -> bytes:
+        """Read a path that begins like the last one: how much of the last one is cut off, then the rest."""
+        cut = -1
+        for _ in range(5):
+            byte = self._data[self._position]
+            self._position += 1
+            cut = ((cut + 1) << 7) | (byte & 0x7F)
+            if not byte & 0x80 or self._position >= self._end:
+                break
+        return last[: len(last) - cut] + self._read_text() if cut <= len(last) else b""
 
-
-def _check_extensions(data: bytes, position: int, end: int) -> None:
-    """Refuse extensions without which the entries cannot be understood: their names begin with a small letter."""
-    while position < end:
-        name, size = data[position : position + 4], int.from_bytes(data[position + 4 : position + 8], "big")
-        position += 8 + size
-        if position > end or not name[:1].isupper():
-            raise DamagedIndex("the index is split, sparse or damaged, which cannot be read here")
+    def _check_extensions(self) -> None:
+        """Refuse extensions without which the entries cannot be understood: their names begin with a small letter."""
+        while self._position < self._end:
+            name = self._data[self._position : self._position + 4]
+            size = int.from_bytes(self._data[self._position + 4 : self._position + 8], "big")
+            self._position += 8 + size
+            if self._position > self._end or not name[:1].isupper():
+                raise DamagedIndex("the index is split, sparse or damaged, which cannot be read here")
 
 
 def is_plain_index(data: bytes, form: ObjectFormat) -> bool:
-    """Whether an index is neither split nor sparse. It is fast: the entries are not read."""
-    return not any(_has_extension(data, name, len(data) - form.size) for name in (b"link", b"sdir"))
+    """Whether an index is neither split nor sparse. It is fast: the entries are not read.
 
-
-def _has_extension(data: bytes, name: bytes, end: int) -> bool:
-    """Whether an extension begins somewhere: from there on, extensions must follow each other exactly to the end."""
-    start = data.find(name, 12, end)
-    while start >= 0:
-        position = start
-        while position + 8 <= end:
-            position += 8 + int.from_bytes(data[position + 4 : position + 8], "big")
-        if position == end:
-            return True
-        start = data.find(name, start + 1, end)
-    return False
+    Where the name of an extension stands, extensions must follow each other exactly to the end. Otherwise it is a path.
+    """
+    end = len(data) - form.size
+    for name in (b"link", b"sdir"):
+        start = data.find(name, 12, end)
+        while start >= 0:
+            position = start
+            while position + 8 <= end:
+                position += 8 + int.from_bytes(data[position + 4 : position + 8], "big")
+            if position == end:
+                return False
+            start = data.find(name, start + 1, end)
+    return True
 
 
 def list_gitlinks(data: bytes, form: ObjectFormat = SHA1) -> list[str]:
@@ -137,15 +145,16 @@ def list_gitlinks(data: bytes, form: ObjectFormat = SHA1) -> list[str]:
     return [path.decode(errors="surrogateescape") for path, _, mode, *_ in parse_index(data, form) if mode == _GITLINK]
 
 
-def find_newest_file(data: bytes, form: ObjectFormat) -> int:
-    """Find the newest time of a file in an index, in seconds; 0 when the index cannot be read.
+def find_newest_file(data: bytes, form: ObjectFormat, now: int) -> int:
+    """Find the newest time of a file in an index that is not after `now`; 0 when the index cannot be read.
 
     An old index that is put back gets it as its own time. Then git looks again at the files that may be newer.
     """
     try:
-        return max((int.from_bytes(state.stat[8:12], "big") for state in parse_index(data, form).values()), default=0)
+        times = [int.from_bytes(state.stat[8:12], "big") for state in parse_index(data, form).values()]
     except DamagedIndex:
         return 0
+    return max((time for time in times if time <= now), default=0)
 
 
 def render_index(entries: Entries, form: ObjectFormat) -> bytes:

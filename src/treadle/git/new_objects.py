@@ -75,8 +75,8 @@ class NewObjects:
                         found[object_id] = self._check_object(private, object_id, work)
                     except (DamagedObject, UnsafeFile) as error:
                         self.rejected.append(f"The git object {object_id[:12]} was not kept: {show_name(str(error))}")
-            order = _sort_complete(found, self.has)
-            _flush(self._real, [found[object_id].temporary for object_id in order])
+            order = self._sort_complete(found)
+            self._flush([found[object_id].temporary for object_id in order])
             for object_id in order:
                 self._real.folder.publish_file(found[object_id].temporary, f"{object_id[:2]}/{object_id[2:]}")
                 self.taken[object_id] = found[object_id].kind
@@ -98,11 +98,46 @@ class NewObjects:
                     with open(source, "rb", buffering=0):
                         found = copy_loose(source, file.write, object_id, private.form, work)
                 else:
-                    found = _copy_packed(private, file.write, object_id)
+                    found = private.read(object_id) or GitObject("", b"")
+                    if private.form.hash_object(found.kind, found.data) != object_id:
+                        raise DamagedObject("its content has another hash than its name says")
+                    if found.kind != "blob" and len(found.data) > MAX_PARSED_BYTES:
+                        raise DamagedObject("an object is too large")
+                    file.write(zlib.compress(b"%s %d\0" % (found.kind.encode(), len(found.data)) + found.data, 1))
             return NewObject(found.kind, temporary, tuple(list_links(found, private.form)))
         except BaseException:
             self._real.folder.remove_file(temporary)
             raise
+
+    def _sort_complete(self, found: dict[str, NewObject]) -> list[str]:
+        """Sort the objects so that each comes after what it refers to. Incomplete ones are left out."""
+        order: dict[str, bool] = {}  # whether it is complete
+        for start in found:
+            waiting = [start]
+            while waiting:
+                here = waiting[-1]
+                links = found[here].links
+                if here in order:
+                    waiting.pop()
+                elif inner := [link for link in links if link in found and link not in order]:
+                    waiting.extend(inner)
+                else:
+                    order[here] = all(order.get(link) or (link not in found and self.has(link)) for link in links)
+                    waiting.pop()
+        return [object_id for object_id, is_complete in order.items() if is_complete]
+
+    def _flush(self, names: list[str]) -> None:
+        """Put files on the disk before they get their names. Many are written by one call for the file system."""
+        if len(names) > _FEW:
+            sync_file_system = getattr(ctypes.CDLL(None), "syncfs", None)
+            if sync_file_system is None or sync_file_system(self._real.folder.fd) != 0:
+                os.sync()
+            return
+        for name in names:
+            opened = self._real.folder.open_file(name)
+            if opened is not None:
+                os.fsync(opened)
+                os.close(opened)
 
 
 def copy_loose(
@@ -143,46 +178,3 @@ def copy_loose(
     if not stream.eof or done != size or running.hexdigest() != object_id:
         raise DamagedObject("its content has another hash than its name says")
     return GitObject(kind, b"".join(kept))
-
-
-def _copy_packed(private: ObjectStore, write: Callable[[bytes], object], object_id: str) -> GitObject:
-    found = private.read(object_id)
-    if found is None or (found.kind != "blob" and len(found.data) > MAX_PARSED_BYTES):
-        raise DamagedObject("an object is missing or too large")
-    if private.form.hash_object(found.kind, found.data) != object_id:
-        raise DamagedObject("its content has another hash than its name says")
-    write(zlib.compress(b"%s %d\0" % (found.kind.encode(), len(found.data)) + found.data, 1))
-    return found
-
-
-def _sort_complete(found: dict[str, NewObject], has: Callable[[str], bool]) -> list[str]:
-    """Sort the objects so that each comes after what it refers to. Those that refer to missing ones are left out."""
-    order: dict[str, bool] = {}  # whether it is complete
-    for start in found:
-        waiting = [start]
-        while waiting:
-            here = waiting[-1]
-            if here in order:
-                waiting.pop()
-                continue
-            open_links = [link for link in found[here].links if link in found and link not in order]
-            if open_links:
-                waiting.extend(open_links)
-            else:
-                order[here] = all(order.get(link) or (link not in found and has(link)) for link in found[here].links)
-                waiting.pop()
-    return [object_id for object_id, is_complete in order.items() if is_complete]
-
-
-def _flush(real: ObjectStore, names: list[str]) -> None:
-    """Put files on the disk before they get their names. Many at once are written by one call for the file system."""
-    if len(names) > _FEW:
-        sync_file_system = getattr(ctypes.CDLL(None), "syncfs", None)
-        if sync_file_system is None or sync_file_system(real.folder.fd) != 0:
-            os.sync()
-        return
-    for name in names:
-        opened = real.folder.open_file(name)
-        if opened is not None:
-            os.fsync(opened)
-            os.close(opened)

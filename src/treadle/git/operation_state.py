@@ -27,6 +27,7 @@ _OPTION = (
     rb"(?:=[0-9]+%?)?)"
 )
 _STRATEGY_OPTIONS = re.compile(rb"(?:\s*'?(?:--)?" + _OPTION + rb"'?)*\s*")
+_FIXUPS = re.compile(rb"(?:(?:squash|fixup)(?: -[cC])? [0-9a-f]{4,64}\n?)*")
 _FLAG = re.compile(rb"[A-Za-z-]{0,40}\n?")
 _NUMBER = re.compile(rb"[0-9]{1,9}\n?")
 _QUOTED = rb"'(?:[^'\x00-\x1f\x7f]|'\\['!]')*'"
@@ -47,23 +48,87 @@ _MERGE = re.compile(rf"(?:merge|m)(?: -[cC] ([0-9a-f]{{4,64}}))?((?: [^\s#-]\S*)
 _UPDATE_REF = re.compile(r"(?:update-ref|u) (\S+)\s*")
 
 
+class StateRefused(Exception):
+    """A file of the state is not taken over. The message says why."""
+
+
 class StateChecks(Struct, frozen=True):
-    """What the checks ask: the format of ids, and whether an object or a commit is there."""
+    """The checks of the files. They ask for the format of ids, and whether an object or a commit is there.
+
+    A check returns what is kept of a file, or raises `StateRefused`.
+    """
 
     form: ObjectFormat
     has: Callable[[str], bool]
     has_commit: Callable[[str], bool]
 
+    def check_text(self, data: bytes) -> bytes:
+        """Check a message."""
+        if b"\0" in data:
+            raise StateRefused("it is not a text")
+        return data
 
-class StateRefused(Exception):
-    """A file of the state is not taken over. The message says why."""
+    def check_commits(self, data: bytes) -> bytes:
+        """Check lines with one or two ids of commits each."""
+        for word in data.decode(errors="replace").split():
+            if not self.form.is_id(word) or not self.has_commit(word):
+                raise StateRefused("it names a commit that is missing")
+        return data
+
+    def check_tree(self, data: bytes) -> bytes:
+        """Check the id of a tree."""
+        value = data.decode(errors="replace").strip()
+        if not self.form.is_id(value) or not self.has(value):
+            raise StateRefused("it names an object that is missing")
+        return data
+
+    def check_head_name(self, data: bytes) -> bytes:
+        """Check the name of the branch that is rebased."""
+        value = data.decode(errors="surrogateescape").rstrip("\n")
+        if value != "detached HEAD" and not is_branch(value):
+            raise StateRefused("it is not the name of a branch")
+        return data
+
+    def check_update_refs(self, data: bytes) -> bytes:
+        """Check branches that a rebase moves: each has three lines, its name and two ids."""
+        lines = data.decode(errors="surrogateescape").split("\n")
+        for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines):
+            is_known = line == self.form.null_id or (self.form.is_id(line) and self.has_commit(line))
+            if not (is_branch(line) if number % 3 == 0 else is_known):
+                raise StateRefused("it names something other than branches")
+        return data
+
+    def check_todo(self, data: bytes) -> bytes:
+        """Keep the lines of a todo list that only move commits and branches."""
+        lines = data.decode(errors="surrogateescape").split("\n")
+        return "\n".join(filter(self.is_todo_line, lines)).encode(errors="surrogateescape")
+
+    def is_todo_line(self, line: str) -> bool:
+        """Whether a line of a todo list only moves commits and branches."""
+        if not line.strip() or line.strip() in ("noop", "break", "b"):
+            return True
+        if line.startswith("#"):
+            return not re.search(r"[\x00-\x08\x0a-\x1f\x7f]", line)
+        if match := _PICK.fullmatch(line):
+            return self._is_known_start(match[1])
+        if match := _LABEL.fullmatch(line):
+            return match[1] == "[new root]" or is_ref_name(f"refs/rewritten/{match[1]}")
+        if match := _MERGE.fullmatch(line):
+            labels = match[2].split()
+            return self._is_known_start(match[1] or "") and all(is_ref_name(f"refs/rewritten/{one}") for one in labels)
+        match = _UPDATE_REF.fullmatch(line)
+        return match is not None and is_branch(match[1])
+
+    def _is_known_start(self, value: str) -> bool:
+        """Whether a value is an id that is there, or the start of an id, which git looks up itself."""
+        return len(value) < self.form.size * 2 or (self.form.is_id(value) and self.has_commit(value))
 
 
-Check = Callable[[bytes, StateChecks], bytes]
+Check = Callable[[StateChecks, bytes], bytes]
 
 
 def _check_pattern(pattern: re.Pattern[bytes]) -> Check:
-    def check(data: bytes, checks: StateChecks) -> bytes:
+    def check(checks: StateChecks, data: bytes) -> bytes:
         if not pattern.fullmatch(data):
             raise StateRefused("it has a content that git does not write")
         return data
@@ -71,113 +136,35 @@ def _check_pattern(pattern: re.Pattern[bytes]) -> Check:
     return check
 
 
-def _check_text(data: bytes, checks: StateChecks) -> bytes:
-    if b"\0" in data:
-        raise StateRefused("it is not a text")
-    return data
-
-
-def _check_commits(data: bytes, checks: StateChecks) -> bytes:
-    """Check lines with one or two ids of commits each."""
-    for word in data.decode(errors="replace").split():
-        if not checks.form.is_id(word) or not checks.has_commit(word):
-            raise StateRefused("it names a commit that is missing")
-    return data
-
-
-def _check_tree(data: bytes, checks: StateChecks) -> bytes:
-    value = data.decode(errors="replace").strip()
-    if not checks.form.is_id(value) or not checks.has(value):
-        raise StateRefused("it names an object that is missing")
-    return data
-
-
-def _check_head_name(data: bytes, checks: StateChecks) -> bytes:
-    value = data.decode(errors="surrogateescape").rstrip("\n")
-    if value != "detached HEAD" and not is_branch(value):
-        raise StateRefused("it is not the name of a branch")
-    return data
-
-
-def _check_fixups(data: bytes, checks: StateChecks) -> bytes:
-    for line in data.decode(errors="replace").split("\n"):
-        if line and not re.fullmatch(r"(?:squash|fixup)(?: -[cC])? [0-9a-f]{4,64}", line):
-            raise StateRefused("it has a content that git does not write")
-    return data
-
-
-def _check_update_refs(data: bytes, checks: StateChecks) -> bytes:
-    lines = data.decode(errors="surrogateescape").split("\n")
-    for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines):
-        is_fine = is_branch(line) if number % 3 == 0 else _is_known_id(line, checks)
-        if not is_fine:
-            raise StateRefused("it names something other than branches")
-    return data
-
-
-def _is_known_id(value: str, checks: StateChecks) -> bool:
-    return value == checks.form.null_id or (checks.form.is_id(value) and checks.has_commit(value))
-
-
-def _is_known_start(value: str, checks: StateChecks) -> bool:
-    """Whether a value is an id that is there, or the start of an id, which git looks up itself."""
-    return len(value) < checks.form.size * 2 or (checks.form.is_id(value) and checks.has_commit(value))
-
-
-def is_todo_line(line: str, checks: StateChecks) -> bool:
-    """Whether a line of a todo list only moves commits and branches."""
-    if not line.strip() or line.strip() in ("noop", "break", "b"):
-        return True
-    if line.startswith("#"):
-        return not re.search(r"[\x00-\x08\x0a-\x1f\x7f]", line)
-    if match := _PICK.fullmatch(line):
-        return _is_known_start(match[1], checks)
-    if match := _LABEL.fullmatch(line):
-        return match[1] == "[new root]" or is_ref_name(f"refs/rewritten/{match[1]}")
-    if match := _MERGE.fullmatch(line):
-        labels = match[2].split()
-        return _is_known_start(match[1] or "", checks) and all(is_ref_name(f"refs/rewritten/{one}") for one in labels)
-    match = _UPDATE_REF.fullmatch(line)
-    return match is not None and is_branch(match[1])
-
-
-def _check_todo(data: bytes, checks: StateChecks) -> bytes:
-    """Keep the lines of a todo list that only move commits and branches."""
-    lines = data.decode(errors="surrogateescape").split("\n")
-    return "\n".join(line for line in lines if is_todo_line(line, checks)).encode(errors="surrogateescape")
-
-
 _FLAGS = (
     *("interactive", "quiet", "verbose", "signoff", "drop_redundant_commits", "keep_redundant_commits"),
     *("reschedule-failed-exec", "no-reschedule-failed-exec", "cdate_is_adate", "ignore_date"),
     "allow_rerere_autoupdate",
 )
+_HEADS = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "REBASE_HEAD", "ORIG_HEAD", "MERGE_AUTOSTASH")
+_TODOS = ("git-rebase-todo", "git-rebase-todo.backup", "done", "dropped")
 _COMMITS = ("onto", "orig-head", "amend", "stopped-sha", "squash-onto", "autostash", "rewritten-list")
 _CHECKS: dict[str, Check] = {
-    **dict.fromkeys(("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "REBASE_HEAD", "ORIG_HEAD"), _check_commits),
-    **dict.fromkeys(("MERGE_MSG", "COMMIT_EDITMSG", "SQUASH_MSG"), _check_text),
-    "MERGE_AUTOSTASH": _check_commits,
+    **dict.fromkeys(_HEADS, StateChecks.check_commits),
+    **dict.fromkeys(("MERGE_MSG", "COMMIT_EDITMSG", "SQUASH_MSG"), StateChecks.check_text),
     "MERGE_MODE": _check_pattern(re.compile(rb"(?:no-ff)?\n?")),
-    "AUTO_MERGE": _check_tree,
-    **dict.fromkeys((f"rebase-merge/{name}" for name in _COMMITS), _check_commits),
+    "AUTO_MERGE": StateChecks.check_tree,
+    **dict.fromkeys((f"rebase-merge/{name}" for name in _COMMITS), StateChecks.check_commits),
     **dict.fromkeys((f"rebase-merge/{name}" for name in _FLAGS), _check_pattern(_FLAG)),
     **dict.fromkeys(("rebase-merge/end", "rebase-merge/msgnum"), _check_pattern(_NUMBER)),
-    **dict.fromkeys((f"rebase-merge/message{end}" for end in ("", "-squash", "-fixup")), _check_text),
-    **dict.fromkeys(
-        ("rebase-merge/git-rebase-todo", "rebase-merge/git-rebase-todo.backup", "rebase-merge/done"), _check_todo
-    ),
-    "rebase-merge/rewritten-pending": _check_commits,
-    "rebase-merge/dropped": _check_todo,
-    "rebase-merge/head-name": _check_head_name,
+    **dict.fromkeys((f"rebase-merge/message{end}" for end in ("", "-squash", "-fixup")), StateChecks.check_text),
+    **dict.fromkeys((f"rebase-merge/{name}" for name in _TODOS), StateChecks.check_todo),
+    "rebase-merge/rewritten-pending": StateChecks.check_commits,
+    "rebase-merge/head-name": StateChecks.check_head_name,
     "rebase-merge/author-script": _check_pattern(_AUTHOR),
-    "rebase-merge/current-fixups": _check_fixups,
+    "rebase-merge/current-fixups": _check_pattern(_FIXUPS),
     "rebase-merge/strategy": _check_pattern(_STRATEGY),
     "rebase-merge/strategy_opts": _check_pattern(_STRATEGY_OPTIONS),
-    "rebase-merge/update-refs": _check_update_refs,
-    "rebase-merge/patch": _check_text,
-    "sequencer/head": _check_commits,
-    "sequencer/abort-safety": _check_commits,
-    "sequencer/todo": _check_todo,
+    "rebase-merge/update-refs": StateChecks.check_update_refs,
+    "rebase-merge/patch": StateChecks.check_text,
+    "sequencer/head": StateChecks.check_commits,
+    "sequencer/abort-safety": StateChecks.check_commits,
+    "sequencer/todo": StateChecks.check_todo,
     "sequencer/opts": _check_pattern(_SEQUENCER_OPTIONS),
 }
 TOP_FILES = tuple(name for name in _CHECKS if "/" not in name)
@@ -248,7 +235,7 @@ def _check_file(name: str, data: bytes, checks: StateChecks, rejected: list[str]
         rejected.append(f"{show_name(name)} in .git was not kept: it is not known to be harmless.")
         return None
     try:
-        kept = check(data, checks)
+        kept = check(checks, data)
     except StateRefused as refused:
         rejected.append(f"{name} in .git was not kept: {refused}.")
         return None

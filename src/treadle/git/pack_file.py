@@ -176,10 +176,10 @@ class Pack:
         if not 12 <= offset < self._size:
             raise DamagedObject("an offset leads out of its pack")
         head = os.pread(self._opened, 64, offset)
-        number, size, position = _read_size(head)
+        number, size, position = self._read_size(head)
         base_offset, base_id = -1, ""
         if number == _OFFSET_DELTA:
-            distance, position = _read_distance(head, position)
+            distance, position = self._read_distance(head, position)
             base_offset = offset - distance
             if not 0 < distance < offset:
                 raise DamagedObject("a delta has its base outside of the pack")
@@ -217,36 +217,36 @@ class Pack:
             raise DamagedObject("an object has another size than it says")
         return b"".join(pieces)
 
+    @staticmethod
+    def _read_size(head: bytes) -> tuple[int, int, int]:
+        """Read the kind and size in front of an object, and how many bytes they take."""
+        value, shift, position = 0, 4, 1
+        if not head:
+            raise DamagedObject("a pack ends too early")
+        byte = head[0]
+        kind, value = (byte >> 4) & 7, byte & 15
+        while byte & 0x80:
+            if position >= min(len(head), 12):
+                raise DamagedObject("a pack has a damaged size")
+            byte = head[position]
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            position += 1
+        return kind, value, position
 
-def _read_size(head: bytes) -> tuple[int, int, int]:
-    """Read the kind and size in front of an object, and how many bytes they take."""
-    value, shift, position = 0, 4, 1
-    if not head:
-        raise DamagedObject("a pack ends too early")
-    byte = head[0]
-    kind, value = (byte >> 4) & 7, byte & 15
-    while byte & 0x80:
-        if position >= min(len(head), 12):
-            raise DamagedObject("a pack has a damaged size")
-        byte = head[position]
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        position += 1
-    return kind, value, position
-
-
-def _read_distance(head: bytes, position: int) -> tuple[int, int]:
-    """Read how far before a delta its base begins."""
-    value = -1
-    for _ in range(10):
-        if position >= len(head):
-            break
-        byte = head[position]
-        position += 1
-        value = ((value + 1) << 7) | (byte & 0x7F)
-        if not byte & 0x80:
-            return value, position
-    raise DamagedObject("a pack has a damaged delta")
+    @staticmethod
+    def _read_distance(head: bytes, position: int) -> tuple[int, int]:
+        """Read how far before a delta its base begins."""
+        value = -1
+        for _ in range(10):
+            if position >= len(head):
+                break
+            byte = head[position]
+            position += 1
+            value = ((value + 1) << 7) | (byte & 0x7F)
+            if not byte & 0x80:
+                return value, position
+        raise DamagedObject("a pack has a damaged delta")
 
 
 def apply_delta(base: bytes, delta: bytes, limit: int) -> bytes:

@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -18,6 +19,7 @@ from treadle.git.index_file import MAX_INDEX_BYTES, is_plain_index
 from treadle.git.object_format import SHA1, ObjectFormat
 from treadle.git.operation_state import read_state
 from treadle.git.real_repository import RealRepository
+from treadle.git.reflogs import MAX_LOG_BYTES
 from treadle.git.refs import is_own_ref, read_loose_refs, read_packed_refs, read_ref_file, render_packed_refs
 from treadle.git.repository import Repository
 from treadle.git.worktrees import list_other_worktrees
@@ -66,46 +68,7 @@ def create_private_copy(repository: Repository, folder: Path, *, config: str, ob
     if not objects_path.startswith("/") or "\n" in objects_path:
         raise RepositoryUnsupported(f"The objects are at {objects_path!r}, which git cannot be told.")
     with RealRepository(repository) as real:
-        head, refs = _read_refs(real)
-        index = _read_index(real)
-        state = read_state(real.git)
-        folder.mkdir(mode=0o700)
-        for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "logs", "info", "hooks"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        texts = {
-            "HEAD": f"{head}\n".encode(errors="surrogateescape"),
-            "config": (config + _render_format(real.form)).encode(),
-            "objects/info/alternates": f"{objects_path}\n".encode(errors="surrogateescape"),
-            MARKER: secrets.token_hex(16).encode(),
-            **{name: f"{value}\n".encode() for name, value in refs.items() if value.startswith("ref:")},
-            **({"index": index} if index is not None else {}),
-            **({"packed-refs": packed} if (packed := render_packed_refs(refs)) else {}),
-            **state,
-            **_describe_worktrees(real),
-            **dict(_read_small_files(real)),
-        }
-        for name, data in texts.items():
-            _write(folder / name, data)
-        if index_time := real.git.look_up("index"):
-            # git compares this time with those of files, to find the ones that changed right after they were staged.
-            os.utime(folder / "index", ns=(index_time.st_mtime_ns, index_time.st_mtime_ns))
-        _copy_hooks(real, folder)
-        log_sizes = _copy_logs(real, folder)
-        stash_log = _read_or_refuse(real.common, "logs/refs/stash", MAX_INDEX_BYTES) or b""
-        return PrivateCopy(
-            repository=repository,
-            folder=folder,
-            marker=texts[MARKER].decode(),
-            form=real.form,
-            head=head,
-            refs=refs,
-            index=index,
-            log_sizes=log_sizes,
-            stash_log=stash_log,
-            state=state,
-            config=texts["config"],
-            signatures=sign_files(folder),
-        )
+        return _CopyBuilder(real, folder).build(config, objects_path)
 
 
 def create_empty_copy(repository: Repository, folder: Path) -> PrivateCopy:
@@ -127,121 +90,171 @@ def sign_files(folder: Path) -> dict[str, Signature]:
     return found
 
 
-def _read_refs(real: RealRepository) -> tuple[str, dict[str, str]]:
-    """Read HEAD and all refs as this worktree sees them."""
-    for name, folder in (("refs", real.common), ("objects", real.common)):
-        if not folder.is_folder(name):
-            raise RepositoryUnsupported(f"{name} of this repository is not a folder, so commands cannot change it.")
-    try:
-        head = read_ref_file(real.git, "HEAD", real.form)
-        packed = read_packed_refs(real.common, real.form)
-    except UnsafeFile as error:
-        raise RepositoryUnsupported(f"This repository cannot be copied: {error}") from None
-    if not head:
-        raise RepositoryUnsupported("The HEAD of this repository is missing or damaged.")
-    loose = read_loose_refs(real.common, real.form)
-    refs = {**packed, **loose.values}
-    odd = loose.odd
-    if real.is_linked:
-        own = read_loose_refs(real.git, real.form)
-        refs = {name: value for name, value in refs.items() if not is_own_ref(name)}
-        refs.update((name, value) for name, value in own.values.items() if is_own_ref(name))
-        odd = [*odd, *own.odd]
-    for name in odd:
-        folder = real.git if is_own_ref(name) else real.common
-        about = folder.look_up(name)
-        if about is not None and not stat.S_ISREG(about.st_mode):
-            raise RepositoryUnsupported(f"{name} of this repository is a link or no regular file.")
-    return head, refs
+class _CopyBuilder:
+    """Builds one copy. Everything that can be refused is read before the new folder is made."""
 
+    def __init__(self, real: RealRepository, folder: Path) -> None:
+        self._real, self._folder = real, folder
 
-def _read_index(real: RealRepository) -> bytes | None:
-    data = _read_or_refuse(real.git, "index", MAX_INDEX_BYTES)
-    if data is not None and not is_plain_index(data, real.form):
-        raise RepositoryUnsupported(
-            "The index of this repository is split or sparse. `git update-index --no-split-index` or "
-            "`git sparse-checkout init --no-sparse-index` makes it one that commands can change."
+    def build(self, config: str, objects_path: str) -> PrivateCopy:
+        """Build the copy, and return it with what was copied."""
+        head, refs = self._read_refs()
+        index = self._read_index()
+        state = read_state(self._real.git)
+        texts = {
+            "HEAD": f"{head}\n".encode(errors="surrogateescape"),
+            "config": (config + self._render_format()).encode(),
+            "objects/info/alternates": f"{objects_path}\n".encode(errors="surrogateescape"),
+            MARKER: secrets.token_hex(16).encode(),
+            **{name: f"{value}\n".encode() for name, value in refs.items() if value.startswith("ref:")},
+            **({"index": index} if index is not None else {}),
+            **({"packed-refs": packed} if (packed := render_packed_refs(refs)) else {}),
+            **state,
+            **self._describe_worktrees(),
+            **dict(self._read_small_files()),
+        }
+        self._folder.mkdir(mode=0o700)
+        for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "logs", "info", "hooks"):
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+        for name, data in texts.items():
+            _write(self._folder / name, data)
+        about = self._real.git.look_up("index")
+        if index is not None and about:
+            # git compares this time with those of files, to find the ones that changed right after they were staged.
+            os.utime(self._folder / "index", ns=(about.st_mtime_ns, about.st_mtime_ns))
+        self._copy_hooks()
+        return PrivateCopy(
+            repository=self._real.places,
+            folder=self._folder,
+            marker=texts[MARKER].decode(),
+            form=self._real.form,
+            head=head,
+            refs=refs,
+            index=index,
+            log_sizes=self._copy_logs(),
+            stash_log=self._read_stash_log(),
+            state=state,
+            config=texts["config"],
+            signatures=sign_files(self._folder),
         )
-    return data
 
-
-def _read_or_refuse(folder: GitFolder, name: str, limit: int) -> bytes | None:
-    try:
-        return folder.read_file(name, limit)
-    except UnsafeFile as error:
-        raise RepositoryUnsupported(f"This repository cannot be copied: {error}") from None
-
-
-def _render_format(form: ObjectFormat) -> str:
-    """Write the settings without which git misreads the objects. The last value of a setting counts."""
-    if form.name == "sha1":
-        return ""
-    return f"\n[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = {form.name}\n"
-
-
-def _read_small_files(real: RealRepository) -> Iterator[tuple[str, bytes]]:
-    places = [(real.common, "shallow"), (real.git, "FETCH_HEAD")]
-    places.extend((real.git if name == "sparse-checkout" else real.common, f"info/{name}") for name in _INFO_FILES)
-    for folder, name in places:
+    def _read_refs(self) -> tuple[str, dict[str, str]]:
+        """Read HEAD and all refs as this worktree sees them."""
+        for name, folder in (("refs", self._real.common), ("objects", self._real.common)):
+            if not folder.is_folder(name):
+                raise RepositoryUnsupported(f"{name} of this repository is not a folder, so commands cannot change it.")
         try:
-            data = folder.read_file(name, _MAX_INFO_BYTES)
+            head = read_ref_file(self._real.git, "HEAD", self._real.form)
+            packed = read_packed_refs(self._real.common, self._real.form)
         except UnsafeFile as error:
-            if name == "shallow":
-                raise RepositoryUnsupported(f"This repository cannot be copied: {error}") from None
-            continue  # a command works without it
-        if data is not None:
-            yield name, data
+            raise RepositoryUnsupported(f"This repository cannot be copied: {error}") from None
+        if not head:
+            raise RepositoryUnsupported("The HEAD of this repository is missing or damaged.")
+        loose = read_loose_refs(self._real.common, self._real.form)
+        refs = {**packed, **loose.values}
+        odd = loose.odd
+        if self._real.is_linked:
+            own = read_loose_refs(self._real.git, self._real.form)
+            refs = {name: value for name, value in refs.items() if not is_own_ref(name)}
+            refs.update((name, value) for name, value in own.values.items() if is_own_ref(name))
+            odd = [*odd, *own.odd]
+        for name in odd:
+            folder = self._real.git if is_own_ref(name) else self._real.common
+            about = folder.look_up(name)
+            if about is not None and not stat.S_ISREG(about.st_mode):
+                raise RepositoryUnsupported(f"{name} of this repository is a link or no regular file.")
+        return head, refs
 
+    def _read_index(self) -> bytes | None:
+        data = self._read_or_refuse(self._real.git, "index", MAX_INDEX_BYTES)
+        if data is not None and not is_plain_index(data, self._real.form):
+            raise RepositoryUnsupported(
+                "The index of this repository is split or sparse. `git update-index --no-split-index` or "
+                "`git sparse-checkout init --no-sparse-index` makes it one that commands can change."
+            )
+        return data
 
-def _describe_worktrees(real: RealRepository) -> dict[str, bytes]:
-    """Describe the other worktrees, so that git refuses to check out or delete their branches."""
-    found: dict[str, bytes] = {}
-    for number, other in enumerate(list_other_worktrees(real)):
-        place = f"worktrees/{number}"
-        found[f"{place}/HEAD"] = f"{other.head}\n".encode(errors="surrogateescape")
-        found[f"{place}/gitdir"] = f"{other.work_tree}/.git\n".encode(errors="surrogateescape")
-        found[f"{place}/commondir"] = b"../..\n"
-    return found
-
-
-def _copy_hooks(real: RealRepository, folder: Path) -> None:
-    """Copy the user's hooks, so that they run where the command runs: in the sandbox."""
-    for entry in real.common.list_entries("hooks", _MAX_HOOKS * 2):
-        about = real.common.look_up(f"hooks/{entry.name}")
-        if entry.name.endswith(".sample") or about is None or not about.st_mode & stat.S_IXUSR:
-            continue
+    def _read_or_refuse(self, folder: GitFolder, name: str, limit: int) -> bytes | None:
         try:
-            data = real.common.read_file(f"hooks/{entry.name}", MAX_SMALL_BYTES)
+            return folder.read_file(name, limit)
+        except UnsafeFile as error:
+            raise RepositoryUnsupported(f"This repository cannot be copied: {error}") from None
+
+    def _render_format(self) -> str:
+        """Write the settings without which git misreads the objects. The last value of a setting counts."""
+        form = self._real.form
+        if form.name == "sha1":
+            return ""
+        return f"\n[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = {form.name}\n"
+
+    def _read_small_files(self) -> Iterator[tuple[str, bytes]]:
+        places = [(self._real.common, "shallow"), (self._real.git, "FETCH_HEAD")]
+        places.extend(
+            (self._real.git if name == "sparse-checkout" else self._real.common, f"info/{name}") for name in _INFO_FILES
+        )
+        for folder, name in places:
+            try:
+                data = folder.read_file(name, _MAX_INFO_BYTES)
+            except UnsafeFile as error:
+                if name == "shallow":
+                    raise RepositoryUnsupported(f"This repository cannot be copied: {error}") from None
+                continue  # a command works without it
+            if data is not None:
+                yield name, data
+
+    def _describe_worktrees(self) -> dict[str, bytes]:
+        """Describe the other worktrees, so that git refuses to check out or delete their branches."""
+        found: dict[str, bytes] = {}
+        for number, other in enumerate(list_other_worktrees(self._real)):
+            place = f"worktrees/{number}"
+            found[f"{place}/HEAD"] = f"{other.head}\n".encode(errors="surrogateescape")
+            found[f"{place}/gitdir"] = f"{other.work_tree}/.git\n".encode(errors="surrogateescape")
+            found[f"{place}/commondir"] = b"../..\n"
+        return found
+
+    def _copy_hooks(self) -> None:
+        """Copy the user's hooks, so that they run where the command runs: in the sandbox."""
+        for entry in self._real.common.list_entries("hooks", _MAX_HOOKS * 2):
+            about = self._real.common.look_up(f"hooks/{entry.name}")
+            if entry.name.endswith(".sample") or about is None or not about.st_mode & stat.S_IXUSR:
+                continue
+            try:
+                data = self._real.common.read_file(f"hooks/{entry.name}", MAX_SMALL_BYTES)
+            except UnsafeFile:
+                continue
+            if data is not None:
+                _write(self._folder / "hooks" / entry.name, data)
+                (self._folder / "hooks" / entry.name).chmod(0o755)
+
+    def _copy_logs(self) -> dict[str, int]:
+        """Copy the logs of all refs, and return their sizes by the name of the ref."""
+        sizes: dict[str, int] = {}
+        for source in {self._real.common, self._real.git} if self._real.is_linked else {self._real.common}:
+            for path, entry in source.walk_entries("logs", _MAX_LOGS):
+                name = path.removeprefix("logs/")
+                is_ours = not self._real.is_linked or is_own_ref(name) == (source is self._real.git)
+                if is_ours and entry.is_file(follow_symlinks=False):
+                    with suppress(UnsafeFile):
+                        opened = source.open_file(path)
+                        if opened is not None:
+                            with open(opened, "rb", buffering=0):
+                                sizes[name] = self._copy_content(opened, self._folder / path)
+        return sizes
+
+    def _read_stash_log(self) -> bytes:
+        try:
+            return self._real.common.read_file("logs/refs/stash", MAX_LOG_BYTES) or b""
         except UnsafeFile:
-            continue
-        if data is not None:
-            _write(folder / "hooks" / entry.name, data)
-            (folder / "hooks" / entry.name).chmod(0o755)
+            return b""  # it is compared again before it is changed
 
-
-def _copy_logs(real: RealRepository, folder: Path) -> dict[str, int]:
-    """Copy the logs of all refs, and return their sizes by the name of the ref."""
-    sizes: dict[str, int] = {}
-    for source in {real.common, real.git} if real.is_linked else {real.common}:
-        for path, entry in source.walk_entries("logs", _MAX_LOGS):
-            name = path.removeprefix("logs/")
-            is_ours = not real.is_linked or is_own_ref(name) == (source is real.git)
-            if is_ours and entry.is_file(follow_symlinks=False):
-                opened = source.open_file(path)
-                if opened is not None:
-                    with open(opened, "rb", buffering=0):
-                        sizes[name] = _copy_content(opened, folder / path)
-    return sizes
-
-
-def _copy_content(source: int, target: Path) -> int:
-    """Copy a file in the kernel, and return how many bytes it has."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    done, left = 0, os.fstat(source).st_size
-    with target.open("xb", buffering=0) as file:
-        while left > done and (count := os.sendfile(file.fileno(), source, done, left - done)):
-            done += count
-    return done
+    def _copy_content(self, source: int, target: Path) -> int:
+        """Copy a file in the kernel, and return how many bytes it has."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        done, left = 0, os.fstat(source).st_size
+        with target.open("xb", buffering=0) as file:
+            while left > done and (count := os.sendfile(file.fileno(), source, done, left - done)):
+                done += count
+        return done
 
 
 def _write(target: Path, data: bytes) -> None:

@@ -70,7 +70,7 @@ def take_back(copy: PrivateCopy, is_clean_gitlink: IsCleanGitlink = refuse_gitli
                 return None
             if copy.is_empty:
                 return _take_new_repository(copy, private, is_clean_gitlink, is_bare=False)
-            if _read_marker(private) != copy.marker:
+            if private.look_up(MARKER) is None or private.read_file(MARKER, 100) != copy.marker.encode():
                 return GitReport(name, rejected=("The repository was replaced by another one. Nothing was kept.",))
             with RealRepository(copy.repository) as real, real.hold():
                 return _TakeBack(copy, private, real, is_clean_gitlink).run()
@@ -116,13 +116,6 @@ def _take_new_repository(
     with RealRepository(copy.repository) as real, real.hold():
         report = _TakeBack(clean, private, real, is_clean_gitlink).run() or GitReport(copy.repository.name)
     return msgspec.structs.replace(report, changes=(RefChange("HEAD", "", head), *report.changes))
-
-
-def _read_marker(private: GitFolder) -> str:
-    try:
-        return (private.read_file(MARKER, 100) or b"").decode(errors="replace")
-    except UnsafeFile:
-        return ""
 
 
 class _TakeBack:

@@ -27,7 +27,9 @@ class OtherWorktree(Struct, frozen=True):
 def list_other_worktrees(real: RealRepository) -> list[OtherWorktree]:
     """List the worktrees of a repository but the one that is open here."""
     found: list[OtherWorktree] = []
-    if real.is_linked and not _is_bare(real.common):
+    settings = list_settings(_read(real.common, "config", MAX_CONFIG_BYTES).decode(errors="replace"))
+    is_bare = ("core", "bare", "true") in settings
+    if real.is_linked and not is_bare:
         found.append(_read_worktree(real, "", str(real.places.common_dir.parent)))
     for entry in real.common.list_entries("worktrees", _MAX_WORKTREES):
         place = f"worktrees/{entry.name}"
@@ -52,12 +54,6 @@ def _read_worktree(real: RealRepository, place: str, work_tree: str) -> OtherWor
         head = ""
     rebased = os.fsdecode(_read(real.common, f"{place}rebase-merge/head-name")).strip()
     return OtherWorktree(work_tree.replace("\n", ""), head, rebased)
-
-
-def _is_bare(common: GitFolder) -> bool:
-    settings = list_settings(_read(common, "config", MAX_CONFIG_BYTES).decode(errors="replace"))
-    values = [value.lower() for section, name, value in settings if (section, name) == ("core", "bare")]
-    return bool(values) and values[-1] in ("true", "yes", "on", "1")
 
 
 def _read(folder: GitFolder, name: str, limit: int = _MAX_NAME_BYTES) -> bytes:

@@ -91,6 +91,16 @@ class BubblewrapPlan(Struct, frozen=True):
         own = {str(self.workspace / name): held for name, held in self.descriptors.items() if name not in covered}
         return {**own, **{mount.target: mount.descriptor for mount in self.list_git_mounts()}}
 
+    def list_mount_arguments(self, *, by_descriptor: bool) -> Iterator[str]:
+        """List the mounts in the workspace and those of git. Folders come before what is inside of them."""
+        git = {mount.target: mount for mount in self.list_git_mounts()}
+        found = self.mounts.items()
+        for path, held in sorted(found, key=lambda item: (item[0] in git, item[0] not in self.parent_folders)):
+            is_writable = git[path].is_writable if path in git else path in self.parent_folders
+            option = "--bind" if is_writable else "--ro-bind"
+            source = str(git[path].source) if path in git else path
+            yield from (f"{option}-fd", str(held), path) if by_descriptor else (option, source, path)
+
     def list_git_mounts(self) -> Sequence[GitMount]:
         """List the mounts of git. A later one may be inside of an earlier one."""
         return self.git.mounts if self.git is not None else ()
@@ -125,16 +135,17 @@ async def build_plan(job: Job, stack: ExitStack, *, is_private: bool = False, ha
     async def prepare() -> None:
         workspace = resolve_sandbox_workspace(job)
         cwd = resolve_working_folder(job, workspace)
-        plans.append(await asyncio.to_thread(_hold_workspace, job, workspace, cwd, stack, (is_private, has_git)))
+        plans.append(await asyncio.to_thread(hold_workspace, job, workspace, cwd, stack, (is_private, has_git)))
 
     await process.finish_despite_cancel(prepare())
     return plans[0]
 
 
-def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: tuple[bool, bool]) -> BubblewrapPlan:
+def hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: tuple[bool, bool]) -> BubblewrapPlan:
+    """Find and hold what is protected in a workspace. `kind`: is it private, and does git work in copies?"""
     is_private, has_git = kind
     found = GuardedPaths() if is_private else find_guarded_paths(workspace)
-    notes = _explain_read_only(found) if job.writable else ()
+    notes = found.explain_read_only() if job.writable else ()
     job = msgspec.structs.replace(job, writable=job.writable and not notes)
     git = None
     if has_git and not is_private:
@@ -170,15 +181,6 @@ def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind
     return BubblewrapPlan(
         job, workspace, cwd, descriptors, frozenset(map(str, parents)), masked, environment, git, notes
     )
-
-
-def _explain_read_only(found: GuardedPaths) -> tuple[str, ...]:
-    """Say why no command may write in a workspace, or nothing."""
-    if not found.found.is_complete:
-        return ("The workspace has too many folders to protect what is in them, so the command could only read.",)
-    if "" in found.found.repositories and ".git" not in found.found.repositories:
-        return ("The workspace itself is a repository of git without files, so the command could only read.",)
-    return ()
 
 
 class _Box:
@@ -343,7 +345,7 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
             )
         arguments += ("--ro-bind", str(folder), str(folder))
     arguments += ("--bind" if plan.job.writable else "--ro-bind", str(plan.workspace), str(plan.workspace))
-    arguments += _list_protected(plan, by_fd=_can_bind_descriptors() and not by_path)
+    arguments += plan.list_mount_arguments(by_descriptor=_can_bind_descriptors() and not by_path)
     for masked in plan.masked:
         if masked.is_dir():
             arguments += ("--tmpfs", str(masked), "--remount-ro", str(masked))
@@ -353,18 +355,6 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
     for folder in find_interpreter_folders():
         arguments += ("--ro-bind", str(folder), str(folder))
     return [*arguments, "--remount-ro", "/", "--chdir", str(plan.cwd)]
-
-
-def _list_protected(plan: BubblewrapPlan, *, by_fd: bool) -> Iterator[str]:
-    """List the mounts in the workspace and those of git. Folders come before what is inside of them."""
-    git = {mount.target: mount for mount in plan.list_git_mounts()}
-    for path, descriptor in sorted(
-        plan.mounts.items(), key=lambda item: (item[0] in git, item[0] not in plan.parent_folders)
-    ):
-        is_writable = git[path].is_writable if path in git else path in plan.parent_folders
-        option = "--bind" if is_writable else "--ro-bind"
-        source = str(git[path].source) if path in git else path
-        yield from (f"{option}-fd", str(descriptor), path) if by_fd else (option, source, path)
 
 
 def _list_system_mounts() -> Iterator[str]:

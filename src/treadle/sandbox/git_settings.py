@@ -43,6 +43,7 @@ _KEPT = re.compile(
 )
 _URL = re.compile(r"(remote|submodule)\..+\.(push)?url")
 _USER_PART = re.compile(r"([a-z][a-z0-9+.-]*)://([^/@]*)@", re.IGNORECASE)
+_ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\t": "\\t"})
 _FORCED = """[gc]
 \tauto = 0
 [maintenance]
@@ -181,13 +182,17 @@ def build_private_config(
     settings: Sequence[Setting], repository: Repository, workspace: Path, *, names_work_tree: bool
 ) -> str:
     """Build the text of a private `.git/config`. `names_work_tree` is for a git dir that is elsewhere."""
-    kept = [(one.key, _strip_secrets(one.key, one.value)) for one in settings if _KEPT.fullmatch(one.key)]
+    kept = [
+        (one.key, strip_secrets(one.value) if _URL.fullmatch(one.key) else one.value)
+        for one in settings
+        if _KEPT.fullmatch(one.key)
+    ]
     has_extensions = any(key.startswith("extensions.") for key, _ in kept)
     core = [("core.repositoryformatversion", "1" if has_extensions else "0"), ("core.bare", "false")]
     if names_work_tree:
         core.append(("core.worktree", str(repository.work_tree)))
     hooks = find_setting(settings, "core.hookspath")
-    if hooks and _is_inside(hooks, repository.work_tree, workspace):
+    if hooks and Path(os.path.normpath(repository.work_tree / hooks)).is_relative_to(workspace):
         core.append(("core.hookspath", hooks))
     if os.getuid() == 0:
         # Files of root have another owner inside, so git would read each file again to see that it is the same.
@@ -204,8 +209,9 @@ def _render(values: Iterable[tuple[str, str]]) -> str:
         head, name = key.rpartition(".")[::2]
         if head != section:
             section = head
-            lines.append(_render_section(head))
-        lines.append(f"\t{name} = {_quote(value)}\n")
+            place, _, part = head.partition(".")
+            lines.append(f'[{place} "{part.translate(_ESCAPED)}"]\n' if part else f"[{place}]\n")
+        lines.append(f'\t{name} = "{value.translate(_ESCAPED)}"\n')
     return "".join(lines)
 
 
@@ -223,30 +229,13 @@ def read_excludes(settings: Sequence[Setting]) -> str:
         return file.read(_MAX_EXCLUDES).decode(errors="surrogateescape")
 
 
-def _strip_secrets(key: str, value: str) -> str:
-    """Strip names, passwords and tokens from an address."""
-    if not _URL.fullmatch(key):
-        return value
-    return _USER_PART.sub(_strip_user, re.sub(r"[?#].*", "", value, flags=re.DOTALL) if "://" in value else value)
+def strip_secrets(address: str) -> str:
+    """Strip names, passwords and tokens from the address of a repository. The user of ssh belongs to the address."""
+    if "://" not in address:
+        return address
 
+    def keep_user(found: re.Match[str]) -> str:
+        user = f"{found[2].partition(':')[0]}@" if "ssh" in found[1].lower() else ""
+        return f"{found[1]}://{user}"
 
-def _strip_user(found: re.Match[str]) -> str:
-    """Keep the user of a program such as ssh, who is part of the address. A web address needs none."""
-    scheme, user = found[1], found[2].partition(":")[0]
-    return f"{scheme}://{user}@" if "ssh" in scheme.lower() else f"{scheme}://"
-
-
-def _is_inside(path: str, work_tree: Path, workspace: Path) -> bool:
-    whole = Path(os.path.normpath(work_tree / path))
-    return whole != workspace and whole.is_relative_to(workspace)
-
-
-def _render_section(head: str) -> str:
-    section, _, name = head.partition(".")
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    return f'[{section} "{escaped}"]\n' if name else f"[{section}]\n"
-
-
-def _quote(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t")
-    return f'"{escaped}"'
+    return _USER_PART.sub(keep_user, re.sub(r"[?#].*", "", address, flags=re.DOTALL))

@@ -47,6 +47,14 @@ class GuardedPaths(Struct, frozen=True):
     def read_only(self) -> tuple[Path, ...]:
         return (*self.repositories, *self.opened)
 
+    def explain_read_only(self) -> tuple[str, ...]:
+        """Say why no command may write in this workspace, or nothing."""
+        if not self.found.is_complete:
+            return ("The workspace has too many folders to protect what is in them, so the command could only read.",)
+        if "" in self.found.repositories and ".git" not in self.found.repositories:
+            return ("The workspace itself is a repository of git without files, so the command could only read.",)
+        return ()
+
 
 def find_parent_folders(workspace: Path, held: Iterable[Path]) -> tuple[Path, ...]:
     """Find the folders above these paths. If one could be moved, another could take its place."""

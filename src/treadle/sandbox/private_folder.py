@@ -23,8 +23,14 @@ _OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 @contextmanager
 def hold_private_folder() -> Generator[Path]:
-    """Create a folder below our data. It is removed at the end, whatever a command has put into it."""
-    top = _make_top()
+    """Create a folder on disk, below our data. It is removed at the end, whatever a command has put into it."""
+    top = find_data_folder() / "sandbox/git"
+    try:
+        top.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:  # a user without a home
+        top = make_runtime_folder() / "git"
+        top.mkdir(mode=0o700, exist_ok=True)
+    top.chmod(0o700)
     _remove_leftovers(top)
     name = secrets.token_hex(8)
     lock = lock_file(top / f"{name}.lock", fcntl.LOCK_EX)
@@ -35,18 +41,6 @@ def hold_private_folder() -> Generator[Path]:
         remove_tree(top / name)
         (top / f"{name}.lock").unlink(missing_ok=True)
         os.close(lock)
-
-
-def _make_top() -> Path:
-    """Return the folder of all private folders: on disk, or where a user without a home can write."""
-    top = find_data_folder() / "sandbox/git"
-    try:
-        top.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        top = make_runtime_folder() / "git"
-        top.mkdir(mode=0o700, exist_ok=True)
-    top.chmod(0o700)
-    return top
 
 
 def lock_file(path: Path, operation: int) -> int:

@@ -53,7 +53,7 @@ class FoundRepositories(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class _Refused(Exception):
+class RepositoryRefused(Exception):
     """The repository gets no copy. The message says why."""
 
 
@@ -71,15 +71,21 @@ def find_repositories(
             notes.append(f"Only the {MAX_COPIES} nearest repositories can be changed by git; {entry} is read-only.")
             break
         try:
-            one = _accept(workspace, entry, is_file=kind == "file")
-            borrowed = list(_find_alternates(one.repository.common_dir / "objects"))
-        except (_Refused, SettingsUnreadable) as refused:
+            one = accept_repository(workspace, entry, is_file=kind == "file")
+            borrowed = list(find_alternates(one.repository.common_dir / "objects"))
+        except (RepositoryRefused, SettingsUnreadable) as refused:
             notes.append(f"Git finds no repository at {entry}: {refused}")
             continue
         except OSError as error:
             notes.append(f"Git finds no repository at {entry}: it cannot be read ({error.strerror}).")
             continue
-        shown = [path for path in borrowed if path.name == "objects" and _is_visible(path, visible)]
+        shown = [
+            path
+            for path in borrowed
+            if path.name == "objects"
+            and any(map(path.is_relative_to, visible))
+            and not any(map(path.is_relative_to, list_own_folders()))
+        ]
         notes += [
             f"The repository at {entry} borrows objects from {path}, which commands cannot see. Add that folder to "
             "read_only in the section [sandbox] of your config.toml."
@@ -97,46 +103,50 @@ def find_repository(workspace: Path, folder: str) -> AcceptedRepository:
         raise BadInput(f"{folder!r} is not a folder of the workspace.")
     while not os.path.lexists(here / ".git") and here != workspace:
         here = here.parent
-    mode = _read_mode(here / ".git")
-    if not mode:
+    place = here / ".git"
+    if not os.path.lexists(place):
         raise BadInput(f"{folder or 'The workspace'} is not in a git repository.")
-    kind: GitKind = "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "link"
-    found = find_repositories(workspace, {str((here / ".git").relative_to(workspace)): kind})
-    if not found.accepted:
-        raise BadInput(" ".join(found.notes) or f"{here / '.git'} is a link or no regular file, so it is not used.")
-    return found.accepted[0]
+    mode = place.lstat().st_mode
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise BadInput(f"{place} is a link or no regular file, so it is not used.")
+    try:
+        return accept_repository(workspace, str(place.relative_to(workspace)), is_file=stat.S_ISREG(mode))
+    except (RepositoryRefused, SettingsUnreadable) as refused:
+        raise BadInput(f"{place} is not used: {refused}") from None
 
 
-def _is_visible(path: Path, visible: Iterable[Path]) -> bool:
-    return any(map(path.is_relative_to, visible)) and not any(map(path.is_relative_to, list_own_folders()))
-
-
-def _accept(workspace: Path, entry: str, *, is_file: bool) -> AcceptedRepository:
+def accept_repository(workspace: Path, entry: str, *, is_file: bool) -> AcceptedRepository:
+    """Accept the repository at a `.git` of the workspace; raises `RepositoryRefused`, which says why not."""
     place = workspace / entry
     work_tree, name = place.parent, os.path.dirname(entry)
-    git_dir = _resolve_link(place, workspace) if is_file else place
+    git_dir = place
+    if is_file:
+        line = _read_line(place)
+        if not line.startswith("gitdir: "):
+            raise RepositoryRefused("it names no repository.")
+        git_dir = _resolve(work_tree, line.removeprefix("gitdir: "), workspace)
     common_dir = git_dir
     if is_file and os.path.lexists(git_dir / "commondir"):
         common_dir = _resolve(git_dir, _read_line(git_dir / "commondir"), workspace)
         named = Path(os.path.realpath(git_dir / _read_line(git_dir / "gitdir")))
         if git_dir.parent != common_dir / "worktrees" or named != place:
-            raise _Refused(f"{git_dir} does not belong to it.")
+            raise RepositoryRefused(f"{git_dir} does not belong to it.")
     elif os.path.lexists(git_dir / "commondir"):
-        raise _Refused("it takes its settings from another folder.")
+        raise RepositoryRefused("it takes its settings from another folder.")
     for path, is_kind in (
         (git_dir / "HEAD", stat.S_ISREG),
         (common_dir / "config", stat.S_ISREG),
         (common_dir / "objects", stat.S_ISDIR),
         (common_dir / "refs", stat.S_ISDIR),
     ):
-        if not is_kind(_read_mode(path)):
-            raise _Refused(f"{path} is missing, or a link.")
+        if not os.path.lexists(path) or not is_kind(os.lstat(path).st_mode):
+            raise RepositoryRefused(f"{path} is missing, or a link.")
     settings = read_settings(git_dir, common_dir)
     if not any(one.is_own for one in settings):
-        raise _Refused("git cannot read its settings, or does not know its format.")
+        raise RepositoryRefused("git cannot read its settings, or does not know its format.")
     _check_work_tree(settings, work_tree, git_dir, must_name=is_file and common_dir == git_dir)
     if unknown := list_unknown_extensions(settings):
-        raise _Refused(f"it uses {', '.join(unknown)}, which the sandbox does not know.")
+        raise RepositoryRefused(f"it uses {', '.join(unknown)}, which the sandbox does not know.")
     repository = Repository(work_tree, git_dir, common_dir, name)
     return AcceptedRepository(repository, entry, is_file, settings, (common_dir / "objects",))
 
@@ -146,19 +156,12 @@ def _check_work_tree(settings: Iterable[Setting], work_tree: Path, git_dir: Path
     settings = tuple(settings)
     named = find_setting(settings, "core.worktree", is_own=True)
     if named is None and must_name:
-        raise _Refused(f"{git_dir} does not belong to it.")
+        raise RepositoryRefused(f"{git_dir} does not belong to it.")
     if named is not None and Path(os.path.realpath(git_dir / named)) != work_tree:
-        raise _Refused(f"{git_dir} belongs to another work tree.")
+        raise RepositoryRefused(f"{git_dir} belongs to another work tree.")
     is_linked = not must_name and git_dir.parent.name == "worktrees"
     if not is_linked and (find_setting(settings, "core.bare", is_own=True) or "false").lower() not in ("false", "0"):
-        raise _Refused("it is bare.")
-
-
-def _resolve_link(place: Path, workspace: Path) -> Path:
-    line = _read_line(place)
-    if not line.startswith("gitdir: "):
-        raise _Refused("it names no repository.")
-    return _resolve(place.parent, line.removeprefix("gitdir: "), workspace)
+        raise RepositoryRefused("it is bare.")
 
 
 def _resolve(base: Path, text: str, workspace: Path) -> Path:
@@ -166,7 +169,7 @@ def _resolve(base: Path, text: str, workspace: Path) -> Path:
     plain = Path(os.path.normpath(base / text))
     real = Path(os.path.realpath(plain))
     if plain.is_relative_to(workspace) and real != plain:
-        raise _Refused(f"{plain} leads through a link.")
+        raise RepositoryRefused(f"{plain} leads through a link.")
     return real
 
 
@@ -179,18 +182,11 @@ def _read_text(path: Path, limit: int) -> str:
     with open(descriptor, "rb") as file:
         text = file.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"\0"
     if len(text) > limit or b"\0" in text:
-        raise _Refused(f"{path} is not a file of git.")
+        raise RepositoryRefused(f"{path} is not a file of git.")
     return os.fsdecode(text)
 
 
-def _read_mode(path: Path) -> int:
-    try:
-        return os.stat(path, follow_symlinks=False).st_mode
-    except OSError:
-        return 0
-
-
-def _find_alternates(objects: Path) -> Iterator[Path]:
+def find_alternates(objects: Path) -> Iterator[Path]:
     """Find the folders from which objects are borrowed, also by those, as git does."""
     pending, seen = [objects], {objects}
     while pending and len(seen) <= _MAX_ALTERNATES:

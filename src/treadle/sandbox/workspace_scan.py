@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -117,7 +116,7 @@ class _Scan:
     def __init__(self, workspace: Path) -> None:
         self._workspace = workspace
         device = workspace.stat().st_dev
-        self._trusted = device if _is_trusted(workspace, device) else -1
+        self._trusted = device if is_trusted(workspace, device) else -1
         self._count = 0
         self._found: list[tuple[str, _Folder]] = []
         self._too_deep: list[str] = []
@@ -247,7 +246,7 @@ def _read_version(found: os.stat_result) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=_MAX_WORKSPACES)
-def _is_trusted(workspace: Path, device: int) -> bool:
+def is_trusted(workspace: Path, device: int) -> bool:
     """Tell whether the file system of a workspace, a device that it was mounted from, notes each change."""
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
@@ -255,14 +254,7 @@ def _is_trusted(workspace: Path, device: int) -> bool:
         return False
     kind, length = "", -1
     for fields, _, rest in (line.partition(b" - ") for line in lines):
-        mounted = _decode_mount(fields.split()[4:5])
+        mounted = Path(os.fsdecode(fields.split()[4].decode("unicode_escape").encode("latin-1")))
         if (workspace == mounted or mounted in workspace.parents) and len(mounted.parts) >= length:
             kind, length = rest.split()[0].decode(errors="replace"), len(mounted.parts)
     return kind in _TRUSTED_SYSTEMS
-
-
-def _decode_mount(words: Iterable[bytes]) -> Path:
-    text = b"".join(words)
-    for code in (b"040", b"011", b"012", b"134"):
-        text = text.replace(b"\\" + code, bytes((int(code, 8),)))
-    return Path(os.fsdecode(text))

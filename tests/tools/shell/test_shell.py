@@ -207,12 +207,22 @@ async def test_a_reading_command_cannot_write_even_through_a_hook(workspace: Pat
     hidden = workspace / "hook"
     hidden.write_text("#!/bin/sh\ntouch src/written\n")
     hidden.chmod(0o755)
-    await Terminal(workspace, tier="full").run('git init -q . && git config core.fsmonitor "$PWD/hook"')
+    code = "git init -q . && git add -A && cp hook .git/hooks/post-index-change && touch -d yesterday hook"
+    await Terminal(workspace, tier="full").run(code)
     terminal = Terminal(workspace)
     await terminal.run("git status")
     assert not (workspace / "src/written").exists()
     await terminal.run("A=1 git status")  # the same, but not known to read only
     assert (workspace / "src/written").exists()
+
+
+async def test_the_result_says_what_git_did_not_keep(workspace: Path) -> None:
+    terminal = Terminal(workspace)
+    text = await terminal.read(
+        "git init -q sub && git -C sub config alias.x '!y' && mkdir a && echo gitdir: /x > a/.git"
+    )
+    assert "[git in sub: " in text and "[git in a: a/.git was renamed to .git.not-kept" in text, text
+    assert "git" not in await terminal.read("cd sub && git status --short")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

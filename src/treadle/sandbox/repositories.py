@@ -103,15 +103,16 @@ def find_repository(workspace: Path, folder: str) -> AcceptedRepository:
         raise BadInput(f"{folder!r} is not a folder of the workspace.")
     while not os.path.lexists(here / ".git") and here != workspace:
         here = here.parent
+    place = here / ".git"
+    if not os.path.lexists(place):
+        raise BadInput(f"{folder or 'The workspace'} is not in a git repository.")
+    mode = place.lstat().st_mode
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise BadInput(f"{place} is a link or no regular file, so it is not used.")
     try:
-        mode = os.lstat(here / ".git").st_mode
-    except OSError:
-        raise BadInput(f"{folder or 'The workspace'} is not in a git repository.") from None
-    kind: GitKind = "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "link"
-    found = find_repositories(workspace, {str((here / ".git").relative_to(workspace)): kind})
-    if not found.accepted:
-        raise BadInput(" ".join(found.notes) or f"{here / '.git'} is a link or no regular file, so it is not used.")
-    return found.accepted[0]
+        return accept_repository(workspace, str(place.relative_to(workspace)), is_file=stat.S_ISREG(mode))
+    except (RepositoryRefused, SettingsUnreadable) as refused:
+        raise BadInput(f"{place} is not used: {refused}") from None
 
 
 def accept_repository(workspace: Path, entry: str, *, is_file: bool) -> AcceptedRepository:

@@ -52,6 +52,7 @@ class _Walk:
         self._commits: dict[str, Commit] = {}
         self._old: set[str] = set()
         self._heap: list[tuple[int, int, str]] = []
+        self._count = 0
 
     def add(self, object_id: str, *, is_old: bool) -> None:
         """Let a commit be visited, if it was not or only as a new one."""
@@ -63,7 +64,8 @@ class _Walk:
         self._commits[object_id] = commit
         if is_old:
             self._old.add(object_id)
-        heapq.heappush(self._heap, (-commit.time, len(self._heap) + len(self._commits), object_id))
+        self._count += 1
+        heapq.heappush(self._heap, (-commit.time, self._count, object_id))
 
     def list_new(self, limit: int) -> list[tuple[str, Commit]]:
         """List the new commits. Commits of the same second may come in any order, so the last second is completed."""

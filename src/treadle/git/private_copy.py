@@ -77,6 +77,12 @@ def create_empty_copy(repository: Repository, folder: Path) -> PrivateCopy:
     return PrivateCopy(repository=repository, folder=folder, marker="", is_empty=True)
 
 
+def sign_file(folder: GitFolder, name: str) -> Signature | None:
+    """Describe a file without reading it; None when there is nothing."""
+    about = folder.look_up(name)
+    return (about.st_size, about.st_ino, about.st_ctime_ns) if about else None
+
+
 def sign_files(folder: Path) -> dict[str, Signature]:
     """Describe the files of a private copy that are only compared: the index, the packed refs, hooks and more."""
     found: dict[str, Signature] = {}
@@ -85,8 +91,8 @@ def sign_files(folder: Path) -> dict[str, Signature]:
         for top in WATCHED_FOLDERS:
             names.extend(f"{top}/{entry.name}" for entry in opened.list_entries(top, 1000) if entry.name != "refs")
         for name in names:
-            if about := opened.look_up(name):
-                found[name] = about.st_size, about.st_ino, about.st_ctime_ns
+            if signature := sign_file(opened, name):
+                found[name] = signature
     return found
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from treadle.git.git_folder import GitFolder, LockHeld, UnsafeFile
 from treadle.git.names import is_branch, is_ref_name, show_name
 from treadle.git.new_objects import NewObjects
-from treadle.git.private_copy import PrivateCopy
+from treadle.git.private_copy import PrivateCopy, sign_file
 from treadle.git.real_repository import RealRepository, RefMoved
 from treadle.git.reflogs import (
     MAX_LOG_BYTES,
@@ -43,7 +43,7 @@ class RefTaker:
     def take_refs(self) -> None:
         """Take branches, tags and the stash over."""
         try:
-            packed = read_packed_refs(self._private, self._copy.form)
+            packed = self._read_packed_refs()
         except UnsafeFile as error:
             self._refuse("", f"Branches and tags were not kept: {error}")
             return
@@ -63,6 +63,12 @@ class RefTaker:
                 self._take_ref(name, before.get(name, ""), now.get(name, ""))
         if STASH not in self._refused:
             self._take_stash(now.get(STASH, ""))
+
+    def _read_packed_refs(self) -> dict[str, str]:
+        """Read the packed refs of the copy, unless its file is untouched: all refs were packed at the start."""
+        if sign_file(self._private, "packed-refs") == self._copy.signatures.get("packed-refs"):
+            return {name: value for name, value in self._copy.refs.items() if not value.startswith("ref:")}
+        return read_packed_refs(self._private, self._copy.form)
 
     def _refuse_odd(self, loose: RefList) -> None:
         """Refuse what stands in the place of a ref and is none. A ref below a link was not deleted by that."""
@@ -170,15 +176,16 @@ class RefTaker:
             return
         try:
             current = self._real.common.read_file(f"logs/{STASH}", MAX_LOG_BYTES) or b""
-            if current != self._copy.stash_log:
+            if current not in (self._copy.stash_log, log):
                 raise RefMoved("")
             if after:
                 self._real.common.write_file(f"logs/{STASH}", log)
             self._real.update_ref(STASH, before, after)
             if not after:
                 remove_log(self._real.common, STASH)
-        except RefMoved:
-            self._keep_aside(STASH, after if after != before else "", "the user changed the stash meanwhile")
+        except RefMoved as moved:
+            if not after or moved.value != after:
+                self._keep_aside(STASH, after if after != before else "", "the user changed the stash meanwhile")
         except (LockHeld, UnsafeFile) as error:
             self._keep_aside(STASH, after if after != before else "", str(error))
         else:
@@ -202,6 +209,8 @@ class RefTaker:
             try:
                 self._real.update_ref("HEAD", before, after)
             except (RefMoved, LockHeld, UnsafeFile) as error:
+                if isinstance(error, RefMoved) and error.value == after:
+                    return
                 reason = "the user changed it meanwhile" if isinstance(error, RefMoved) else str(error)
                 self.rejected.append(f"HEAD was not changed to {show_name(after)}: {reason}.")
                 return

@@ -274,6 +274,11 @@ NEW = [
         submodule,
     ),
     Attempt(
+        "a submodule's parent renamed and the submodule pointed elsewhere",
+        MAKE_EVIL + "evil $WORKSPACE/new; mv libs old; cp -r old libs; echo gitdir: $PWD/new/.git > libs/sub/.git",
+        submodule,
+    ),
+    Attempt(
         "a submodule pointed to another place",
         MAKE_EVIL + "evil new; rm -f libs/sub/.git; echo gitdir: $PWD/new/.git > libs/sub/.git",
         submodule,
@@ -415,16 +420,20 @@ def test_there_are_enough_attempts_through_git_and_each_has_a_name() -> None:
     assert len({attempt.name for attempt in ATTEMPTS}) == len(ATTEMPTS) >= 60
 
 
+@pytest.mark.parametrize(
+    ("prepare", "code"),
+    [
+        pytest.param(without_checkout, "evil libs/sub; rm -rf libs; mkdir -p libs/sub; evil libs/sub", id="missing"),
+        pytest.param(submodule, "mv libs old; cp -r old libs; rm -rf libs/sub/.git; evil libs/sub", id="checked-out"),
+    ],
+)
 async def test_a_submodule_cannot_be_planted_while_the_command_still_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepare: Prepare, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = set_up(tmp_path / "held", Attempt("", "", without_checkout))
-    code = (
-        MAKE_EVIL + "evil libs/sub; rm -rf libs; mkdir -p libs/sub; evil libs/sub; touch began; "
-        "while ! test -e go; do sleep 0.01; done"
-    )
+    place = set_up(tmp_path / "held", Attempt("", "", prepare))
     with user_settings(place, monkeypatch):
-        running = asyncio.ensure_future(place.inside(code))
+        wait = "touch began; while ! test -e go; do sleep 0.01; done"
+        running = asyncio.ensure_future(place.inside(f"{MAKE_EVIL}{code}; {wait}"))
         await until((place.workspace / "began").exists)
         said = act_as_user(place, Attempt("", ""))
         (place.workspace / "go").touch()

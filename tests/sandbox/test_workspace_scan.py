@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from treadle.sandbox import workspace_scan
+from treadle.sandbox.private_folder import remove_tree
 from treadle.sandbox.workspace_scan import scan_workspace
 
 
@@ -122,7 +123,9 @@ def test_an_exchanged_folder_is_seen(exchange: str, tmp_path: Path, settled: Non
 
 
 def test_a_very_deep_folder_is_searched_and_one_that_cannot_be_named_is_told(tmp_path: Path) -> None:
-    here = os.open(tmp_path, os.O_RDONLY)
+    top = tmp_path / "deep"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
     for number in range(1600):
         os.mkdir("d", dir_fd=here)
         inner = os.open("d", os.O_RDONLY, dir_fd=here)
@@ -131,7 +134,10 @@ def test_a_very_deep_folder_is_searched_and_one_that_cannot_be_named_is_told(tmp
         if number in (400, 1598):
             os.mkdir(".git", dir_fd=here)
     os.close(here)
-    found = scan_workspace(tmp_path)
+    try:
+        found = scan_workspace(top)
+    finally:
+        remove_tree(top)  # pytest cannot remove it
     assert list(found.repositories) == [f"{'d/' * 401}.git"]
     assert len(found.too_deep) == 1 and 2900 < len(found.too_deep[0]) < 3100
 

@@ -38,8 +38,9 @@ def hold_private_folder() -> Generator[Path]:
         (top / name).mkdir(mode=0o700)
         yield top / name
     finally:
-        remove_tree(top / name)
-        (top / f"{name}.lock").unlink(missing_ok=True)
+        with suppress(OSError):  # a later process tries again
+            remove_tree(top / name)
+            (top / f"{name}.lock").unlink(missing_ok=True)
         os.close(lock)
 
 
@@ -66,8 +67,9 @@ def _remove_leftovers(top: Path) -> None:
             lock = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             continue  # somebody uses it
-        remove_tree(path.with_suffix(""))
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            remove_tree(path.with_suffix(""))
+            path.unlink(missing_ok=True)
         os.close(lock)
 
 

@@ -170,6 +170,16 @@ async def test_a_branch_that_the_user_checked_out_is_not_deleted(place: GitPlace
         assert place.git("status", "--porcelain", "--branch") == "## side\n"
 
 
+async def test_a_branch_that_another_worktree_has_checked_out_stays(place: GitPlace, store: Store) -> None:
+    async with place.run_shell(store, "git branch side; git tag v1") as session:
+        place.git("worktree", "add", "-q", str(place.workspace.parent / "linked"), "side")
+        done = await session.rewind(1, "files", force=True)
+        assert [(one.path, one.why) for one in done.skipped] == [
+            (".git/refs/heads/side", "another worktree has it checked out")
+        ]
+        assert place.git("branch", "--format=%(refname:short)") == "main\nside\n" and place.git("tag") == ""
+
+
 async def test_what_the_user_staged_since_stays_staged(place: GitPlace, store: Store) -> None:
     async with place.run_shell(store, WORK["a commit"]) as session:
         place.put("mine.txt", "mine\n")
@@ -401,17 +411,35 @@ async def test_of_very_many_refs_the_most_important_are_kept(place: GitPlace, st
         assert place.git("log", "--format=%s") == "First\n"
 
 
-async def test_a_ref_that_somebody_moves_during_the_rewind_stays(
-    place: GitPlace, store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "paths"),
+    [
+        (("commit", "-q", "--allow-empty", "-m", "Mine"), {".git/refs/heads/main", ".git/index"}),
+        (("add", "mine.txt"), {".git/index"}),
+    ],
+    ids=["a commit", "a staged file"],
+)
+async def test_what_somebody_changes_during_the_rewind_stays(
+    place: GitPlace, words: tuple[str, ...], paths: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with place.run_shell(store, WORK["a commit"]) as session:
+    async with place.run_shell(Store(None), WORK["a commit"]) as session:
         record = Rewinder._record
 
-        async def record_and_commit(self: Rewinder, *given: Any) -> int:
-            place.git("commit", "-q", "--allow-empty", "-m", "Mine")
+        async def change_and_record(self: Rewinder, *given: Any) -> int:
+            place.put("mine.txt", "mine\n")
+            place.git(*words)
             return await record(self, *given)
 
-        monkeypatch.setattr(Rewinder, "_record", record_and_commit)
+        monkeypatch.setattr(Rewinder, "_record", change_and_record)
         done = await session.rewind(1, "files")
-        assert {one.path for one in done.skipped} == {".git/refs/heads/main", ".git/index"}
-        assert place.git("log", "-1", "--format=%s") == "Mine\n"
+        assert {one.path for one in done.skipped} == paths
+        assert "Mine" in place.git("log", "-1", "--format=%s") or "A  mine.txt" in place.git("status", "--porcelain")
+
+
+async def test_the_index_stays_with_the_branch_to_which_the_user_switched(place: GitPlace, store: Store) -> None:
+    async with place.run_shell(store, "echo two > a.txt; git commit -qam Two") as session:
+        place.git("switch", "-qc", "mine")
+        done = await session.rewind(1, "files")
+        assert {one.path for one in done.skipped} == {".git/HEAD", ".git/index"}
+        assert place.git("log", "--format=%s", "main") == "First\n"
+        assert place.git("status", "--porcelain", "--branch") == "## mine\n M a.txt\n"

@@ -96,6 +96,7 @@ def remove_tree(place: Path) -> None:
                     for entry in entries:
                         if entry.is_dir(follow_symlinks=False):
                             count += 1
+                            root.allow_access(f"{folder}/{entry.name}")
                             root.rename(f"{folder}/{entry.name}", str(count))
                             waiting.append(str(count))
                         else:

@@ -133,10 +133,10 @@ def _hold_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show_env_
     if os.readlink(f"/proc/self/fd/{descriptor}") != str(folder):
         raise BadInput(f"{folder} was moved, or a link took its place. Nothing was run. Name its real path.")
     found = find_guarded_paths(folder)
-    masked = (*found.own_files, *(() if show_env_files else found.env_files))
+    masked = (*found.own_files, *found.unseen, *(() if show_env_files else found.env_files))
     if not is_writable:
         return ExtraFolder(folder, descriptor, False, {}, frozenset(), masked)
-    guarded = (*found.own_files, *found.read_only)
+    guarded = (*found.own_files, *found.unseen, *found.read_only)
     parents = find_parent_folders(folder, guarded)
     names = (*PROTECTED, *OPENED_WITH_FOLDER)
     below = (*parents, *found.read_only)

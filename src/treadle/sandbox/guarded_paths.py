@@ -12,10 +12,10 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
+import secrets
 import stat
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,7 +23,7 @@ from msgspec import Struct
 from treadle.errors import BadInput
 from treadle.permissions import paths
 from treadle.sandbox.base import Job
-from treadle.sandbox.private_folder import lock_file
+from treadle.sandbox.private_folder import lock_file, remove_tree
 from treadle.sandbox.runtime_folder import make_runtime_folder
 from treadle.sandbox.workspace_scan import FoundPaths, open_parent, scan_workspace
 
@@ -34,13 +34,16 @@ _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class GuardedPaths(Struct, frozen=True):
-    """The paths in a workspace that a command may not see, or may not change. `found` has what git may run."""
+    """The paths in a workspace that a command may not see, or may not change. `found` has what git may run.
+
+    `unseen` are folders that we could not look into. A command of the same user could open them.
+    """
 
     env_files: tuple[Path, ...] = ()
     own_files: tuple[Path, ...] = ()
     repositories: tuple[Path, ...] = ()
     opened: tuple[Path, ...] = ()
-    too_deep: tuple[Path, ...] = ()
+    unseen: tuple[Path, ...] = ()
     found: FoundPaths = FoundPaths()
 
     @property
@@ -102,6 +105,8 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
     Near ones come first.
     """
     found = scan_workspace(workspace)
+    if "" in found.closed:
+        raise BadInput(f"You may not list {workspace}. Nothing was run. `chmod u+rwx {workspace}` allows it.")
     own_files = [place for place in paths.list_own_folders() if place.exists() and place.is_relative_to(workspace)]
     hidden = tuple(own_files)
 
@@ -127,7 +132,7 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
         own_files=tuple(own_files),
         repositories=tuple(dict.fromkeys(repositories)),
         opened=tuple(dict.fromkeys(opened)),
-        too_deep=tuple(workspace / name for name in found.too_deep),
+        unseen=tuple(workspace / name for name in (*found.too_deep, *found.closed)),
         found=found,
     )
 
@@ -171,6 +176,8 @@ def hold_protected_paths(
     opened = (name for name in names if Path(name).name in paths.OPENED_WITH_FOLDER)
     links = {name: os.readlink(workspace / name) for name in opened if (workspace / name).is_symlink()}
     try:
+        for link in links.items():
+            os.write(lock, json.dumps(link).encode() + b"\n")
         for name in placeholders:
             for number, character in enumerate(name):
                 if character == "/":
@@ -186,20 +193,19 @@ def hold_protected_paths(
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
-        for name, target in links.items():
-            _restore_link(workspace / name, target)
         _unlock(lock, path, workspace)
 
 
 def _restore_link(path: Path, target: str) -> None:
-    """Put a link back that a command has replaced."""
+    """Put a link back that a command has replaced. What it put there may be closed, or too large to remove."""
     if path.is_symlink() and os.readlink(path) == target:
         return
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    aside = path.with_name(f".treadle-{secrets.token_hex(8)}")
+    with suppress(FileNotFoundError):
+        path.rename(aside)
     path.symlink_to(target)
+    with suppress(OSError):
+        remove_tree(aside)
 
 
 def _open_below(workspace: Path, name: str) -> int:
@@ -271,14 +277,19 @@ def _open_protected(workspace: Path, name: str, lock: int, kind: int) -> int | N
 
 
 def _unlock(lock: int, path: Path, workspace: Path) -> None:
-    """Release the lock. The last process removes the placeholders, which are empty because nobody could write them."""
+    """Release the lock. The last process removes the placeholders, which are empty because nobody could write them.
+
+    It also puts links back, of processes that were killed too.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         return
-    created = [json.loads(line) for line in os.pread(lock, os.fstat(lock).st_size, 0).splitlines()]
-    for name in sorted(created, key=len, reverse=True):
+    noted = [json.loads(line) for line in os.pread(lock, os.fstat(lock).st_size, 0).splitlines()]
+    for name, target in {link[0]: link[1] for link in reversed(noted) if isinstance(link, list)}.items():
+        _restore_link(workspace / name, target)
+    for name in sorted((name for name in noted if isinstance(name, str)), key=len, reverse=True):
         try:
             folder, last = open_parent(workspace, name), name.rpartition("/")[2]
             try:

@@ -103,7 +103,8 @@ def _build_rules(job: Job, workspace: Path, folder: Path, tools: Toolchains) -> 
     for top, granted in rights.items():
         found = find_guarded_paths(top)
         exceptions = dict.fromkeys(found.read_only, _READ_ONLY)
-        exceptions |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
+        hidden = (*found.own_files, *found.unseen, *(() if job.show_env_files else found.env_files))
+        exceptions |= dict.fromkeys(hidden, 0)
         yield from _split_folder(top, exceptions, granted)
 
 

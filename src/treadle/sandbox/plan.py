@@ -138,14 +138,14 @@ def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind
     covered = {workspace / name for name in git.entries} if git is not None else set[Path]()
     read_only = [path for path in found.read_only if path not in covered]
     gitlinks = [*(git.gitlinks if git is not None else ())] if job.writable else []
-    masked = (*found.own_files, *found.too_deep, *(() if job.show_env_files else found.env_files))
+    masked = (*found.own_files, *found.unseen, *(() if job.show_env_files else found.env_files))
     if len(masked) + len(read_only) + len(gitlinks) > _MAX_MOUNTS:
         raise BadInput(
-            f"{workspace} holds {len(masked)} env files and logs, and {len(read_only) + len(gitlinks)} repositories "
-            f"and folders of editors, and no more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. "
-            "Choose a folder with fewer."
+            f"{workspace} holds {len(masked)} env files, logs and closed folders, and {len(read_only) + len(gitlinks)} "
+            f"repositories and folders of editors, and no more than {_MAX_MOUNTS} can be protected from a command. Nothing "
+            "was run. Choose a folder with fewer."
         )
-    held = {*read_only, *found.own_files, *covered, *(workspace / name for name in gitlinks)}
+    held = {*read_only, *found.own_files, *found.unseen, *covered, *(workspace / name for name in gitlinks)}
     parents = find_parent_folders(workspace, held) if job.writable else ()
     below = (*parents, *read_only) if job.writable else ()
     # A command that may only read needs no more placeholders, and lists none.

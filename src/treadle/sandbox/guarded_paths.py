@@ -14,17 +14,20 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 from msgspec import Struct
 
 from treadle.errors import BadInput
 from treadle.permissions import paths
 from treadle.sandbox.base import Job
+from treadle.sandbox.named_by_git import find_named_by_git
 from treadle.sandbox.private_folder import lock_file, remove_tree
 from treadle.sandbox.runtime_folder import make_runtime_folder
+from treadle.sandbox.shown_paths import is_inside
 from treadle.sandbox.workspace_scan import FoundPaths, open_parent, scan_workspace
 
 _FORBIDDEN = {"/", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var"}
@@ -36,7 +39,8 @@ _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 class GuardedPaths(Struct, frozen=True):
     """The paths in a workspace that a command may not see, or may not change. `found` has what git may run.
 
-    `unseen` are folders that we could not look into. A command of the same user could open them.
+    `unseen` are folders that we could not look into. A command of the same user could open them. `named` are paths that
+    settings of git name, with the kind of a placeholder for a missing one.
     """
 
     env_files: tuple[Path, ...] = ()
@@ -44,6 +48,8 @@ class GuardedPaths(Struct, frozen=True):
     repositories: tuple[Path, ...] = ()
     opened: tuple[Path, ...] = ()
     unseen: tuple[Path, ...] = ()
+    named: Mapping[str, int] = {}
+    why_read_only: str = ""
     found: FoundPaths = FoundPaths()
 
     @property
@@ -56,7 +62,7 @@ class GuardedPaths(Struct, frozen=True):
             return ("The workspace has too many folders to protect what is in them, so the command could only read.",)
         if "" in self.found.repositories and ".git" not in self.found.repositories:
             return ("The workspace itself is a repository of git without files, so the command could only read.",)
-        return ()
+        return (self.why_read_only,) if self.why_read_only else ()
 
 
 def find_parent_folders(workspace: Path, held: Iterable[Path]) -> tuple[Path, ...]:
@@ -127,12 +133,16 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
             opened += resolve(name) if not is_named and "node_modules" not in folder.split("/") else ()
         elif folder or last not in ("", *paths.PROTECTED):
             repositories += resolve(name)
+    named = find_named_by_git(workspace, (name for name, kind in found.repositories.items() if kind != "bare"))
+    read_only = {*repositories, *opened}
     return GuardedPaths(
         env_files=tuple(path for name in found.env_files for path in resolve(name) if path.is_file()),
         own_files=tuple(own_files),
         repositories=tuple(dict.fromkeys(repositories)),
         opened=tuple(dict.fromkeys(opened)),
         unseen=tuple(workspace / name for name in (*found.too_deep, *found.closed)),
+        named={name: kind for name, kind in named.paths.items() if not is_inside(workspace / name, read_only)},
+        why_read_only=named.why_read_only,
         found=found,
     )
 
@@ -162,13 +172,13 @@ def hold_protected_paths(
     below: Iterable[Path] = (),
     *,
     names: Sequence[str] = paths.PROTECTED,
-    placeholders: Sequence[str] = (),
+    placeholders: Mapping[str, int] = {},
 ) -> Generator[dict[str, int]]:
     """Hold a descriptor of each protected path, by its name in the workspace. Create a placeholder for a missing one.
 
-    A path that is missing and may not be created is left out. `placeholders` are the `.git` of submodules further down,
-    and their folders are created too. Paths `below` are held as they are. Nothing can be mounted on a link: one that
-    belongs to an editor or an agent is put back at the end.
+    A path that is missing and may not be created is left out. `placeholders` are more paths, by the kind of file that
+    is created there; their folders are created too. Paths `below` are held as they are. Nothing can be mounted on a
+    link: one that belongs to an editor or an agent is put back at the end.
     """
     path = make_runtime_folder() / build_lock_name(workspace)
     lock = lock_file(path, fcntl.LOCK_SH)
@@ -183,7 +193,7 @@ def hold_protected_paths(
                 if character == "/":
                     _create_placeholder(workspace, name[:number], lock)
         for protected in (*(name for name in names if name not in links), *placeholders):
-            kind = stat.S_IFSOCK if protected in placeholders else stat.S_IFDIR
+            kind = placeholders.get(protected, stat.S_IFDIR)
             descriptor = _open_protected(workspace, protected, lock, kind)
             if descriptor is not None:
                 descriptors[protected] = descriptor
@@ -286,15 +296,17 @@ def _unlock(lock: int, path: Path, workspace: Path) -> None:
     except BlockingIOError:
         os.close(lock)
         return
-    noted = [json.loads(line) for line in os.pread(lock, os.fstat(lock).st_size, 0).splitlines()]
+    lines = os.pread(lock, os.fstat(lock).st_size, 0).splitlines()
+    noted = [cast("str | list[str]", json.loads(line)) for line in lines]
     for name, target in {link[0]: link[1] for link in reversed(noted) if isinstance(link, list)}.items():
         _restore_link(workspace / name, target)
     for name in sorted((name for name in noted if isinstance(name, str)), key=len, reverse=True):
         try:
             folder, last = open_parent(workspace, name), name.rpartition("/")[2]
             try:
-                is_socket = stat.S_ISSOCK(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
-                (os.unlink if is_socket else os.rmdir)(last, dir_fd=folder)
+                about = os.stat(last, dir_fd=folder, follow_symlinks=False)
+                if not about.st_size or not stat.S_ISREG(about.st_mode):  # somebody may have written it meanwhile
+                    (os.rmdir if stat.S_ISDIR(about.st_mode) else os.unlink)(last, dir_fd=folder)
             finally:
                 os.close(folder)
         except OSError as error:

@@ -166,7 +166,7 @@ async def test_a_linked_repository_is_not_followed_but_refused(name: str, place:
 async def test_an_older_bubblewrap_protects_as_well_and_is_given_no_descriptor_of_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (arguments, bubblewrap):
+    for module in (bubblewrap, arguments):
         monkeypatch.setattr(module, "can_bind_descriptors", lambda: False)
     (place.workspace / ".git").mkdir()
     (place.workspace / ".git/config").touch()
@@ -185,11 +185,12 @@ async def test_a_repository_exchanged_while_a_command_starts_shows_nothing(
 
     def too_late(planned: plan.BubblewrapPlan) -> list[str]:
         """What is mounted when the way to it was a link for a moment, and is a folder again."""
-        words = arguments.build_arguments(planned)
+        words = build(planned)
         words[words.index(str(mine))] = str(theirs)
         return words
 
-    for module in (arguments, bubblewrap):
+    build = bubblewrap.build_arguments
+    for module in (bubblewrap, arguments):
         monkeypatch.setattr(module, "can_bind_descriptors", lambda: False)
     monkeypatch.setattr(bubblewrap, "build_arguments", too_late)
     with pytest.raises(SandboxUnavailable, match="exchanged meanwhile"):

@@ -74,11 +74,15 @@ def _remove_leftovers(top: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder of ours with all that a command has put into it, however deep it is and whatever its modes are.
+    """Remove a folder or file with all that a command has put into it, however deep it is and whatever its modes are.
 
     Each folder in it is moved to the top first, so no path becomes long.
     """
     try:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            folder.unlink()
+            return
+        folder.chmod(0o700)
         top = os.open(folder, _OPEN_FOLDER)
     except FileNotFoundError:
         return

@@ -23,7 +23,7 @@ def hint(
     network: bool = False,
     writable: bool = True,
     reason: EndReason = "exited",
-    refused_hosts: tuple[str, ...] = (),
+    refused: str = "",
     code: int | None = 1,
 ) -> str:
     """The hints of a command, on a machine with `foo` in ~/tools and a folder ~/data."""
@@ -34,7 +34,7 @@ def hint(
         find_on_host=lambda name: Path("/home/me/tools/foo") if name == "foo" else None,
         is_outside=lambda word: word.startswith(("~/data", "/srv/data")),
     )
-    result = CommandResult(code, reason, None, 0.0, 0, refused_hosts)
+    result = CommandResult(code, reason, None, 0.0, 0, {refused: "No."} if refused else {})
     return " | ".join(find_hints(command, output, result, facts))
 
 
@@ -72,12 +72,10 @@ def test_a_wall_is_named_with_what_to_do(command: str, output: str, expected: st
     assert hint(command, output, code=0) == "", "only when the command failed"
 
 
-def test_a_host_that_was_refused_is_named() -> None:
-    found = hint("pip install x", "ProxyError", network=True, refused_hosts=("pypi.org:443",))
-    assert found == "The sandbox did not let it reach pypi.org:443. Do without, or ask the user to allow it."
-    assert "only through the proxy" in hint(
-        "ping x.org", "ping: x.org: Temporary failure in name resolution", network=True
-    )
+def test_a_host_that_was_refused_is_not_explained_twice() -> None:
+    output = "x.org: Temporary failure in name resolution"
+    assert "only through the proxy" in hint("ping x.org", output, network=True)
+    assert hint("ping x.org", output, network=True, refused="x.org:443") == ""
 
 
 def test_a_limit_says_what_to_do() -> None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 class ToolRoot(Struct, frozen=True):
     """A folder of a version manager.
 
-    It is named by `variable`, or else it is the first of `places` that exists. `parts` are shown, all of it without
+    It is named by `variable` or by its shims on PATH, or else it is the first of `places` that exists. `parts` are shown, all of it without
     them. `prefixes` are patterns of the installations in it. With `is_exported`, commands get the variable. With
     `is_whole` it is one mount with the rest hidden: that takes fewer mounts when there are many parts.
     """
@@ -28,9 +28,16 @@ class ToolRoot(Struct, frozen=True):
     def find_folder(self, environment: Mapping[str, str], home: Path) -> Path | None:
         """Find the folder on this machine."""
         data = environment.get("XDG_DATA_HOME") or str(home / ".local/share")
-        named = environment.get(self.variable, "")
+        named = environment.get(self.variable) or self._find_on_path(environment)
         places = [named] if named else [place.replace("~", str(home)).replace("DATA", data) for place in self.places]
         return next((Path(place) for place in places if os.path.isabs(place) and os.path.isdir(place)), None)
+
+    def _find_on_path(self, environment: Mapping[str, str]) -> str:
+        entries = map(Path, environment.get("PATH", "").split(os.pathsep) if "shims" in self.parts else ())
+        found = (
+            one.parent for one in entries if one.name == "shims" and one.parent.name.removeprefix(".") == self.name
+        )
+        return str(next(found, ""))
 
 
 _SHIM_PARTS = ("shims", "libexec", "version", "versions")

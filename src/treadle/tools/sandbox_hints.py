@@ -122,10 +122,7 @@ class _Failure(Struct, frozen=True):
                 f"Run `git {remote[1]}` as a command of its own: the user is asked, and it runs outside the sandbox "
                 "with the user's credentials."
             )
-        if self.result.refused_hosts:
-            hosts = ", ".join(self.result.refused_hosts[:MAX_HINTS])
-            yield f"The sandbox did not let it reach {hosts}. Do without, or ask the user to allow it."
-        elif not remote and _NO_NAMES.search(self.tail):
+        if not remote and not self.result.refused_hosts and _NO_NAMES.search(self.tail):
             if self.facts.job.network:
                 yield "The network is reached only through the proxy in https_proxy, and only over HTTP and HTTPS."
             else:

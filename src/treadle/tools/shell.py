@@ -45,7 +45,7 @@ from treadle.tools.base import (
 from treadle.tools.git_command import read_git_command
 from treadle.tools.git_notes import list_git_notes
 from treadle.tools.sandbox_hints import HintFacts, find_hints
-from treadle.tools.shell_requests import CommandRequests
+from treadle.tools.shell_requests import CommandRequests, describe_refused
 
 MAX_TIMEOUT = 600.0
 _MAX_CHARACTERS = 100_000
@@ -270,7 +270,7 @@ class Shell(Tool):
         notes = [
             await _save_folder(context, workspace, folder, output.finish()),
             _ENDINGS[result.reason].format(result=result, bounds=bounds) if result.code != 0 else "",
-            requests.describe_refused(result.refused_hosts),
+            describe_refused(result.refused_hosts),
             *list_git_notes(result.git),
         ]
         if context.tier != "full" and result.code != 0:

@@ -32,7 +32,7 @@ def hint(
         job,
         (WORKSPACE,),
         find_on_host=lambda name: Path("/home/me/tools/foo") if name == "foo" else None,
-        is_outside=lambda word: word.startswith(("~/data", "/srv/data")),
+        find_outside=lambda word: "~/data" if word.startswith(("~/data", "/srv/data")) else "",
     )
     result = CommandResult(code, reason, None, 0.0, 0, {refused: "No."} if refused else {})
     return " | ".join(find_hints(command, output, result, facts))
@@ -47,7 +47,7 @@ def hint(
             "`foo` is installed in /home/me/tools, which commands do",
         ),
         ("env foo", "env: 'foo': No such file or directory", "`foo` is installed"),
-        ("ls ~/data/x", "ls: cannot access '/tmp/home/data/x': No such file or directory", '["~/data/x"]'),
+        ("ls ~/data/x", "ls: cannot access '/tmp/home/data/x': No such file or directory", '["~/data"]'),
         ("cat '/srv/data/a b'", "cat: /srv/data/a: No such file or directory", "/srv/data/a is outside the sandbox"),
         ("cat /tmp/notes", "cat: /tmp/notes: No such file or directory", "/tmp is new for each command"),
         ("touch /usr/x", "touch: cannot touch '/usr/x': Read-only file system", "write_folders=[…]"),
@@ -122,7 +122,7 @@ async def test_the_shell_tells_about_real_walls(home: ToolHome) -> None:
     home.set_path(".ssh/bin")
     terminal = Terminal(home.workspace)
     text = await terminal.read("cat ~/datasets/a.csv")
-    assert '~/datasets/a.csv is outside the sandbox. Call shell again with read_folders=["~/datasets/a.csv"]' in text
+    assert '~/datasets/a.csv is outside the sandbox. Call shell again with read_folders=["~/datasets"]' in text
     assert "outside the sandbox" not in await terminal.read("cat ~/datasets/none.csv; cat ~/.ssh/id_test")
     assert f"`foo` is installed in {home.folder}/.ssh/bin" in await terminal.read("foo")
     assert "There is no network" in await terminal.read("python3 -c 'import socket; socket.getaddrinfo(\"x.org\", 1)'")

@@ -12,9 +12,9 @@ from msgspec import Struct
 class ToolRoot(Struct, frozen=True):
     """A folder of a version manager.
 
-    It is named by `variable` or by its shims on PATH, or else it is the first of `places` that exists. `parts` are shown, all of it without
-    them. `prefixes` are patterns of the installations in it. With `is_exported`, commands get the variable. With
-    `is_whole` it is one mount with the rest hidden: that takes fewer mounts when there are many parts.
+    It is named by `variable` or by its shims on PATH, or else it is the first of `places` that exists. `parts` are
+    shown, all of it without them. `prefixes` are patterns of the installations in it. With `is_exported`, commands get
+    the variable. With `is_whole` it is one mount with the rest hidden: that takes fewer mounts if there are many parts.
     """
 
     name: str

@@ -288,20 +288,21 @@ class Shell(Tool):
 
 def collect_hint_facts(job: Job) -> HintFacts:
     """Collect what hints about a job need to know of this machine."""
-    shown = (job.workspace, *job.read_only, *job.writable_folders)
+    shown = (job.workspace, *job.read_only, *job.shown_folders, *job.writable_folders)
     tools = find_toolchains(job.workspace)
 
     def find_on_host(name: str) -> Path | None:
         found = shutil.which(name)
         return Path(found) if found and tools.find_program(name, folders=shown) is None else None
 
-    def is_outside(word: str) -> bool:
+    def find_outside(word: str) -> str:
         path = Path(os.path.realpath(os.path.expanduser(word)))
         is_shown = is_below(path, (*SYSTEM_FOLDERS, *shown, *(mount.path for mount in tools.mounts)))
-        is_offered = choose_visible(Path(), path) == path and not is_secret_path(str(path))
-        return not is_shown and is_offered and os.path.exists(path)
+        folder, name = (path, word.rstrip("/")) if os.path.isdir(path) else (path.parent, os.path.dirname(word))
+        is_offered = choose_visible(Path(), folder) == folder and not is_secret_path(str(path))
+        return name if not is_shown and is_offered and os.path.exists(path) else ""
 
-    return HintFacts(job, shown, find_on_host, is_outside)
+    return HintFacts(job, shown, find_on_host, find_outside)
 
 
 async def _save_folder(context: ToolContext, workspace: Path, before: str, end_folder: str) -> str:

@@ -41,10 +41,10 @@ class CommandRequests:
             if any(folder.is_relative_to(one) for one in allowed):
                 continue
             arguments: dict[str, Json] = {"path": str(folder), "command": self._command}
-            why = f"this command needs to {verb} {make_printable(str(folder))}"
+            why = f"`{self._shown}` wants to {verb} {make_printable(str(folder))}"
             answer = await self._context.services.request_permission(tool, arguments, why)
             if not answer.is_allowed:
-                raise ToolError(f"Not run: it may not {verb} {folder}. {answer.why}")
+                raise ToolError(f"Not run: it may not {verb} {folder}: {answer.why}")
             found.append(folder)
             allowed.add(folder)
         return found

@@ -90,7 +90,7 @@ async def test_a_folder_that_is_allowed_can_be_read(workspace: Path, data: Path)
         str(data.resolve()),
         f"cat {data}/rows.csv; echo x > {data}/new",
     )
-    assert why == f"this command needs to read {data.resolve()}"
+    assert why == f"`{arguments['command']}` wants to read {data.resolve()}"
 
 
 @needs_bubblewrap

@@ -102,7 +102,8 @@ PROJECTS: dict[str, Project] = {
     ),
     "c": Project(
         {
-            "Makefile": "hello: hello.c\n\tcc -Wall -o hello hello.c\ntest: hello\n\t./hello | grep -q hello && echo passed\n",
+            "Makefile": "hello: hello.c\n\tcc -Wall -o hello hello.c\n"
+            "test: hello\n\t./hello | grep -q hello && echo passed\n",
             "hello.c": '#include <stdio.h>\nint main(void) { puts("hello"); return 0; }\n',
             ".gitignore": "hello\n",
         },

@@ -19,8 +19,9 @@ from treadle.git.commit_list import read_commits
 from treadle.git.head_log import add_to_head_log
 from treadle.git.names import is_branch
 from treadle.git.real_repository import RealRepository
-from treadle.git.restore import restore_repository
-from treadle.git.restore_stash import STASH, restore_stash
+from treadle.git.refs import STASH
+from treadle.git.restore import restore_index, restore_ref
+from treadle.git.restore_stash import restore_stash
 from treadle.history.changes import CHANGED_BY_OTHERS, ChangeKind, RewindChange, SkippedFile
 from treadle.history.content_store import ContentStore
 from treadle.history.git_changes import (
@@ -266,11 +267,11 @@ def _restore_step(root: Path, store: ContentStore, step: RefStep) -> str:
     if ref == STASH:
         return restore_stash(state.places, file, state.stash_log)
     if ref == INDEX:
-        return " ".join(restore_repository(state.places, (), file))
+        return restore_index(state.places, file)
     if step.now and ref != HEAD and (not step.then or not is_branch(ref)):
         with RealRepository(state.places) as real:  # the log of a deleted branch goes with it, and a tag has none
             add_to_head_log(real, [step.now], f"treadle: {ref} before a rewind")
-    return " ".join(restore_repository(state.places, [RefChange(ref, step.then, step.now)], None))
+    return restore_ref(state.places, RefChange(ref, step.then, step.now))
 
 
 def _shorten(value: str) -> str:

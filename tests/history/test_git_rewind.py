@@ -377,7 +377,7 @@ def test_a_git_file_that_names_the_repository_of_somebody_else_is_not_followed(p
     with pytest.raises(NoRepository, match="belongs to another folder"):
         find_repository(place.workspace, "sub")
     (place.workspace / ".git/commondir").write_text(f"{other}/.git\n")
-    with pytest.raises(NoRepository, match="part of another repository"):
+    with pytest.raises(NoRepository, match="settings from another folder"):
         find_repository(place.workspace, "")
     (place.workspace / "link").symlink_to(other)
     for name in ("../other", "link", "gone", "a\0b", "a.txt"):

@@ -61,7 +61,7 @@ class WorktreeState(Struct, frozen=True):
         return "" if self.checked_out.startswith("refs/") else self.checked_out
 
 
-def find_repository(folder: Path) -> Repository:
+def find_top_repository(folder: Path) -> Repository:
     """Find the repository whose work tree a folder is; raises `BadInput`."""
     work_tree = Path(os.path.realpath(folder))
     is_folder = (work_tree / ".git").is_dir()
@@ -77,7 +77,7 @@ async def start_worktree(sandbox: Sandbox, folder: Path, name: str, parent: Path
     found = sandbox.probe()
     if found.level != "bubblewrap":
         raise SandboxUnavailable(f"No worktree was created: git needs the full sandbox. {found.why} {found.hint}")
-    worktree = plan_worktree(find_repository(folder), name, parent)
+    worktree = plan_worktree(find_top_repository(folder), name, parent)
     with create_worktree(worktree):
         done = await _run_in_worktree(sandbox, worktree, "git reset -q --hard")
         if done.code != 0:

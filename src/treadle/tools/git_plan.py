@@ -18,7 +18,7 @@ from treadle.git.opened_repository import MAX_LISTED_COMMITS, OpenedRepository, 
 from treadle.git.remote_address import RemoteAddress, parse_address
 from treadle.git.repository import Repository
 from treadle.messages import Json
-from treadle.sandbox.repositories import find_repository
+from treadle.sandbox.repositories import find_nearest_repository
 from treadle.tools.base import ToolInputError
 from treadle.workspace.folder import Folder, PathRefused
 
@@ -67,7 +67,7 @@ def make_plan(request: RemoteRequest, workspace: Path) -> RemotePlan:
         if request.action == "clone":
             return _plan_clone(request, workspace)
         workspace = workspace.resolve()
-        found = find_repository(workspace, request.folder)
+        found = find_nearest_repository(workspace, request.folder)
         settings: dict[str, list[str]] = {}
         for setting in found.settings:
             if setting.is_own:

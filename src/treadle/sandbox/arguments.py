@@ -13,7 +13,7 @@ from treadle.errors import BadInput
 from treadle.sandbox.plan import HOME, BubblewrapPlan
 from treadle.sandbox.runtime_folder import make_empty_file, make_file, prepare_etc
 from treadle.sandbox.shown_paths import is_below
-from treadle.sandbox.toolchains import find_interpreter_folders
+from treadle.sandbox.toolchains import Toolchains, find_interpreter_folders
 
 BWRAP = "/usr/bin/bwrap"
 """Exactly this path: distributions allow only this program to create user namespaces."""
@@ -93,13 +93,16 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         if is_below(folder, tools) and not folder.is_relative_to(plan.workspace):
             continue  # it is read-only already
         arguments += ("--ro-bind", str(folder), str(folder))
+    return [*arguments, *list_tool_links(plan.tools, arguments), "--remount-ro", "/", "--chdir", str(plan.cwd)]
+
+
+def list_tool_links(tools: Toolchains, arguments: Sequence[str]) -> Iterator[str]:
+    """List the arguments that create the links of toolchains. What is mounted at a link, or on the way, replaces it."""
     points = [(option, Path(target)) for option, _, target in list_mount_points(arguments)]
-    closed = [path for option, path in points if "bind" in option or path in plan.tools.masked]
-    for location, text in plan.tools.links:
-        # Where something is mounted at a link, or on the way, it takes the place of the link.
+    closed = [path for option, path in points if "bind" in option or path in tools.masked]
+    for location, text in tools.links:
         if not is_below(location, closed) and not any(path.is_relative_to(location) for _, path in points):
-            arguments += ("--symlink", text, str(location))
-    return [*arguments, "--remount-ro", "/", "--chdir", str(plan.cwd)]
+            yield from ("--symlink", text, str(location))
 
 
 def list_mount_points(arguments: Sequence[str]) -> list[tuple[str, str, str]]:

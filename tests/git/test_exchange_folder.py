@@ -1,4 +1,4 @@
-"""The folder in which git talks to a remote: its settings are ours, and it is removed."""
+"""The folder in which git talks to a remote: its settings are ours, and the objects are the user's."""
 
 import os
 import subprocess
@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 
 from treadle.errors import BadInput
-from treadle.git.exchange_folder import create_exchange, open_exchange_folder, quote_setting
+from treadle.git.exchange_folder import create_exchange, quote_setting
 from treadle.git.object_format import SHA1, SHA256
-
-
-@pytest.fixture(autouse=True)
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
-    return tmp_path / "data/exchange"
 
 
 def git(folder: Path, *words: str) -> str:
@@ -23,16 +17,6 @@ def git(folder: Path, *words: str) -> str:
         ["git", f"--git-dir={folder}", *words], env=variables, cwd="/", capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
-
-
-def test_a_folder_is_private_and_removed_also_after_a_crash(data: Path) -> None:
-    with open_exchange_folder() as first, open_exchange_folder() as second:
-        assert first.is_dir() and second.is_dir() and first != second
-        assert first.stat().st_mode & 0o077 == 0 and data.stat().st_mode & 0o077 == 0
-    (data / "left/behind").mkdir(parents=True)
-    with open_exchange_folder() as third:
-        assert third.is_dir() and not (data / "left").exists()
-    assert [path.name for path in data.iterdir()] == ["lock"]
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,23 @@ import os
 import pytest
 
 from tests.git.place import Place
-from treadle.git.commit_list import read_commits, read_head
-from treadle.git.restore import check_restore, restore_repository
-from treadle.sandbox.base import RefChange
+from treadle.git.commit_list import read_commits
+from treadle.git.real_repository import RealRepository
+from treadle.git.restore import restore_index, restore_ref
+from treadle.sandbox.base import GitReport, RefChange
+
+
+def undo(place: Place, report: GitReport) -> list[str]:
+    """Undo what a command did, the last change first. Return why something stayed."""
+    faults = [restore_ref(place.repository, change) for change in reversed(report.changes)]
+    faults += [restore_index(place.repository, report.index_before)] if report.index_before is not None else []
+    return [fault for fault in faults if fault]
 
 
 def test_a_commit_is_undone_and_stays_in_the_log(place: Place) -> None:
     place.write(**{"a.txt": "2\n"})
     report = place.run_gits("add -A", "commit -qm two")
-    assert check_restore(place.repository, report.changes) == []
-    assert restore_repository(place.repository, report.changes, report.index_before) == []
+    assert undo(place, report) == []
     assert place.subjects() == ["one"] and place.status() == [" M a.txt"]
     assert place.git("log", "-g", "--format=%gs", "-2") == "treadle: rewind\ncommit: two"
     assert place.git("log", "-g", "--format=%gs", "-2", "main") == "treadle: rewind\ncommit: two"
@@ -23,7 +30,7 @@ def test_a_commit_is_undone_and_stays_in_the_log(place: Place) -> None:
 
 def test_a_new_branch_with_head_on_it_is_undone(place: Place) -> None:
     report = place.run_gits("switch -qc topic", "commit -q --allow-empty -m t", "branch -D main", "tag v1")
-    assert restore_repository(place.repository, report.changes, report.index_before) == []
+    assert undo(place, report) == []
     assert place.git("for-each-ref", "--format=%(refname)") == "refs/heads/main"
     assert place.git("branch", "--show-current") == "main" and place.subjects() == ["one"]
     place.check()
@@ -32,33 +39,10 @@ def test_a_new_branch_with_head_on_it_is_undone(place: Place) -> None:
 def test_what_was_changed_since_is_left_and_described(place: Place) -> None:
     report = place.run_gits("commit -q --allow-empty -m two", "branch extra")
     place.commit("of the user")
-    (sentence,) = check_restore(place.repository, report.changes)
-    sentences = restore_repository(place.repository, report.changes, b"not reached")
-    assert sentence in sentences and "refs/heads/main" in sentence and "has been changed since" in sentence
-    assert "What is staged was not changed" in sentences[-1]
+    (sentence,) = undo(place, report)
+    assert "refs/heads/main" in sentence and "has been changed since" in sentence
     assert place.subjects() == ["of the user", "two", "one"] and place.git("branch", "--list", "extra") == ""
     place.check()
-
-
-def test_a_stash_is_taken_off_or_put_back(place: Place) -> None:
-    place.write(**{"a.txt": "2"})
-    place.run_gits("stash push -q -m first")
-    place.write(**{"a.txt": "3"})
-    report = place.run_gits("stash push -q -m second")
-    assert restore_repository(place.repository, report.changes, None) == []
-    assert place.git("stash", "list", "--format=%gs") == "On main: first"
-    report = place.run_gits("stash drop -q")
-    assert restore_repository(place.repository, report.changes, None) == []
-    assert place.git("stash", "list", "--format=%gs") == "On main: first"
-    assert place.git("stash", "show", "--name-only") == "a.txt"
-    place.check()
-
-
-def test_the_only_stash_is_taken_off(place: Place) -> None:
-    place.write(**{"a.txt": "2"})
-    report = place.run_gits("stash push -q")
-    assert restore_repository(place.repository, report.changes, None) == []
-    assert place.git("stash", "list") == "" and not (place.git_dir / "logs/refs/stash").exists()
 
 
 @pytest.mark.parametrize(
@@ -73,8 +57,7 @@ def test_the_only_stash_is_taken_off(place: Place) -> None:
     ],
 )
 def test_a_change_that_cannot_be_undone_is_described(place: Place, change: RefChange, words: str) -> None:
-    (sentence,) = check_restore(place.repository, [change])
-    assert words in sentence and restore_repository(place.repository, [change], None) == [sentence]
+    assert words in restore_ref(place.repository, change)
     assert place.subjects() == ["one"]
 
 
@@ -83,7 +66,7 @@ def test_an_index_that_did_not_exist_is_removed_again(place: Place) -> None:
     (place.git_dir / "index").unlink()
     report = place.run_gits("add -A")
     assert report.index_before == b""
-    restore_repository(place.repository, report.changes, report.index_before)
+    undo(place, report)
     assert not (place.git_dir / "index").exists()
 
 
@@ -108,12 +91,18 @@ def test_commits_between_two_points_are_listed(place: Place) -> None:
 
 def test_head_is_read_without_git(place: Place) -> None:
     head = place.git("rev-parse", "HEAD")
-    assert read_head(place.repository) == ("main", head)
+
+    def read() -> tuple[str, str]:
+        with RealRepository(place.repository) as real:
+            return real.read_ref("HEAD"), real.resolve_ref("HEAD")
+
+    assert read() == ("ref: refs/heads/main", head)
     place.git("pack-refs", "--all")
+    assert read() == ("ref: refs/heads/main", head)
     place.git("switch", "-q", "--detach")
-    assert read_head(place.repository) == ("", head)
+    assert read() == (head, head)
     place.git("switch", "-q", "--orphan", "empty/one")
-    assert read_head(place.repository) == ("empty/one", "")
+    assert read() == ("ref: refs/heads/empty/one", "")
 
 
 def test_a_change_within_the_second_of_the_old_index_is_seen(place: Place) -> None:
@@ -126,5 +115,5 @@ def test_a_change_within_the_second_of_the_old_index_is_seen(place: Place) -> No
     place.write(**{"a.txt": "2\n"})
     os.utime(place.top / "a.txt", (now, now))
     report = place.run_gits("-c core.trustctime=false commit -qam two")
-    assert restore_repository(place.repository, report.changes, report.index_before) == []
+    assert undo(place, report) == []
     assert place.git("-c", "core.trustctime=false", "status", "--porcelain") == " M a.txt"

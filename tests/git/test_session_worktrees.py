@@ -20,7 +20,7 @@ from treadle.git.session_worktrees import (
     read_tip,
     remove_worktree,
 )
-from treadle.sandbox.worktree_commands import find_repository
+from treadle.sandbox.worktree_commands import find_top_repository
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def parent(tmp_path: Path) -> Path:
 
 def create(repo: UserRepository, parent: Path, name: str = "", folder: Path | None = None) -> Worktree:
     """Create a worktree, with the files written by git."""
-    worktree = plan_worktree(find_repository(folder or repo.folder), name, parent)
+    worktree = plan_worktree(find_top_repository(folder or repo.folder), name, parent)
     with create_worktree(worktree):
         repo.git("reset", "-q", "--hard", folder=worktree.folder)
     return worktree
@@ -90,7 +90,7 @@ def test_each_gets_its_own_folder_and_branch(repo: UserRepository, parent: Path,
     worktrees = [create(repo, parent), create(repo, parent), create(repo, parent, "fix"), create(other, parent, "fix")]
     assert len({worktree.folder for worktree in worktrees}) == 4
     assert sorted(repo.list_worktrees()) == sorted(worktree.folder for worktree in worktrees[:3])
-    assert sorted(list_worktree_folders(find_repository(repo.folder))) == sorted(repo.list_worktrees())
+    assert sorted(list_worktree_folders(find_top_repository(repo.folder))) == sorted(repo.list_worktrees())
     with pytest.raises(Conflict, match="treadle/fix already"):
         create(repo, parent, "fix")
     assert len(repo.list_worktrees()) == 3
@@ -111,7 +111,7 @@ def test_a_branch_of_the_user_is_never_taken(repo: UserRepository, parent: Path)
 
 
 def test_an_error_while_it_is_filled_leaves_nothing(repo: UserRepository, parent: Path) -> None:
-    worktree = plan_worktree(find_repository(repo.folder), "fix", parent)
+    worktree = plan_worktree(find_top_repository(repo.folder), "fix", parent)
 
     def fill() -> None:
         with create_worktree(worktree):
@@ -128,7 +128,7 @@ CRASH = """
 import os, signal, sys
 from pathlib import Path
 from treadle.git import session_worktrees as worktrees
-from treadle.sandbox.worktree_commands import find_repository
+from treadle.sandbox.worktree_commands import find_top_repository
 from treadle.git.git_folder import GitFolder
 
 def end_here(*args):
@@ -145,7 +145,8 @@ elif step == "links":
         count[0] += 1
         end_here() if count[0] == int(sys.argv[4]) else write(self, name, data, mode)
     GitFolder.write_file = counted
-with worktrees.create_worktree(worktrees.plan_worktree(find_repository(Path(sys.argv[1])), "fix", Path(sys.argv[2]))):
+repository = find_top_repository(Path(sys.argv[1]))
+with worktrees.create_worktree(worktrees.plan_worktree(repository, "fix", Path(sys.argv[2]))):
     end_here()
 """
 
@@ -165,7 +166,7 @@ def test_after_a_kill_in_the_middle_the_next_one_removes_the_rest(
 
 
 def test_one_that_is_being_created_is_left_alone(repo: UserRepository, parent: Path) -> None:
-    first = plan_worktree(find_repository(repo.folder), "first", parent)
+    first = plan_worktree(find_top_repository(repo.folder), "first", parent)
     with create_worktree(first):
         second = create(repo, parent, "second")
         assert Path(first.folder, ".git").is_file()
@@ -235,18 +236,18 @@ def test_what_another_branch_is_checked_out_is_told(repo: UserRepository, parent
 @pytest.mark.parametrize("name", ["a b", "../x", "-x", "x/y", "x.lock", "ü", "x" * 41, ".x"])
 def test_a_name_that_is_no_name_is_refused(repo: UserRepository, parent: Path, name: str) -> None:
     with pytest.raises(BadInput, match="cannot be the name of a worktree"):
-        plan_worktree(find_repository(repo.folder), name, parent)
+        plan_worktree(find_top_repository(repo.folder), name, parent)
 
 
 def test_what_is_no_repository_or_has_no_commit_is_told(parent: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not the top folder of a git repository"):
-        find_repository(tmp_path)
+        find_top_repository(tmp_path)
     repo = UserRepository(tmp_path / "new", is_empty=True)
     with pytest.raises(BadInput, match="no commit yet"):
-        plan_worktree(find_repository(repo.folder), "", parent)
+        plan_worktree(find_top_repository(repo.folder), "", parent)
     repo.commit("sub/a.txt", "one\n")
     with pytest.raises(BadInput, match="not the top folder"):
-        find_repository(repo.folder / "sub")
+        find_top_repository(repo.folder / "sub")
 
 
 def test_worktrees_are_not_put_into_the_repository_or_treadles_data(
@@ -255,7 +256,7 @@ def test_worktrees_are_not_put_into_the_repository_or_treadles_data(
     monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
     for parent in (repo.folder / "worktrees", repo.folder / ".git", tmp_path / "data" / "worktrees"):
         with pytest.raises(BadInput, match="cannot hold worktrees"):
-            plan_worktree(find_repository(repo.folder), "", parent)
+            plan_worktree(find_top_repository(repo.folder), "", parent)
 
 
 def test_a_git_file_that_names_another_repository_is_not_believed(repo: UserRepository, tmp_path: Path) -> None:
@@ -265,12 +266,12 @@ def test_a_git_file_that_names_another_repository_is_not_believed(repo: UserRepo
     stranger.mkdir()
     (stranger / ".git").write_text((linked / ".git").read_text())
     with pytest.raises(BadInput):
-        find_repository(stranger)
+        find_top_repository(stranger)
     (stranger / ".git").unlink()
     (stranger / ".git").symlink_to(repo.folder / ".git")
     with pytest.raises(BadInput):
-        find_repository(stranger)
-    assert find_repository(linked).common_dir == repo.folder / ".git"
+        find_top_repository(stranger)
+    assert find_top_repository(linked).common_dir == repo.folder / ".git"
 
 
 def test_links_in_a_repository_are_not_followed(repo: UserRepository, parent: Path, tmp_path: Path) -> None:

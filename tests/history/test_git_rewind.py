@@ -1,6 +1,7 @@
 """Rewinding git: branches, tags, the stash, HEAD and the index go back with the files, and commits stay findable."""
 
 import shutil
+from functools import partial
 from typing import Any
 
 import pytest
@@ -280,18 +281,20 @@ async def test_a_rewind_of_git_cut_off_anywhere_is_repeated_and_undone(
 ) -> None:
     before = place.describe()
     async with place.run_shell(store, f"{WORK['a new branch']}; git tag v1") as session:
-        after, real = place.describe(), git_rewind.restore_repository
+        after = place.describe()
+        steps = {name: getattr(git_rewind, name) for name in ("restore_ref", "restore_index")}
         for survivors in range(4):  # HEAD, the new branch, the tag and the index
             left = [survivors]
 
-            def restore_or_die(*given: Any, left: list[int] = left) -> list[str]:
+            def restore_or_die(name: str, *given: Any, left: list[int] = left) -> str:
                 if not left[0]:
                     raise KeyboardInterrupt
                 left[0] -= 1
-                return real(*given)
+                return steps[name](*given)
 
             with monkeypatch.context() as patch:
-                patch.setattr(git_rewind, "restore_repository", restore_or_die)
+                for name in steps:
+                    patch.setattr(git_rewind, name, partial(restore_or_die, name))
                 with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
                     await session.rewind(1, "files")
             assert place.describe() != before
@@ -374,7 +377,7 @@ def test_a_git_file_that_names_the_repository_of_somebody_else_is_not_followed(p
     with pytest.raises(NoRepository, match="belongs to another folder"):
         find_repository(place.workspace, "sub")
     (place.workspace / ".git/commondir").write_text(f"{other}/.git\n")
-    with pytest.raises(NoRepository, match="part of another repository"):
+    with pytest.raises(NoRepository, match="settings from another folder"):
         find_repository(place.workspace, "")
     (place.workspace / "link").symlink_to(other)
     for name in ("../other", "link", "gone", "a\0b", "a.txt"):

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from tests.kit.git_places import LAYOUTS, GitPlace, user_settings
 from tests.kit.sandbox import inside, needs_bubblewrap, until
+from treadle.git.git_folder import remove_tree
 from treadle.sandbox.base import Bounds, GitReport
-from treadle.sandbox.private_folder import remove_tree
 
 pytestmark = needs_bubblewrap
 
@@ -223,6 +223,16 @@ async def test_folders_of_killed_processes_are_removed(place: GitPlace) -> None:
     (leftovers / "0123.lock").touch()
     await place.inside("true")
     assert os.listdir(leftovers) == []
+
+
+async def test_a_home_behind_a_link_serves_for_private_copies(place: GitPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.folder / "real").mkdir()
+    (place.folder / "linked").symlink_to(place.folder / "real")
+    monkeypatch.setenv("TREADLE_DATA_DIR", str(place.folder / "linked/data"))
+    place.make_layout("plain")
+    ran = await place.inside("echo 1 > new && git add new && git commit -qm third")
+    assert not ran.ended.code, ran
+    assert place.host("git log -1 --format=%s") == "third\n"
 
 
 def test_whatever_a_command_left_in_a_folder_is_removed(tmp_path: Path) -> None:

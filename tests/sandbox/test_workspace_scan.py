@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from treadle.git.git_folder import remove_tree
 from treadle.sandbox import workspace_scan
-from treadle.sandbox.private_folder import remove_tree
 from treadle.sandbox.workspace_scan import scan_workspace
 
 

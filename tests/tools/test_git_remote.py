@@ -339,7 +339,7 @@ async def test_a_file_of_the_workspace_cannot_name_another_repository(
     trap = tmp_path / "trap"
     trap.mkdir()
     (trap / ".git").write_text(f"gitdir: {work}/.git\n")
-    with pytest.raises(ToolInputError, match="does not belong to it"):
+    with pytest.raises(ToolInputError, match="belongs to another folder"):
         await RemoteCaller(trap).bind("push")
     (trap / ".git").unlink()
     (trap / ".git").symlink_to(work / ".git")

@@ -28,7 +28,7 @@ from treadle.sandbox.base import Sandbox
 from treadle.sandbox.worktree_commands import (
     WorktreeState,
     commit_worktree,
-    find_repository,
+    find_top_repository,
     inspect_worktree,
     list_changed_files,
     merge_branch,
@@ -80,7 +80,7 @@ def read_worktree(facts: Iterable[AnyFact]) -> Worktree | None:
 def list_project_folders(folder: Path) -> list[str]:
     """List a folder and the worktrees that sessions have of it: where the sessions of one project work."""
     with suppress(BadInput):
-        return [str(folder), *list_worktree_folders(find_repository(folder))]
+        return [str(folder), *list_worktree_folders(find_top_repository(folder))]
     return [str(folder)]
 
 

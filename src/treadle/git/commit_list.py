@@ -1,4 +1,4 @@
-"""Small readers of a repository, without git: where HEAD is, and which commits came after another one."""
+"""Lists the commits of a repository that came after others, without git. It changes nothing."""
 
 from __future__ import annotations
 
@@ -15,17 +15,6 @@ from treadle.git.repository import Repository
 
 MAX_SUBJECT = 100
 _MAX_READ = 20_000
-
-
-def read_head(repository: Repository) -> tuple[str, str]:
-    """Read the current branch, empty when HEAD is detached, and its commit, empty before the first one.
-
-    Raises `RepositoryUnsupported`, and `UnsafeFile` when HEAD is not a regular file.
-    """
-    with RealRepository(repository) as real:
-        value = real.read_ref("HEAD")
-        branch = value.removeprefix("ref: refs/heads/") if value.startswith("ref: refs/heads/") else ""
-        return branch, real.resolve_ref("HEAD")
 
 
 def read_commits(

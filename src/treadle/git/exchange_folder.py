@@ -7,20 +7,18 @@ of a workspace: it runs here, where every setting is ours or from the user's own
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from treadle.errors import BadInput
 from treadle.git.git_folder import GitFolder
 from treadle.git.object_format import ObjectFormat
 from treadle.git.refs import render_packed_refs
-from treadle.permissions.paths import find_data_folder
 from treadle.workspace.folder import open_beneath
 
 REMOTE = "treadle"
@@ -75,7 +73,6 @@ beside those objects that could tell lies about them (a commit graph, bitmaps) a
 
 _PACK_FILE = re.compile(r"pack-[0-9a-f]{40,64}\.(pack|rev|idx)")
 _PACK_ORDER = ("pack", "rev", "idx")  # a pack is used as soon as its index is there
-_FOLDER_NAME = "exchange"
 
 
 def quote_setting(value: str) -> str:
@@ -83,44 +80,6 @@ def quote_setting(value: str) -> str:
     if "\0" in value or "\n" in value:
         raise BadInput("a setting of git cannot hold a line break.")
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-@contextmanager
-def open_exchange_folder() -> Generator[Path]:
-    """Create an empty folder that commands cannot see, and remove it at the end, with those of crashed processes."""
-    parent = find_data_folder() / _FOLDER_NAME
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = parent / secrets.token_hex(8)
-    guard = os.open(parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(guard, fcntl.LOCK_EX)  # nobody takes a new folder for one that was left behind
-        for left in parent.iterdir():
-            if left.is_dir() and (lock := _try_lock(left)) is not None:
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(lock)
-        folder.mkdir(mode=0o700)
-        lock = _try_lock(folder)
-    finally:
-        os.close(guard)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _try_lock(folder: Path) -> int | None:
-    try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(opened)
-        return None
-    return opened
 
 
 def create_exchange(

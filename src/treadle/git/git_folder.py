@@ -23,6 +23,7 @@ LOCK_WAIT_S = 2.0
 
 MAX_DEPTH = 64
 _FOLDER_FLAGS = (O_PATH or os.O_RDONLY) | os.O_DIRECTORY
+_LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -338,6 +339,49 @@ def write_and_sync(opened: int, data: bytes, seconds: int | None = None) -> None
         if seconds is not None:
             os.utime(file.fileno(), (seconds, seconds))
         os.fsync(file.fileno())
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that a command has put into it, however deep it is and whatever its modes are.
+
+    Each folder in it is moved to the top first, so no path becomes long. It may be gone already. Raises `OSError`.
+    """
+    if not os.path.lexists(folder):
+        return
+    above = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _remove_file(above, folder.name):
+            return
+        os.chmod(folder.name, stat.S_IRWXU, dir_fd=above)
+        top = os.open(folder.name, _LIST_FLAGS, dir_fd=above)
+        try:
+            pending = [name for name in os.listdir(top) if not _remove_file(top, name)]
+            while pending:
+                name = pending.pop()
+                os.chmod(name, stat.S_IRWXU, dir_fd=top)
+                here = os.open(name, _LIST_FLAGS, dir_fd=top)
+                try:
+                    for inner in os.listdir(here):
+                        if not _remove_file(here, inner):
+                            pending.append(secrets.token_hex(8))
+                            os.chmod(inner, stat.S_IRWXU, dir_fd=here)
+                            os.rename(inner, pending[-1], src_dir_fd=here, dst_dir_fd=top)
+                finally:
+                    os.close(here)
+                os.rmdir(name, dir_fd=top)
+        finally:
+            os.close(top)
+        os.rmdir(folder.name, dir_fd=above)
+    finally:
+        os.close(above)
+
+
+def _remove_file(folder: int, name: str) -> bool:
+    """Remove what is not a folder. Return False for a folder."""
+    if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        return False
+    os.unlink(name, dir_fd=folder)
+    return True
 
 
 def _explain(error: OSError) -> str:

@@ -10,14 +10,13 @@ import struct
 from msgspec import Struct
 
 from treadle.errors import TreadleError
-from treadle.git.object_format import SHA1, ObjectFormat
+from treadle.git.object_format import GITLINK, SHA1, ObjectFormat
 
 MAX_INDEX_BYTES = 256 << 20
 ASSUME_VALID, SKIP_WORKTREE, INTENT_TO_ADD = 0x8000, 0x4000, 0x2000
 NO_STAT = bytes(36)
 _EXTENDED, _NAME_MASK = 0x4000, 0xFFF
 _GITLINK_BYTES = b"\0\0\xe0\0"
-_GITLINK = 0o160000
 _MAX_PATH = 4096
 
 Content = tuple[bytes, int, int, bytes, bool]
@@ -142,7 +141,7 @@ def list_gitlinks(data: bytes, form: ObjectFormat = SHA1) -> list[str]:
     """List the paths of the submodules in an index. An index without any is seen at once. Raises `DamagedIndex`."""
     if _GITLINK_BYTES not in data:
         return []
-    return [path.decode(errors="surrogateescape") for path, _, mode, *_ in parse_index(data, form) if mode == _GITLINK]
+    return [path.decode(errors="surrogateescape") for path, _, mode, *_ in parse_index(data, form) if mode == GITLINK]
 
 
 def find_newest_file(data: bytes, form: ObjectFormat, now: int) -> int:

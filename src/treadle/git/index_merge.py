@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from treadle.git.index_file import SKIP_WORKTREE, Content, Entries, EntryState
 from treadle.git.names import is_dangerous_path, show_name
+from treadle.git.object_format import GITLINK
 
 _FILE_MODES = {0o100644, 0o100755, 0o120000}
-_GITLINK = 0o160000
 
 
 class IndexChecks(Struct, frozen=True):
@@ -24,6 +24,24 @@ class IndexChecks(Struct, frozen=True):
     has_blob: Callable[[str], bool]
     is_clean_gitlink: Callable[[str], bool]
     is_missing: Callable[[bytes], bool]
+
+    def find_fault(self, contents: Iterable[Content]) -> str:
+        """Say why the entries of a path are not taken over; empty when they are."""
+        stages: set[int] = set()
+        for path, stage, mode, object_id, _ in contents:
+            stages.add(stage)
+            if is_dangerous_path(path):
+                return "it leads out of the work tree or into .git"
+            if mode == 0o120000 and path.rpartition(b"/")[2].lower() == b".gitmodules":
+                return ".gitmodules may not be a link"
+            if mode == GITLINK:
+                if not self.is_clean_gitlink(path.decode(errors="surrogateescape")):
+                    return "it is a new submodule, and only the user can add one"
+            elif mode not in _FILE_MODES:
+                return "it has an unknown mode"
+            elif not self.has_blob(object_id.hex()):
+                return "its content is missing"
+        return "it has a conflict and none at once" if 0 in stages and len(stages) > 1 else ""
 
 
 def merge_index(base: Entries, command: Entries, user: Entries, checks: IndexChecks) -> tuple[Entries, list[str]]:
@@ -38,7 +56,7 @@ def merge_index(base: Entries, command: Entries, user: Entries, checks: IndexChe
         if wanted.get(path) != current.get(path):
             rejected.append(f"The staged state of {show_name(path)} was not kept: the user changed it meanwhile.")
     for path in sorted(changed):
-        if reason := _find_fault(wanted.get(path, ()), checks):
+        if reason := checks.find_fault(wanted.get(path, ())):
             changed.discard(path)
             rejected.append(f"The staged entry {show_name(path)} was not kept: {reason}.")
     for path in sorted(_find_collisions(user, wanted, changed)):
@@ -66,24 +84,6 @@ def _group(entries: Entries, paths: set[bytes]) -> dict[bytes, tuple[Content, ..
         if content[0] in paths:
             found[content[0]] = (*found.get(content[0], ()), content)
     return found
-
-
-def _find_fault(contents: Iterable[Content], checks: IndexChecks) -> str:
-    stages: set[int] = set()
-    for path, stage, mode, object_id, _ in contents:
-        stages.add(stage)
-        if is_dangerous_path(path):
-            return "it leads out of the work tree or into .git"
-        if mode == 0o120000 and path.rpartition(b"/")[2].lower() == b".gitmodules":
-            return ".gitmodules may not be a link"
-        if mode == _GITLINK:
-            if not checks.is_clean_gitlink(path.decode(errors="surrogateescape")):
-                return "it is a new submodule, and only the user can add one"
-        elif mode not in _FILE_MODES:
-            return "it has an unknown mode"
-        elif not checks.has_blob(object_id.hex()):
-            return "its content is missing"
-    return "it has a conflict and none at once" if 0 in stages and len(stages) > 1 else ""
 
 
 def _find_collisions(user: Entries, wanted: dict[bytes, tuple[Content, ...]], changed: set[bytes]) -> set[bytes]:

@@ -76,30 +76,3 @@ def move_aside(found: Path) -> Path:
     with GitFolder(found.parent / aside) as opened, suppress(FileNotFoundError):
         opened.rename("HEAD", SWITCHED_OFF_HEAD)
     return found.parent / aside
-
-
-def remove_tree(place: Path) -> None:
-    """Remove a folder that a command filled, through no link. What cannot be removed stays, and is no repository.
-
-    Inner folders are moved up before they are emptied, so that a very deep tree needs neither depth nor descriptors.
-    """
-    heap = place.parent / f".treadle-{secrets.token_hex(8)}"
-    with suppress(OSError, UnsafeFile):
-        heap.mkdir()
-        place.rename(heap / "0")
-        with GitFolder(heap) as root:
-            waiting, count = ["0"], 0
-            while waiting:
-                folder = waiting.pop()
-                root.allow_access(folder)
-                while entries := root.list_entries(folder, 1000):
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            count += 1
-                            root.allow_access(f"{folder}/{entry.name}")
-                            root.rename(f"{folder}/{entry.name}", str(count))
-                            waiting.append(str(count))
-                        else:
-                            root.remove_file(f"{folder}/{entry.name}")
-                root.remove_empty_tree(folder)
-        heap.rmdir()

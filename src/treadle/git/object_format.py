@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
@@ -13,6 +14,8 @@ from treadle.git.git_folder import GitFolder, RepositoryUnsupported, UnsafeFile
 
 MAX_CONFIG_BYTES = 1 << 20
 KINDS = ("commit", "tree", "blob", "tag")
+GITLINK = 0o160000
+"""The mode of a submodule in a tree or an index."""
 
 
 class Hasher(Protocol):
@@ -58,11 +61,7 @@ class ObjectFormat(Struct, frozen=True):
 _HEX = re.compile(r"[0-9a-f]+")
 
 
-def _start_sha1() -> Hasher:
-    return hashlib.sha1(usedforsecurity=False)
-
-
-SHA1 = ObjectFormat("sha1", 20, _start_sha1)
+SHA1 = ObjectFormat("sha1", 20, partial(hashlib.sha1, usedforsecurity=False))
 SHA256 = ObjectFormat("sha256", 32, hashlib.sha256)
 _FORMATS = {"sha1": SHA1, "sha256": SHA256}
 

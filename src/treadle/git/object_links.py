@@ -8,11 +8,10 @@ import stat
 from msgspec import Struct
 
 from treadle.git.names import is_dangerous_name, show_name
-from treadle.git.object_format import KINDS, ObjectFormat
+from treadle.git.object_format import GITLINK, KINDS, ObjectFormat
 from treadle.git.pack_file import DamagedObject, GitObject
 
 _FILE_KINDS = {stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR}
-GITLINK = 0o160000
 _MODE = re.compile(rb"0?[1-7][0-7]{4,5}")
 
 
@@ -29,12 +28,12 @@ def list_links(found: GitObject, form: ObjectFormat) -> list[str]:
     """List the ids that an object refers to, without those of submodules. Raises `DamagedObject`."""
     match found.kind:
         case "tree":
-            return _list_entries(found.data, form)
+            return parse_tree(found.data, form)
         case "commit":
             commit = parse_commit(found.data, form)
             return [commit.tree, *commit.parents]
         case "tag":
-            return [_read_tag_target(found.data, form)]
+            return [parse_tag(found.data, form)]
         case _:
             return []
 
@@ -57,7 +56,8 @@ def parse_commit(data: bytes, form: ObjectFormat) -> Commit:
     return Commit(tree, tuple(parents), int(time[1]) if time else 0, subject)
 
 
-def _read_tag_target(data: bytes, form: ObjectFormat) -> str:
+def parse_tag(data: bytes, form: ObjectFormat) -> str:
+    """Read the id that a tag object leads to. Raises `DamagedObject`."""
     lines = data.partition(b"\n\n")[0].split(b"\n")
     if len(lines) < 3 or b"\0" in data or not lines[2].startswith(b"tag "):
         raise DamagedObject("a tag has no proper head")
@@ -74,7 +74,8 @@ def _read_id(line: bytes, key: bytes, form: ObjectFormat) -> str:
     return text
 
 
-def _list_entries(data: bytes, form: ObjectFormat) -> list[str]:
+def parse_tree(data: bytes, form: ObjectFormat) -> list[str]:
+    """Read the ids in a tree, without those of submodules. Raises `DamagedObject`."""
     found: list[str] = []
     position, last = 0, b""
     while position < len(data):

@@ -62,6 +62,24 @@ class StateChecks(Struct, frozen=True):
     has: Callable[[str], bool]
     has_commit: Callable[[str], bool]
 
+    def check_file(self, name: str, data: bytes, rejected: list[str]) -> bytes | None:
+        """Check a file, and return what of it is kept; None for nothing. `rejected` gets a sentence on the rest."""
+        check = _CHECKS.get(name)
+        if check is None:
+            rejected.append(f"{show_name(name)} in .git was not kept: it is not known to be harmless.")
+            return None
+        try:
+            kept = check(self, data)
+        except StateRefused as refused:
+            rejected.append(f"{name} in .git was not kept: {refused}.")
+            return None
+        if kept != data:
+            rejected.append(
+                f"Lines of {name} in .git were dropped: only lines that move commits and branches are kept, and no "
+                "exec lines."
+            )
+        return kept
+
     def check_text(self, data: bytes) -> bytes:
         """Check a message."""
         if b"\0" in data:
@@ -217,7 +235,7 @@ def take_state(before: Mapping[str, bytes], private: GitFolder, real: GitFolder,
                 rejected.append(f"{show_name(name)} in .git was not kept: the user changed it meanwhile.")
         elif name not in after:
             is_changed |= real.remove_file(name)
-        elif (kept := _check_file(name, after[name], checks, rejected)) is not None:
+        elif (kept := checks.check_file(name, after[name], rejected)) is not None:
             real.write_file(f"{new[top]}/{rest}" if top in new else name, kept)
             is_changed = True
     for top in STATE_FOLDERS:
@@ -226,21 +244,3 @@ def take_state(before: Mapping[str, bytes], private: GitFolder, real: GitFolder,
         elif top not in new and not private.list_entries(top, 1):
             real.remove_empty_tree(top)
     return StateResult(is_changed, rejected)
-
-
-def _check_file(name: str, data: bytes, checks: StateChecks, rejected: list[str]) -> bytes | None:
-    """Check a file, and return what of it is kept; None for nothing."""
-    check = _CHECKS.get(name)
-    if check is None:
-        rejected.append(f"{show_name(name)} in .git was not kept: it is not known to be harmless.")
-        return None
-    try:
-        kept = check(checks, data)
-    except StateRefused as refused:
-        rejected.append(f"{name} in .git was not kept: {refused}.")
-        return None
-    if kept != data:
-        rejected.append(
-            f"Lines of {name} in .git were dropped: only lines that move commits and branches are kept, no exec lines."
-        )
-    return kept

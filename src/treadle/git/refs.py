@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from treadle.git.git_folder import GitFolder, UnsafeFile
 from treadle.git.object_format import ObjectFormat
 
+STASH = "refs/stash"
 MAX_REFS = 100_000
 MAX_PACKED_BYTES = 64 << 20
 _MAX_REF_FILE = 4096

@@ -7,9 +7,8 @@ from treadle.git.head_log import add_to_head_log
 from treadle.git.object_format import ObjectFormat
 from treadle.git.real_repository import RealRepository, RefMoved
 from treadle.git.reflogs import MAX_LOG_BYTES, parse_log, remove_log
+from treadle.git.refs import STASH
 from treadle.git.repository import Repository
-
-STASH = "refs/stash"
 
 
 def read_stash_log(real: RealRepository) -> bytes:

@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput, Conflict, TreadleError
-from treadle.git.git_folder import GitFolder, LockHeld, RepositoryUnsupported, UnsafeFile
+from treadle.git.git_folder import GitFolder, LockHeld, RepositoryUnsupported, UnsafeFile, remove_tree
 from treadle.git.real_repository import RealRepository, RefMoved
 from treadle.git.repository import Repository
 from treadle.permissions.paths import list_own_folders
@@ -220,16 +219,16 @@ def remove_worktree(worktree: Worktree, tip: str) -> None:
         owner = _read_line(real.common, f"{worktree.git_dir}/gitdir")
         if owner not in ("", f"{worktree.folder}/.git"):
             raise Conflict(f"The worktree of {worktree.branch} was moved to {owner}. Nothing was removed. Use git.")
-        _remove_tree(Path(worktree.folder))
+        remove_tree(Path(worktree.folder))
         if real.common.is_folder(worktree.git_dir):
-            _remove_tree(real.common.path / worktree.git_dir)
+            remove_tree(real.common.path / worktree.git_dir)
         with suppress(OSError):
             (real.common.path / "worktrees").rmdir()  # if it was the last one, as git does
         if tip and real.read_ref(worktree.ref):
             real.update_ref(worktree.ref, tip, "")
             real.common.remove_file(f"logs/{worktree.ref}")
             real.common.remove_empty_folders(f"logs/refs/heads/{BRANCH_PREFIX.rstrip('/')}", "logs/refs/heads")
-    _remove_tree(worktree.holder)
+    remove_tree(worktree.holder)
 
 
 def list_worktree_folders(repository: Repository) -> list[str]:
@@ -260,17 +259,3 @@ def _open_common(worktree: Worktree) -> AbstractContextManager[RealRepository]:
 
 def _read_line(folder: GitFolder, name: str) -> str:
     return os.fsdecode(folder.read_file(name, _MAX_BYTES) or b"").strip("\n")
-
-
-def _remove_tree(folder: Path) -> None:
-    """Remove a folder with all in it, also where a program took away the right to write. No link is followed."""
-    if not os.path.lexists(folder):
-        return
-    try:
-        shutil.rmtree(folder)
-    except PermissionError:
-        for top, folders, _ in os.walk(folder):
-            for path in (Path(top, name) for name in folders):
-                if not path.is_symlink():
-                    path.chmod(0o700)
-        shutil.rmtree(folder)

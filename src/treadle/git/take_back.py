@@ -7,18 +7,19 @@ rebase. Settings, hooks and everything else are never taken over. Whatever it re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from treadle.git.commit_list import describe_commit
 from treadle.git.file_stat import FileStats
-from treadle.git.git_folder import GitFolder, LockHeld, RepositoryUnsupported, UnsafeFile
+from treadle.git.git_folder import GitFolder, LockHeld, RepositoryUnsupported, UnsafeFile, remove_tree
 from treadle.git.index_file import MAX_INDEX_BYTES, DamagedIndex, Entries, parse_index, render_index
 from treadle.git.index_merge import IndexChecks, merge_index
 from treadle.git.names import show_name
 from treadle.git.new_objects import NewObjects
-from treadle.git.new_repository import SWITCHED_OFF_HEAD, create_repository, move_aside, read_new_head, remove_tree
+from treadle.git.new_repository import SWITCHED_OFF_HEAD, create_repository, move_aside, read_new_head
 from treadle.git.object_format import MAX_CONFIG_BYTES, list_settings
 from treadle.git.object_links import Commit, list_links, parse_commit
 from treadle.git.object_store import ObjectStore
@@ -102,7 +103,8 @@ def adopt_repository(
     except (UnsafeFile, RepositoryUnsupported, LockHeld) as error:
         reason = f"The repository {show_name(found.name)} was switched off and is now {aside.name}: {error}"
         return GitReport(name, rejected=(reason[:_MAX_SENTENCE],))
-    remove_tree(aside)
+    with suppress(OSError):  # what cannot be removed stays, and is no repository
+        remove_tree(aside)
     return report
 
 

@@ -21,12 +21,11 @@ from treadle.git.reflogs import (
     remove_log,
     render_line,
 )
-from treadle.git.refs import RefList, read_loose_refs, read_packed_refs, read_ref_file
+from treadle.git.refs import STASH, RefList, read_loose_refs, read_packed_refs, read_ref_file
 from treadle.git.worktrees import list_foreign_branches
 from treadle.sandbox.base import RefChange
 
 _TAKEN = ("refs/heads/", "refs/tags/")
-STASH = "refs/stash"
 _SHOWN_REFS = 5
 
 

@@ -20,9 +20,9 @@ from treadle.git.index_file import MAX_INDEX_BYTES, Content, DamagedIndex, parse
 from treadle.git.names import is_branch, is_ref_name
 from treadle.git.object_format import SHA1, ObjectFormat
 from treadle.git.real_repository import RealRepository
-from treadle.git.refs import read_loose_refs, read_packed_refs, read_ref_file
+from treadle.git.refs import STASH, read_loose_refs, read_packed_refs, read_ref_file
 from treadle.git.repository import Repository
-from treadle.git.restore_stash import STASH, list_stashes, read_stash_log
+from treadle.git.restore_stash import list_stashes, read_stash_log
 from treadle.git.worktrees import list_foreign_branches
 from treadle.history.content_store import MAX_KEPT_BYTES, ContentStore
 from treadle.sandbox.base import GitReport

@@ -19,8 +19,9 @@ from treadle.git.commit_list import read_commits
 from treadle.git.head_log import add_to_head_log
 from treadle.git.names import is_branch
 from treadle.git.real_repository import RealRepository
-from treadle.git.restore import restore_repository
-from treadle.git.restore_stash import STASH, restore_stash
+from treadle.git.refs import STASH
+from treadle.git.restore import restore_index, restore_ref
+from treadle.git.restore_stash import restore_stash
 from treadle.history.changes import CHANGED_BY_OTHERS, ChangeKind, RewindChange, SkippedFile
 from treadle.history.content_store import ContentStore
 from treadle.history.git_changes import (
@@ -72,6 +73,23 @@ class RefStep(Struct, frozen=True):
         """Build the record that lets the rewind be undone. `content` names the present file."""
         repository, ref = self.key
         return KeptRef(ref, self.now, self.then, repository, content)
+
+    def restore(self, root: Path, store: ContentStore) -> str:
+        """Restore the ref, and say why if it stays. No commit is lost: if need be, HEAD's log names it."""
+        name, ref = self.key
+        state = read_repository(root, name, [ref])
+        assert state.places is not None
+        if state.get_value(ref) != self.now:
+            return CHANGED_BY_OTHERS
+        file = store.get(self.content) if self.content else b""
+        if ref == STASH:
+            return restore_stash(state.places, file, state.stash_log)
+        if ref == INDEX:
+            return restore_index(state.places, file)
+        if self.now and ref != HEAD and (not self.then or not is_branch(ref)):
+            with RealRepository(state.places) as real:  # the log of a deleted branch goes with it, and a tag has none
+                add_to_head_log(real, [self.now], f"treadle: {ref} before a rewind")
+        return restore_ref(state.places, RefChange(ref, self.then, self.now))
 
 
 class RefHistory:
@@ -246,31 +264,13 @@ def restore_refs(root: Path, store: ContentStore, steps: Sequence[RefStep]) -> l
             if name in failed and (ref == INDEX or not step.then):
                 why = _BRANCH_STAYS
             else:
-                why = _restore_step(root, store, step)
+                why = step.restore(root, store)
         except TreadleError as error:
             why = str(error)
         if why:
             failed.add(name)
             skipped.append(SkippedFile(step.change.path, why))
     return skipped
-
-
-def _restore_step(root: Path, store: ContentStore, step: RefStep) -> str:
-    """Restore one ref, and say why if it stays. No commit is lost: if need be, HEAD's log names it."""
-    name, ref = step.key
-    state = read_repository(root, name, [ref])
-    assert state.places is not None
-    if state.get_value(ref) != step.now:
-        return CHANGED_BY_OTHERS
-    file = store.get(step.content) if step.content else b""
-    if ref == STASH:
-        return restore_stash(state.places, file, state.stash_log)
-    if ref == INDEX:
-        return " ".join(restore_repository(state.places, (), file))
-    if step.now and ref != HEAD and (not step.then or not is_branch(ref)):
-        with RealRepository(state.places) as real:  # the log of a deleted branch goes with it, and a tag has none
-            add_to_head_log(real, [step.now], f"treadle: {ref} before a rewind")
-    return " ".join(restore_repository(state.places, [RefChange(ref, step.then, step.now)], None))
 
 
 def _shorten(value: str) -> str:

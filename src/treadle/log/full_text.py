@@ -48,11 +48,6 @@ def extract_text(fact: AnyFact) -> str:
     return text[:MAX_INDEXED]
 
 
-def _normalize(text: str) -> str:
-    """Normalize a text word by word: the time grows with the square of the marks that follow one another."""
-    return "".join(unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(text))
-
-
 def prepare_for_index(text: str) -> str:
     """Prepare a text for the index: letters of unspaced scripts become single letters and pairs."""
     return _split_unspaced(text, singly=True)
@@ -68,7 +63,9 @@ def _split_unspaced(text: str, *, singly: bool = False) -> str:
         parts = [*run] if singly or len(run) == 1 else []
         return f" {' '.join((*parts, *map(''.join, pairwise(run))))} "
 
-    return _UNSPACED_RUN.sub(split_run, _normalize(text))
+    # Word by word: the time grows with the square of the marks that follow one another.
+    normal = "".join(unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(text))
+    return _UNSPACED_RUN.sub(split_run, normal)
 
 
 def split_words(text: str, *, index: bool = False) -> list[str]:

@@ -32,7 +32,9 @@ def fetch_page(db: sqlite3.Connection, query: SessionQuery) -> SessionPage:
     updated_at, num = records.parse_cursor(query.cursor) if query.cursor else (float("inf"), 0)
     if query.before is not None and query.before <= updated_at:
         updated_at, num = query.before, 0
-    match = _build_name_match(query.text)
+    # The index of names knows pieces of three letters and more.
+    name = query.text.casefold()
+    match = "" if len(name) < 3 or "\0" in name else f'"{name.replace(chr(34), chr(34) * 2)}"'
     values = {
         **msgspec.structs.asdict(query),
         "match": match,
@@ -76,9 +78,3 @@ def _build_selection(query: SessionQuery, narrow: list[str]) -> str:
             WHERE status = '{status}' AND {" AND ".join(terms)} {_ORDER} LIMIT :limit)"""
         for status in statuses
     )
-
-
-def _build_name_match(text: str) -> str:
-    """Build an FTS5 query for names that contain a text. Empty when the index of names cannot answer it."""
-    folded = text.casefold()
-    return "" if len(folded) < 3 or "\0" in folded else f'"{folded.replace(chr(34), chr(34) * 2)}"'

@@ -94,13 +94,16 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         if is_below(folder, tools) and not folder.is_relative_to(plan.workspace):
             continue  # it is read-only already
         arguments += ("--ro-bind", str(folder), str(folder))
+    return [*arguments, *list_tool_links(plan, arguments), "--remount-ro", "/", "--chdir", str(plan.cwd)]
+
+
+def list_tool_links(plan: BubblewrapPlan, arguments: Sequence[str]) -> Iterator[str]:
+    """List the arguments that create the links of toolchains. What is mounted at a link, or on the way, replaces it."""
     points = [(option, Path(target)) for option, _, target in list_mount_points(arguments)]
     closed = [path for option, path in points if "bind" in option or path in plan.tools.masked]
     for location, text in (*plan.tools.links, *_list_home_links(plan.job)):
-        # Where something is mounted at a link, or on the way, it takes the place of the link.
         if not is_below(location, closed) and not any(path.is_relative_to(location) for _, path in points):
-            arguments += ("--symlink", text, str(location))
-    return [*arguments, "--remount-ro", "/", "--chdir", str(plan.cwd)]
+            yield from ("--symlink", text, str(location))
 
 
 def list_mount_points(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -131,7 +134,7 @@ def _list_home_links(job: Job) -> Iterator[tuple[Path, str]]:
 def _build_var_tmp(plan: BubblewrapPlan, size: str) -> tuple[str, ...]:
     """Build /var/tmp. It is the private /tmp, unless something in it is mounted, which needs its own path."""
     tools = (mount.path for mount in plan.tools.mounts)
-    folders = (plan.workspace, *plan.job.read_only, *plan.job.writable_folders, *tools)
+    folders = (plan.workspace, *plan.job.read_only, *plan.job.shown_folders, *plan.job.writable_folders, *tools)
     if any(folder.is_relative_to("/var/tmp") for folder in folders):
         return ("--perms", "1777", "--size", size, "--tmpfs", "/var/tmp")
     return ("--symlink", "../tmp", "/var/tmp")

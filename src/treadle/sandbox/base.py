@@ -68,7 +68,6 @@ class Mount(Struct, frozen=True):
 
     path: Path
     why: str
-    is_writable: bool = False
 
 
 class RefChange(Struct, frozen=True):

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.errors import BadInput
+from treadle.git.find_repository import NoRepository, locate_repository, read_text
 from treadle.git.repository import Repository
 from treadle.permissions.paths import list_own_folders
 from treadle.sandbox.git_settings import (
@@ -28,7 +29,6 @@ from treadle.sandbox.workspace_scan import GitKind
 MAX_COPIES = 32
 """Repositories with a private copy. Those that are further down are read-only."""
 
-_MAX_LINK_BYTES = 4096
 _MAX_ALTERNATES_BYTES = 65536
 _MAX_ALTERNATES = 16
 
@@ -53,10 +53,6 @@ class FoundRepositories(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class RepositoryRefused(Exception):
-    """The repository gets no copy. The message says why."""
-
-
 def find_repositories(
     workspace: Path, found: Mapping[str, GitKind], readable: Iterable[Path] = ()
 ) -> FoundRepositories:
@@ -73,7 +69,7 @@ def find_repositories(
         try:
             one = accept_repository(workspace, entry, is_file=kind == "file")
             borrowed = list(find_alternates(one.repository.common_dir / "objects"))
-        except (RepositoryRefused, SettingsUnreadable) as refused:
+        except (NoRepository, SettingsUnreadable) as refused:
             notes.append(f"Git finds no repository at {entry}: {refused}")
             continue
         except OSError as error:
@@ -96,7 +92,7 @@ def find_repositories(
     return FoundRepositories(tuple(accepted), tuple(notes))
 
 
-def find_repository(workspace: Path, folder: str) -> AcceptedRepository:
+def find_nearest_repository(workspace: Path, folder: str) -> AcceptedRepository:
     """Find the repository of a folder: the nearest `.git`, up to the workspace itself. Raises `BadInput`."""
     here = workspace / folder
     if ".." in Path(folder).parts or here.resolve() != here or not here.is_dir():
@@ -111,28 +107,14 @@ def find_repository(workspace: Path, folder: str) -> AcceptedRepository:
         raise BadInput(f"{place} is a link or no regular file, so it is not used.")
     try:
         return accept_repository(workspace, str(place.relative_to(workspace)), is_file=stat.S_ISREG(mode))
-    except (RepositoryRefused, SettingsUnreadable) as refused:
+    except (NoRepository, SettingsUnreadable) as refused:
         raise BadInput(f"{place} is not used: {refused}") from None
 
 
 def accept_repository(workspace: Path, entry: str, *, is_file: bool) -> AcceptedRepository:
-    """Accept the repository at a `.git` of the workspace; raises `RepositoryRefused`, which says why not."""
-    place = workspace / entry
-    work_tree, name = place.parent, os.path.dirname(entry)
-    git_dir = place
-    if is_file:
-        line = _read_line(place)
-        if not line.startswith("gitdir: "):
-            raise RepositoryRefused("it names no repository.")
-        git_dir = _resolve(work_tree, line.removeprefix("gitdir: "), workspace)
-    common_dir = git_dir
-    if is_file and os.path.lexists(git_dir / "commondir"):
-        common_dir = _resolve(git_dir, _read_line(git_dir / "commondir"), workspace)
-        named = Path(os.path.realpath(git_dir / _read_line(git_dir / "gitdir")))
-        if git_dir.parent != common_dir / "worktrees" or named != place:
-            raise RepositoryRefused(f"{git_dir} does not belong to it.")
-    elif os.path.lexists(git_dir / "commondir"):
-        raise RepositoryRefused("it takes its settings from another folder.")
+    """Accept the repository at a `.git` of the workspace; raises `NoRepository`, which says why not."""
+    repository = locate_repository(workspace, os.path.dirname(entry), is_file=is_file)
+    git_dir, common_dir = repository.git_dir, repository.common_dir
     for path, is_kind in (
         (git_dir / "HEAD", stat.S_ISREG),
         (common_dir / "config", stat.S_ISREG),
@@ -140,50 +122,20 @@ def accept_repository(workspace: Path, entry: str, *, is_file: bool) -> Accepted
         (common_dir / "refs", stat.S_ISDIR),
     ):
         if not os.path.lexists(path) or not is_kind(os.lstat(path).st_mode):
-            raise RepositoryRefused(f"{path} is missing, or a link.")
+            raise NoRepository(f"{path} is missing, or a link.")
     settings = read_settings(git_dir, common_dir)
     if not any(one.is_own for one in settings):
-        raise RepositoryRefused("git cannot read its settings, or does not know its format.")
-    _check_work_tree(settings, work_tree, git_dir, must_name=is_file and common_dir == git_dir)
-    if unknown := list_unknown_extensions(settings):
-        raise RepositoryRefused(f"it uses {', '.join(unknown)}, which the sandbox does not know.")
-    repository = Repository(work_tree, git_dir, common_dir, name)
-    return AcceptedRepository(repository, entry, is_file, settings, (common_dir / "objects",))
-
-
-def _check_work_tree(settings: Iterable[Setting], work_tree: Path, git_dir: Path, *, must_name: bool) -> None:
-    """Check that a repository's own settings name no other work tree. A submodule's must name this one."""
-    settings = tuple(settings)
+        raise NoRepository("git cannot read its settings, or does not know its format.")
     named = find_setting(settings, "core.worktree", is_own=True)
-    if named is None and must_name:
-        raise RepositoryRefused(f"{git_dir} does not belong to it.")
-    if named is not None and Path(os.path.realpath(git_dir / named)) != work_tree:
-        raise RepositoryRefused(f"{git_dir} belongs to another work tree.")
-    is_linked = not must_name and git_dir.parent.name == "worktrees"
-    if not is_linked and (find_setting(settings, "core.bare", is_own=True) or "false").lower() not in ("false", "0"):
-        raise RepositoryRefused("it is bare.")
-
-
-def _resolve(base: Path, text: str, workspace: Path) -> Path:
-    """Resolve a path as git does. In the workspace it may lead through no link: a command could have made that."""
-    plain = Path(os.path.normpath(base / text))
-    real = Path(os.path.realpath(plain))
-    if plain.is_relative_to(workspace) and real != plain:
-        raise RepositoryRefused(f"{plain} leads through a link.")
-    return real
-
-
-def _read_line(path: Path) -> str:
-    return _read_text(path, _MAX_LINK_BYTES).rstrip("\r\n")
-
-
-def _read_text(path: Path, limit: int) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        text = file.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b"\0"
-    if len(text) > limit or b"\0" in text:
-        raise RepositoryRefused(f"{path} is not a file of git.")
-    return os.fsdecode(text)
+    is_submodule = is_file and common_dir == git_dir  # its settings must name the work tree, others may
+    if is_submodule if named is None else Path(os.path.realpath(git_dir / named)) != repository.work_tree:
+        raise NoRepository(f"{git_dir} belongs to another folder.")
+    is_bare = (find_setting(settings, "core.bare", is_own=True) or "false").lower() not in ("false", "0")
+    if is_bare and common_dir == git_dir:  # a linked worktree of a bare repository has files
+        raise NoRepository("it is bare.")
+    if unknown := list_unknown_extensions(settings):
+        raise NoRepository(f"it uses {', '.join(unknown)}, which the sandbox does not know.")
+    return AcceptedRepository(repository, entry, is_file, settings, (common_dir / "objects",))
 
 
 def find_alternates(objects: Path) -> Iterator[Path]:
@@ -191,11 +143,7 @@ def find_alternates(objects: Path) -> Iterator[Path]:
     pending, seen = [objects], {objects}
     while pending and len(seen) <= _MAX_ALTERNATES:
         here = pending.pop(0)
-        try:
-            lines = _read_text(here / "info/alternates", _MAX_ALTERNATES_BYTES).split("\n")
-        except OSError:
-            continue
-        for line in lines:
+        for line in read_text(here, "info/alternates", _MAX_ALTERNATES_BYTES).split("\n"):
             path = Path(os.path.realpath(here / line))
             if line and not line.startswith(("#", '"')) and path not in seen and path.is_dir():
                 seen.add(path)

@@ -61,7 +61,7 @@ class WorktreeState(Struct, frozen=True):
         return "" if self.checked_out.startswith("refs/") else self.checked_out
 
 
-def find_repository(folder: Path) -> Repository:
+def find_top_repository(folder: Path) -> Repository:
     """Find the repository whose work tree a folder is; raises `BadInput`."""
     work_tree = Path(os.path.realpath(folder))
     is_folder = (work_tree / ".git").is_dir()
@@ -77,7 +77,7 @@ async def start_worktree(sandbox: Sandbox, folder: Path, name: str, parent: Path
     found = sandbox.probe()
     if found.level != "bubblewrap":
         raise SandboxUnavailable(f"No worktree was created: git needs the full sandbox. {found.why} {found.hint}")
-    worktree = plan_worktree(find_repository(folder), name, parent)
+    worktree = plan_worktree(find_top_repository(folder), name, parent)
     with create_worktree(worktree):
         done = await _run_in_worktree(sandbox, worktree, "git reset -q --hard")
         if done.code != 0:
@@ -123,7 +123,8 @@ async def merge_branch(sandbox: Sandbox, worktree: Worktree) -> str:
     listed = await _run_git(sandbox, origin, ('git diff --name-only -z --no-renames "HEAD...$1" --', worktree.branch))
     if listed.code != 0:
         raise Conflict(f"git could not compare {worktree.branch} with {origin}: {listed.explanation}. {by_hand}")
-    if guarded := [name for name in listed.output.split("\0") if _is_guarded(name)]:
+    protected = {*PROTECTED, *OPENED_WITH_FOLDER, *RUN_BY_GIT}
+    if guarded := [name for name in listed.output.split("\0") if not protected.isdisjoint(split_path(name))]:
         raise Conflict(
             f"{worktree.branch} changes {', '.join(guarded[:3])}, which runs or instructs programs when the folder is "
             f"opened, so no command writes it. Look at it first. {by_hand}"
@@ -138,11 +139,6 @@ async def merge_branch(sandbox: Sandbox, worktree: Worktree) -> str:
     if check.code != 0:
         raise Conflict(f"{origin} does not have the commits of {worktree.branch}: {done.explanation}\nRun it again.")
     return done.output
-
-
-def _is_guarded(name: str) -> bool:
-    """Whether the sandbox lets no command write a file of this name."""
-    return not set(split_path(name)).isdisjoint((*PROTECTED, *OPENED_WITH_FOLDER, *RUN_BY_GIT))
 
 
 class _GitResult(Struct, frozen=True):

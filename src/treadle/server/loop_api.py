@@ -114,21 +114,16 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
 
 
 async def _stream(service: Service, run: Run) -> streams.EventStream:
-    dialect = await _build_dialect(service, run.session_id)
+    dialect = LoopDialect()
+    with suppress(NotFound):  # the session was deleted
+        first = (await service.runtime.log.read(run.session_id, limit=1))[0]
+        dialect = LoopDialect(first if isinstance(first, events.SessionCreated) else None)
     return streams.EventStream(
         service.streams,
         run,
         streams.DialectWriter(dialect, name_field="event"),
         at_shutdown=lambda: streams.encode_frames(dialect.end_for_shutdown(), name_field="event"),
     )
-
-
-async def _build_dialect(service: Service, session_id: str) -> LoopDialect:
-    """Build a dialect that starts in the middle of a session and knows its first fact, unless it was deleted."""
-    with suppress(NotFound):
-        first = (await service.runtime.log.read(session_id, limit=1))[0]
-        return LoopDialect(first if isinstance(first, events.SessionCreated) else None)
-    return LoopDialect()
 
 
 @router.post("/{session_id}/approve")

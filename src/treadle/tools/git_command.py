@@ -1,4 +1,4 @@
-"""Reads a shell command that is one plain `git push`, `fetch`, `pull` or `clone`, so that `git_remote` can do it.
+"""Translates between calls of `git_remote` and shell commands: one plain `git push`, `fetch`, `pull` or `clone`.
 
 Whatever is not understood completely stays a command of the shell.
 """
@@ -91,10 +91,6 @@ def _read_words(verb: str, words: list[str], folder: str) -> dict[str, Json] | N
     if len(plain) > len(known.words) or "" in plain:
         return None
     arguments |= dict(zip(known.words, plain, strict=False))
-    return _adapt_arguments(arguments, folder)
-
-
-def _adapt_arguments(arguments: dict[str, Json], folder: str) -> dict[str, Json] | None:
     if re.search(r"[:+]", arguments.get("branch", "")) or ("/" in arguments.get("remote", "")):
         return None  # a refspec or an address: git_remote has neither
     if "depth" in arguments:
@@ -107,3 +103,14 @@ def _adapt_arguments(arguments: dict[str, Json], folder: str) -> dict[str, Json]
         return None
     name = arguments.get("folder") or re.split(r"[/:]", arguments["url"].rstrip("/").removesuffix(".git"))[-1]
     return arguments | {"folder": name if name.startswith("/") else posixpath.join(folder, name)}
+
+
+def render_git_commands(arguments: Mapping[str, Json]) -> tuple[str, ...]:
+    """Render the commands that do the same as a call of `git_remote`, with the options in front and at the end."""
+    options = [f"--{name.replace('_', '-')}" for name, value in arguments.items() if value is True]
+    places = ("url", "folder") if arguments["action"] == "clone" else ("remote", "branch")
+    words = [str(arguments[name]) for name in places if arguments.get(name)]
+    verbs = ("pull", "fetch") if arguments["action"] == "pull" else (arguments["action"],)
+    orders = ((*options, *words), (*words, *options))
+    lines = [" ".join(("git", verb, *order)) for verb in verbs for order in orders]
+    return tuple(dict.fromkeys(lines))

@@ -18,7 +18,7 @@ from treadle.git.opened_repository import MAX_LISTED_COMMITS, OpenedRepository, 
 from treadle.git.remote_address import RemoteAddress, parse_address
 from treadle.git.repository import Repository
 from treadle.messages import Json
-from treadle.sandbox.repositories import find_repository
+from treadle.sandbox.repositories import find_nearest_repository
 from treadle.tools.base import ToolInputError
 from treadle.workspace.folder import Folder, PathRefused
 
@@ -65,15 +65,15 @@ def make_plan(request: RemoteRequest, workspace: Path) -> RemotePlan:
     """Make the plan; raises `ToolInputError` when the request cannot be carried out."""
     try:
         if request.action == "clone":
-            return _plan_clone(request, workspace)
+            return plan_clone(request, workspace)
         workspace = workspace.resolve()
-        found = find_repository(workspace, request.folder)
+        found = find_nearest_repository(workspace, request.folder)
         settings: dict[str, list[str]] = {}
         for setting in found.settings:
             if setting.is_own:
                 settings.setdefault(setting.key, []).append(setting.value)
         opened = read_repository(workspace, found.repository, settings)
-        return _plan_push(request, opened) if request.action == "push" else _plan_fetch(request, opened)
+        return plan_push(request, opened) if request.action == "push" else plan_fetch(request, opened)
     except ToolInputError:
         raise
     except TreadleError as error:
@@ -82,7 +82,8 @@ def make_plan(request: RemoteRequest, workspace: Path) -> RemotePlan:
         raise ToolInputError(f"git_remote: the repository cannot be read: {error.strerror}.") from None
 
 
-def _plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
+def plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
+    """Plan a push: which commits go to which address."""
     branch = request.branch
     if branch == "HEAD" or (not branch and not request.tags):
         branch = opened.branch
@@ -128,7 +129,8 @@ def _plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
     return RemotePlan(shown, _add_warning(why, address), address, opened.places, pushed, lease, upstream)
 
 
-def _plan_fetch(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
+def plan_fetch(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
+    """Plan a fetch or a pull."""
     own = f"branch.{opened.branch}"
     remote = opened.choose_remote(request.remote or opened.get_setting(f"{own}.remote"))
     address = opened.read_address(remote, is_push=False)
@@ -152,7 +154,8 @@ def _plan_fetch(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
     return RemotePlan(shown, _add_warning(why, address), address, opened.places, merge_ref=merged)
 
 
-def _plan_clone(request: RemoteRequest, workspace: Path) -> RemotePlan:
+def plan_clone(request: RemoteRequest, workspace: Path) -> RemotePlan:
+    """Plan a clone: from which address, into which folder."""
     if not request.url:
         raise ToolInputError("git_remote: name the url to clone.")
     address = parse_address(request.url)

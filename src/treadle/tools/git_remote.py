@@ -19,6 +19,7 @@ from treadle.permissions.policy import Assessment
 from treadle.sandbox.base import Sandbox
 from treadle.sandbox.host_git import EXCHANGE_BOUNDS
 from treadle.tools.base import Arguments, ParsedArguments, Tool, ToolContext, ToolError, ToolInputError, ToolResult
+from treadle.tools.git_command import render_git_commands
 from treadle.tools.git_plan import RemoteAction, RemotePlan, RemoteRequest, make_plan
 from treadle.tools.git_transfer import RemoteTransfer
 from treadle.workspace.worker_threads import run_in_thread
@@ -27,7 +28,6 @@ _CHANGED = (
     "Not run: the repository, its remote or the branch has changed since this was approved. If you still need it, call "
     "it again: a person is then asked again."
 )
-_VERBS = {"push": ("push",), "fetch": ("fetch",), "pull": ("pull", "fetch"), "clone": ("clone",)}
 
 
 class _Arguments(Arguments):
@@ -88,7 +88,7 @@ class GitRemote(Tool):
             affects_later_calls=True,
             traits=frozenset(("private",)) if is_push else frozenset(),
             address=arguments.get("url", "") if arguments["action"] == "clone" else "",
-            same_as=_render_commands(arguments),
+            same_as=render_git_commands(arguments),
         )
 
     def list_traits(self, tier: Tier) -> frozenset[Trait]:
@@ -122,13 +122,3 @@ def _read_request(arguments: Mapping[str, Json]) -> RemoteRequest:
         return msgspec.convert(known, RemoteRequest)
     except msgspec.ValidationError as error:
         raise ToolInputError(f"The arguments of git_remote do not fit: {error}.") from None
-
-
-def _render_commands(arguments: Mapping[str, Json]) -> tuple[str, ...]:
-    """Render the commands that would do the same, with the options in front and at the end."""
-    options = [f"--{name.replace('_', '-')}" for name, value in arguments.items() if value is True]
-    places = ("url", "folder") if arguments["action"] == "clone" else ("remote", "branch")
-    words = [str(arguments[name]) for name in places if arguments.get(name)]
-    orders = ((*options, *words), (*words, *options))
-    lines = [" ".join(("git", verb, *order)) for verb in _VERBS[arguments["action"]] for order in orders]
-    return tuple(dict.fromkeys(lines))

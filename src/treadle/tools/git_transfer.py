@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 from msgspec import Struct
 
 from treadle.errors import TreadleError
-from treadle.git.exchange_folder import REMOTE, create_exchange, open_exchange_folder
+from treadle.git.exchange_folder import REMOTE, create_exchange
 from treadle.git.git_folder import GitFolder
 from treadle.git.names import is_ref_name, show_name
 from treadle.git.object_format import SHA1, ObjectFormat
@@ -31,6 +31,7 @@ from treadle.git.received import (
 from treadle.git.repository import Repository
 from treadle.sandbox.base import CommandResult, Job, Sandbox, SandboxUnavailable
 from treadle.sandbox.host_git import RemoteCommand, run_host_git
+from treadle.sandbox.private_folder import hold_private_folder
 from treadle.sandbox.process import finish_despite_cancel
 from treadle.tools.base import ToolError
 from treadle.tools.git_plan import RemotePlan
@@ -75,7 +76,7 @@ class RemoteTransfer:
     async def run(self) -> Transfer:
         """Carry out the plan; raises `ToolError` when it cannot be begun."""
         try:
-            with open_exchange_folder() as folder:
+            with hold_private_folder() as folder:
                 if self._plan.repository is None:
                     return await self._clone(folder / "git")
                 if self._arguments["action"] == "push":

@@ -349,7 +349,7 @@ async def test_a_hidden_file_seems_unchanged_to_git_and_is_never_committed_empty
     assert "env" not in ran.output and rejected(ran.ended.git) == [], ran
     assert place.host("git log --all --format=%s -- '*.env*'") == "env\n"
     states = place.host("git status --porcelain -uall").splitlines()
-    assert states == [f" M {folder}.env", f"?? {folder}.env.local", f'?? "{folder}.env.[x] "'], states
+    assert states == [f" M {folder}.env", f'?? "{folder}.env.[x] "', f"?? {folder}.env.local"], states
     assert place.host(f"cat {folder}.env {folder}.env.local '{folder}.env.[x] '") == "K=2\nK=3\nK=4\n"
     assert not place.host("git ls-files -t").count("S "), "the marks of the copy are not taken over"
 

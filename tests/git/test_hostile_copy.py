@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.git.place import ENVIRONMENT, Command, Place
-from treadle.git import new_objects, take_back
+from treadle.git import new_objects, take_back, take_refs
 from treadle.git.index_file import Entries, EntryState, render_index
 from treadle.git.object_format import SHA1
 
@@ -502,3 +502,18 @@ def test_millions_of_files_are_bounded(victim: Victim, monkeypatch: pytest.Monke
         lambda command, canary: [put_object(command, "blob", str(number).encode()) for number in range(200)]
     )
     assert any("more than 50 git objects" in sentence for sentence in rejected)
+
+
+def test_very_many_branches_are_not_taken_one_by_one(victim: Victim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(take_refs, "_MAX_CHANGES", 3)
+    command = victim.start_command()
+    command.git("commit", "-q", "--allow-empty", "-m", "kept")
+    head = command.git("rev-parse", "HEAD").strip()
+    lines = "".join(f"{head} refs/heads/a{number}\n" for number in range(9))
+    with (command.folder / "packed-refs").open("a") as file:
+        file.write(lines)
+    report = command.end()
+    assert report is not None and len(report.changes) >= 3
+    assert any("branches and tags were not kept" in sentence for sentence in report.rejected), report
+    assert victim.git("log", "-1", "--format=%s").strip() == "kept"
+    assert len(victim.git("branch", "--list", "a*").split()) == 2

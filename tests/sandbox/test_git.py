@@ -343,3 +343,32 @@ async def test_a_repository_whose_name_is_no_text_is_cleaned_and_the_next_comman
     ran = await place.inside("git init -q \"$(printf 'a\\377b')\"; git init -q \"$(printf 'n\\nl')\"")
     assert {report.repository for report in ran.ended.git} == {"a\udcffb", "n\nl"}
     assert (await place.inside("echo next")).output == "next\n"
+
+
+@pytest.mark.parametrize("folder", ["", "sub/"])
+async def test_a_hidden_file_seems_unchanged_to_git_and_is_never_committed_empty(folder: str, place: GitPlace) -> None:
+    place.make_layout("plain")
+    place.host(f"mkdir -p sub; echo K=1 > {folder}.env; git add .; git commit -qm env; echo K=2 > {folder}.env")
+    place.host(f"echo K=3 > {folder}.env.local; echo K=4 > '{folder}.env.[x] '")
+    code = """
+    git status --porcelain; echo 1 > file1; git commit -qam one; echo 2 > new; git add -A; git commit -qm two
+    echo 3 > file1; git stash -qu; git status --porcelain; git stash pop -q; git add .; git reset -q --hard
+    git switch -qc side; git merge -q main; git checkout -q main -- .; git show --stat HEAD
+    """
+    ran = await place.inside(code)
+    assert "env" not in ran.output and rejected(ran.ended.git) == [], ran
+    assert place.host("git log --all --format=%s -- '*.env*'") == "env\n"
+    states = place.host("git status --porcelain -uall").splitlines()
+    assert states == [f" M {folder}.env", f'?? "{folder}.env.[x] "', f"?? {folder}.env.local"], states
+    assert place.host(f"cat {folder}.env {folder}.env.local '{folder}.env.[x] '") == "K=2\nK=3\nK=4\n"
+    assert not place.host("git ls-files -t").count("S "), "the marks of the copy are not taken over"
+
+
+async def test_a_branch_with_another_hidden_file_cannot_be_switched_to_and_nothing_is_lost(place: GitPlace) -> None:
+    place.make_layout("plain")
+    place.host("echo K=1 > .env; git add .; git commit -qm env; git switch -qc side; echo K=2 > .env")
+    place.host("git commit -qam side; git switch -q main; echo K=3 > .env")
+    ran = await place.inside("git switch side; echo $?; git merge side; git reset --hard side; git status --porcelain")
+    assert "error" in ran.output, ran
+    assert place.host("cat .env") == "K=3\n"
+    assert place.host("git log -1 --format=%s") == "env\n" and place.host("git fsck --strict") is not None

@@ -6,16 +6,18 @@ It stands alone: also for a linked worktree, HEAD and branches lie in one folder
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from treadle.git.git_folder import GitFolder, RepositoryUnsupported, UnsafeFile
-from treadle.git.index_file import MAX_INDEX_BYTES, is_plain_index
+from treadle.git.index_file import MAX_INDEX_BYTES, SKIP_WORKTREE, EntryState, is_plain_index, parse_index, render_index
 from treadle.git.object_format import SHA1, ObjectFormat
 from treadle.git.operation_state import read_state
 from treadle.git.real_repository import RealRepository
@@ -75,6 +77,30 @@ def create_empty_copy(repository: Repository, folder: Path) -> PrivateCopy:
     """Build an empty folder in which a command may run `git init`, for a work tree without a repository."""
     folder.mkdir(mode=0o700)
     return PrivateCopy(repository=repository, folder=folder, marker="", is_empty=True)
+
+
+def hide_files(copy: PrivateCopy, paths: Iterable[str]) -> PrivateCopy:
+    """Make git leave files alone that a command sees empty. `paths` are relative to the work tree.
+
+    Tracked ones get the mark that git gives to files that are not checked out, others are ignored. Marks are never
+    taken back, and neither are patterns.
+    """
+    names = [os.fsencode(path) for path in paths if "\n" not in path]
+    if not names:
+        return copy
+    with (copy.folder / "info/exclude").open("ab") as file:
+        file.writelines(b"\n/" + re.sub(rb"([\\\s*?\[])", rb"\\\1", name) for name in names)
+    index, place = copy.index or b"", copy.folder / "index"
+    # In version 4 a path is not written in full.
+    if index[4:8] == b"\0\0\0\4" or any(name + b"\0" in index for name in names):
+        entries, hidden = parse_index(index, copy.form), {*names}
+        for content, state in entries.items():
+            if content[0] in hidden:
+                entries[content] = EntryState(state.stat, state.marks | SKIP_WORKTREE)
+        time = place.stat().st_mtime_ns
+        place.write_bytes(render_index(entries, copy.form))
+        os.utime(place, ns=(time, time))
+    return replace(copy, signatures=sign_files(copy.folder))
 
 
 def sign_file(folder: GitFolder, name: str) -> Signature | None:

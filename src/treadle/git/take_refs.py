@@ -27,6 +27,8 @@ from treadle.sandbox.base import RefChange
 
 _TAKEN = ("refs/heads/", "refs/tags/")
 _SHOWN_REFS = 5
+_MAX_CHANGES = 5_000
+"""Branches and tags that one command can change. Each takes milliseconds, and a file may list millions."""
 
 
 class RefTaker:
@@ -55,7 +57,16 @@ class RefTaker:
             self.rejected.append(f"Only branches, tags and the stash are kept. These refs were not: {names}.")
         self._refuse_odd(loose)
         names = [name for name in changed if name.startswith(_TAKEN) and name not in self._refused]
-        for name in sorted(names, key=lambda name: (name in now, name)):  # what is deleted makes room
+        current = self._copy.head.removeprefix("ref: ")
+        # What is deleted makes room. The branch on which the command began is never too much.
+        names.sort(key=lambda name: (name in now, name != current, name))
+        if len(names) > _MAX_CHANGES:
+            left = names[_MAX_CHANGES:]
+            self._refused.update(left)
+            self.rejected.append(
+                f"{len(left)} branches and tags were not kept: no more than {_MAX_CHANGES} can change."
+            )
+        for name in names[:_MAX_CHANGES]:
             if reason := self._find_fault(name, now.get(name, "")):
                 self._refuse(name, f"{show_name(name)} was not kept: {reason}.")
             else:

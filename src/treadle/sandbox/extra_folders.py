@@ -138,7 +138,7 @@ def _hold_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show_env_
         return ExtraFolder(folder, descriptor, False, {}, frozenset(), masked)
     if notes := found.explain_read_only():
         raise BadInput(f"{folder} cannot be written by commands. Nothing was run. {notes[0]}")
-    guarded = (*found.own_files, *found.unseen, *found.read_only, *(folder / name for name in found.named))
+    guarded = (*found.own_files, *found.closed, *found.read_only, *(folder / name for name in found.named))
     parents = find_parent_folders(folder, guarded)
     names = (*PROTECTED, *OPENED_WITH_FOLDER)
     below = (*parents, *found.read_only)

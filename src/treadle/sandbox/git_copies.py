@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from treadle.errors import TreadleError
 from treadle.git.git_folder import RepositoryUnsupported
 from treadle.git.index_file import list_gitlinks
-from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, sign_files
+from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, hide_files, sign_files
 from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
+from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox.base import GitReport, Job
 from treadle.sandbox.git_settings import build_private_config, build_user_config, read_excludes
 from treadle.sandbox.guarded_paths import GuardedPaths
@@ -52,6 +53,10 @@ class GitCopies:
 
     def __init__(self, job: Job, workspace: Path, guarded: GuardedPaths) -> None:
         self._job, self._workspace = job, workspace
+        # Git shall not touch what is empty only inside: hidden files, and placeholders.
+        placeholders = (workspace / name for name in (*PROTECTED, *OPENED_WITH_FOLDER))
+        self._hidden = [path for path in placeholders if not os.path.lexists(path)]
+        self._hidden += () if job.show_env_files else guarded.env_files
         self._resources = ExitStack()
         self._watch: RepositoryWatch | None = None
         self._copies: list[PrivateCopy] = []
@@ -110,6 +115,8 @@ class GitCopies:
             with (folder / "info/exclude").open("a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(f"\n{excludes}\n")
             copy = replace(copy, signatures=sign_files(folder))
+        tree = repository.work_tree
+        copy = hide_files(copy, [str(path.relative_to(tree)) for path in self._hidden if path.is_relative_to(tree)])
         for source, target in zip(one.objects, inside, strict=True):
             self._mount(source, target)
             if os.path.lexists(source / "info/alternates"):

@@ -39,15 +39,16 @@ _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 class GuardedPaths(Struct, frozen=True):
     """The paths in a workspace that a command may not see, or may not change. `found` has what git may run.
 
-    `unseen` are folders that we could not look into. A command of the same user could open them. `named` are paths that
-    settings of git name, with the kind of a placeholder for a missing one.
+    We could not look into folders that are `too_deep` or `closed`; a command could open the latter. `named` are paths
+    that settings of git name, with the kind of a placeholder for a missing one.
     """
 
     env_files: tuple[Path, ...] = ()
     own_files: tuple[Path, ...] = ()
     repositories: tuple[Path, ...] = ()
     opened: tuple[Path, ...] = ()
-    unseen: tuple[Path, ...] = ()
+    too_deep: tuple[Path, ...] = ()
+    closed: tuple[Path, ...] = ()
     named: Mapping[str, int] = {}
     why_read_only: str = ""
     found: FoundPaths = FoundPaths()
@@ -55,6 +56,10 @@ class GuardedPaths(Struct, frozen=True):
     @property
     def read_only(self) -> tuple[Path, ...]:
         return (*self.repositories, *self.opened)
+
+    @property
+    def unseen(self) -> tuple[Path, ...]:
+        return (*self.too_deep, *self.closed)
 
     def explain_read_only(self) -> tuple[str, ...]:
         """Say why no command may write in this workspace, or nothing."""
@@ -140,7 +145,8 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
         own_files=tuple(own_files),
         repositories=tuple(dict.fromkeys(repositories)),
         opened=tuple(dict.fromkeys(opened)),
-        unseen=tuple(workspace / name for name in (*found.too_deep, *found.closed)),
+        too_deep=tuple(workspace / name for name in found.too_deep),
+        closed=tuple(workspace / name for name in found.closed),
         named={name: kind for name, kind in named.paths.items() if not is_inside(workspace / name, read_only)},
         why_read_only=named.why_read_only,
         found=found,

@@ -142,7 +142,7 @@ def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind
     placeholders = {**gitlinks, **found.named} if job.writable else {}
     masked = (*found.own_files, *found.unseen, *(() if job.show_env_files else found.env_files))
     _check_count(workspace, len(masked), len(read_only) + len(placeholders))
-    held = {*read_only, *found.own_files, *found.unseen, *covered, *(workspace / name for name in placeholders)}
+    held = {*read_only, *found.own_files, *found.closed, *covered, *(workspace / name for name in placeholders)}
     parents = find_parent_folders(workspace, held) if job.writable else ()
     below = (*parents, *read_only) if job.writable else ()
     # A command that may only read needs no more placeholders, and lists none.

@@ -119,9 +119,10 @@ class _Failure(Struct, frozen=True):
     def _explain_network(self) -> Iterator[str]:
         remote = _GIT_REMOTE.search(self.command)
         if remote:
+            action = "fetch" if remote[1] == "ls-remote" else remote[1]
             yield (
-                f"Run `git {remote[1]}` as a command of its own: the user is asked, and it runs outside the sandbox "
-                "with the user's credentials."
+                f"Run a plain `git {action}` as a command of its own, without a refspec: the user is asked, and it "
+                "runs outside the sandbox with the user's credentials."
             )
         if not remote and not self.result.refused_hosts and _NO_NAMES.search(self.tail):
             if self.facts.job.network:

@@ -60,6 +60,7 @@ def hint(
         ("git ls-remote origin", "Could not resolve host: github.com", "Run a plain `git fetch` as a command"),
         ("sudo make install", "sudo: not found", "There is no root in the sandbox"),
         ("apt-get install jq", "E: Could not open lock file", "There is no root in the sandbox"),
+        ("git commit -m x", "*** Please tell me who you are.", "git config --global user.name NAME"),
         ("pip install x", "error: externally-managed-environment", "python3 -m venv .venv"),
         ("docker ps", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock", "Docker cannot be reached"),
         ("vi x", "stdin: is not a tty", "There is no terminal and no input"),

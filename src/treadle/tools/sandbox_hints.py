@@ -35,6 +35,11 @@ _GIT_REMOTE = re.compile(r"\bgit\b[^;&|\n]*?\s(push|fetch|pull|clone|ls-remote)\
 _ROOT_COMMAND = re.compile(r"(?:^|[\s;&|(])(?:sudo|su|doas|apt|apt-get|aptitude|dnf|yum|apk|pacman|zypper)\s")
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
+        re.compile(r"Please tell me who you are|empty ident name"),
+        "git knows no name and e-mail of the user, and commands cannot set them for good. Ask the user to run "
+        "git config --global user.name NAME and git config --global user.email ADDRESS.",
+    ),
+    (
         re.compile(r"externally-managed-environment"),
         "Make a virtual environment in the workspace: python3 -m venv .venv, then .venv/bin/pip install.",
     ),

@@ -71,11 +71,13 @@ def render_approval(
 
 def _render_argument(value: Json) -> str:
     """Render a text as it is, a list of lines with one item on each, and everything else as JSON."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, str) and item.splitlines() == [item] for item in value):
-        return "\n" * (len(value) == 1) + "\n".join(f"- {item}" for item in value)
-    return json.dumps(value, ensure_ascii=False, indent=1)
+    match value:
+        case str():
+            return value
+        case [str(), *_] if all(isinstance(item, str) and item.splitlines() == [item] for item in value):
+            return "\n".join(f"- {item}" for item in value)
+        case _:
+            return json.dumps(value, ensure_ascii=False, indent=1)
 
 
 def describe_wish(question: ApprovalRequested) -> str:

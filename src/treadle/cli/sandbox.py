@@ -21,8 +21,7 @@ from treadle.sandbox.caches import find_cache_folder, list_caches, remove_cache
 from treadle.sandbox.explain import MountRow, explain_job
 from treadle.sandbox.extra_folders import resolve_extra_folder
 from treadle.sandbox.registries import expand_hosts
-from treadle.tools.git_notes import list_git_notes
-from treadle.tools.shell_requests import describe_refused
+from treadle.sandbox.result_notes import describe_refused, list_git_notes
 
 EXAMPLES = """\
   treadle sandbox probe

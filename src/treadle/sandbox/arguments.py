@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from treadle.errors import BadInput
-from treadle.sandbox.base import Job
 from treadle.sandbox.plan import HOME, BubblewrapPlan
 from treadle.sandbox.runtime_folder import make_empty_file, make_file, prepare_etc
 from treadle.sandbox.shown_paths import is_below
@@ -94,13 +93,7 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         if is_below(folder, tools) and not folder.is_relative_to(plan.workspace):
             continue  # it is read-only already
         arguments += ("--ro-bind", str(folder), str(folder))
-    points = [(option, Path(target)) for option, _, target in list_mount_points(arguments)]
-    closed = [path for option, path in points if "bind" in option or path in plan.tools.masked]
-    for location, text in (*plan.tools.links, *_list_home_links(plan.job)):
-        # Where something is mounted at a link, or on the way, it takes the place of the link.
-        if not is_below(location, closed) and not any(path.is_relative_to(location) for _, path in points):
-            arguments += ("--symlink", text, str(location))
-    return [*arguments, "--remount-ro", "/", "--chdir", str(plan.cwd)]
+    return [*arguments, *_build_links(plan, arguments), "--remount-ro", "/", "--chdir", str(plan.cwd)]
 
 
 def list_mount_points(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -119,13 +112,20 @@ def list_mount_points(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
     return found
 
 
-def _list_home_links(job: Job) -> Iterator[tuple[Path, str]]:
-    """List the links that lead from the home of a command to the folders it was given, so that it finds ~/data."""
-    home, folders = Path.home().resolve(), {*job.shown_folders, *job.writable_folders}
-    for folder in sorted(folders):
+def _build_links(plan: BubblewrapPlan, arguments: Sequence[str]) -> Iterator[str]:
+    """Build the links of toolchains, and those from the home of the command to given folders: it finds ~/data."""
+    links, home = list(plan.tools.links), Path.home().resolve()
+    given = {*plan.job.shown_folders, *plan.job.writable_folders}
+    for folder in sorted(given):
         below = folder.relative_to(home) if folder.is_relative_to(home) else Path()
-        if below.parts and not below.parts[0].startswith(".") and not folders.intersection(folder.parents):
-            yield Path(HOME, below), str(folder)
+        if below.parts and not below.parts[0].startswith(".") and not given.intersection(folder.parents):
+            links.append((Path(HOME, below), str(folder)))
+    points = [(option, Path(target)) for option, _, target in list_mount_points(arguments)]
+    closed = [path for option, path in points if "bind" in option or path in plan.tools.masked]
+    for location, text in links:
+        # Where something is mounted at a link, or on the way, it takes the place of the link.
+        if not is_below(location, closed) and not any(path.is_relative_to(location) for _, path in points):
+            yield from ("--symlink", text, str(location))
 
 
 def _build_var_tmp(plan: BubblewrapPlan, size: str) -> tuple[str, ...]:

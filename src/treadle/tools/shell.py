@@ -29,6 +29,7 @@ from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
 from treadle.sandbox.registries import are_registries
+from treadle.sandbox.result_notes import describe_refused, list_git_notes
 from treadle.sandbox.shown_paths import SYSTEM_FOLDERS, choose_visible, is_below
 from treadle.sandbox.toolchains import find_toolchains, list_languages
 from treadle.tools.base import (
@@ -43,9 +44,8 @@ from treadle.tools.base import (
     ToolResult,
 )
 from treadle.tools.git_command import read_git_command
-from treadle.tools.git_notes import list_git_notes
 from treadle.tools.sandbox_hints import HintFacts, find_hints
-from treadle.tools.shell_requests import CommandRequests, describe_refused
+from treadle.tools.shell_requests import CommandRequests
 
 MAX_TIMEOUT = 600.0
 _MAX_CHARACTERS = 100_000

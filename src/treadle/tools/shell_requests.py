@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from treadle.errors import BadInput
@@ -11,8 +11,6 @@ from treadle.permissions.policy import make_printable
 from treadle.permissions.requests import NETWORK, READ_FOLDER, USUAL_PORTS, WRITE_FOLDER
 from treadle.sandbox.extra_folders import resolve_extra_folder
 from treadle.tools.base import ToolContext, ToolError
-
-_MAX_NAMED_HOSTS = 3
 
 
 class CommandRequests:
@@ -48,10 +46,3 @@ class CommandRequests:
             found.append(folder)
             allowed.add(folder)
         return found
-
-
-def describe_refused(hosts: Mapping[str, str]) -> str:
-    """Say which hosts a command did not reach, and why."""
-    named = [f"{host} was not reached: {why}" for host, why in list(hosts.items())[:_MAX_NAMED_HOSTS]]
-    more = len(hosts) - _MAX_NAMED_HOSTS
-    return " ".join([*named, *([f"{more} more hosts were not reached."] if more > 0 else [])])

@@ -58,7 +58,7 @@ async def test_a_worktree_has_the_last_commit_and_not_what_is_uncommitted(repo: 
     assert sorted(path.name for path in started.folder.iterdir()) == [".git", "a.txt"]
     assert (started.folder / "a.txt").read_text() == "one\n"
     assert repo.git("status", "--porcelain", folder=started.folder) == ""
-    assert "2 changed files" in started.note and "treadle/fix" in started.note
+    assert "the 2 uncommitted changes" in started.note and "treadle/fix" in started.note
     assert (repo.folder / "a.txt").read_text() == "changed\n"
     repo.check()
 
@@ -163,7 +163,7 @@ async def test_files_that_run_when_the_folder_is_opened_are_merged_by_a_person(r
 async def test_uncommitted_work_stops_a_merge_unless_it_is_committed(repo: UserRepository) -> None:
     started = await start(repo)
     (started.folder / "b.txt").write_text("two\n")
-    with pytest.raises(Conflict, match=r"1 changed files .* for example b.txt"):
+    with pytest.raises(Conflict, match=r"has 1 uncommitted change, for example b.txt"):
         await end_worktree(started.log, "s1", "merge")
     assert (started.folder / "b.txt").exists() and not (repo.folder / "b.txt").exists()
     await end_worktree(started.log, "s1", "merge", commit=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,6 +167,14 @@ def test_what_is_allowed_for_good_is_kept_for_this_workspace(tmp_path: Path, mon
     assert parse_decision("a", ask(), tmp_path) is not None
     (rule,) = json.loads((tmp_path / "data" / "rules.json").read_text())["rules"]
     assert rule == {"pattern": "shell(git push *)", "workspace": str(tmp_path)}
+
+
+def test_a_list_of_lines_is_shown_line_by_line_and_another_one_exactly(tmp_path: Path) -> None:
+    arguments = {"commits": ["571af42 x", "12acb2b Add f"], "forged": ["one\n- two"], "one": ["~/data"], "none": []}
+    question = msgspec.structs.replace(ask(), tool="git_remote", arguments=arguments)
+    shown = "\n".join(render_approval(question, {}, tmp_path, 80, colour=False))
+    assert "  commits:\n    - 571af42 x\n    - 12acb2b Add f\n" in shown, shown
+    assert '"one\\n- two"' in shown and "  one: - ~/data\n" in shown and "  none: []" in shown, shown
 
 
 def test_a_compound_command_is_shown_part_by_part(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def test_a_run_in_a_worktree_leaves_the_users_folder_alone_until_it_is_mer
     assert done.code == 0 and [call["status"] for call in done.document["calls"]] == ["ok", "ok"], done
     session = done.document["session_id"][:12]
     notes = [line["message"] for line in done.log_lines if line["type"] == "log"]
-    assert any("1 changed files" in note and "not in it" in note for note in notes)
+    assert any("does not have the 1 uncommitted change of" in note for note in notes)
     assert any(f"treadle sessions merge {session}" in note and "treadle/fix" in note for note in notes)
     folder = find_folder(repo)
     assert folder.is_relative_to(place.home / ".local/state/treadle/worktrees") and (folder / "b.txt").exists()

@@ -67,7 +67,7 @@ async def start_session_worktree(
         left_out = len(await list_changed_files(sandbox, folder))
         note = f"worktree: {worktree.folder} on the branch {worktree.branch}"
         if left_out:
-            note += f"; {left_out} changed files of {folder} are not committed, so they are not in it"
+            note += f"; it does not have the {left_out} uncommitted change{'s' * (left_out != 1)} of {folder}"
         yield StartedWorktree(worktree, note)
 
 
@@ -128,9 +128,10 @@ async def end_worktree(
         )
     if state.changed_files:
         if action != "drop" and not commit:
+            count = len(state.changed_files)
             raise Conflict(
-                f"{len(state.changed_files)} changed files in {worktree.folder} are not committed, for example "
-                f"{state.changed_files[0]}. Nothing was changed. `--commit` commits them first"
+                f"{worktree.folder} has {count} uncommitted change{'s' * (count != 1)}, for example "
+                f"{state.changed_files[0]}. Nothing was changed. `--commit` commits first"
             )
         name = (await log.get_info(session_id)).name
         await commit_worktree(sandbox, worktree, f"Work of the session {name or session_id[:12]}")

@@ -322,11 +322,13 @@ class RunOutput:
         session = report.session_id[:12]
         if report.status == "denied":
             tools = _list_tools(report.denied)
-            has_flow = any(
-                isinstance(one, events.ApprovalRequested) and one.flow for one in self.report_builder.refused
-            )
+            asked = [one for one in self.report_builder.refused if isinstance(one, events.ApprovalRequested)]
+            rules = {one.rule for one in asked}
             how = "--approve and --yes allow it, --full-access leaves the sandbox"
-            how = "--approve-flow and --yes allow it" if has_flow else how
+            if any(one.flow for one in asked):
+                how = "--approve-flow and --yes allow it"
+            elif len(rules) == 1 and all(rules):
+                how = f"--approve {rules.pop()!r} and --yes allow it"
             self.write_note(f"denied, because nobody could be asked: {tools}; {how}")
         if report.status == "waiting" and self.report_builder.asked:
             self.write_note(f"waits for an answer ({_list_tools(report.pending)}): treadle approvals list")

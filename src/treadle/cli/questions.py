@@ -58,7 +58,7 @@ def render_approval(
     lines = [head, *(f"  {'' if place else 'why asked:':10} {line}" for place, line in enumerate(why))]
     lines.append(f"  workspace: {escape_hidden(str(folder))}")
     for name, value in question.arguments.items():
-        text = escape_hidden(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1))
+        text = escape_hidden(_render_argument(value))
         values = text.split("\n")
         lines.append(f"  {escape_hidden(name)}:{f' {text}' if len(values) == 1 else ''}")
         lines += [f"    {line}" for line in values if len(values) > 1]
@@ -67,6 +67,17 @@ def render_approval(
         lines += ["  it consists of:", *(f"    {escape_hidden(command)}" for command in commands)]
     diff = [escape_hidden(line) for line in preview_diff(question.tool, question.arguments, folder)]
     return lines + [f"  {line}" for line in render_diff(diff, width - 2, colour=colour)]
+
+
+def _render_argument(value: Json) -> str:
+    """Render a text as it is, a list of lines with one item on each, and everything else as JSON."""
+    match value:
+        case str():
+            return value
+        case [str(), *_] if all(isinstance(item, str) and item.splitlines() == [item] for item in value):
+            return "\n".join(f"- {item}" for item in value)
+        case _:
+            return json.dumps(value, ensure_ascii=False, indent=1)
 
 
 def describe_wish(question: ApprovalRequested) -> str:

@@ -13,7 +13,7 @@ ChangeKind: TypeAlias = Literal["added", "modified", "deleted", "committed", "mo
 index differs.
 """
 
-CHANGED_BY_OTHERS = "somebody else changed it after the last call did; force=True rewinds it all the same"
+CHANGED_BY_OTHERS = "somebody else changed it after the last call did, so it stays unless you force it"
 
 
 class RewindChange(Struct, frozen=True):

@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from treadle.errors import BadInput
-from treadle.sandbox.base import Job
 from treadle.sandbox.plan import HOME, BubblewrapPlan
 from treadle.sandbox.runtime_folder import make_empty_file, make_file, prepare_etc
 from treadle.sandbox.shown_paths import is_below
@@ -120,15 +119,6 @@ def list_mount_points(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
         elif name in _NO_PATH:
             next(words)
     return found
-
-
-def _list_home_links(job: Job) -> Iterator[tuple[Path, str]]:
-    """List the links that lead from the home of a command to the folders it was given, so that it finds ~/data."""
-    home, folders = Path.home().resolve(), {*job.shown_folders, *job.writable_folders}
-    for folder in sorted(folders):
-        below = folder.relative_to(home) if folder.is_relative_to(home) else Path()
-        if below.parts and not below.parts[0].startswith(".") and not folders.intersection(folder.parents):
-            yield Path(HOME, below), str(folder)
 
 
 def _build_var_tmp(plan: BubblewrapPlan, size: str) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ def find_top_repository(folder: Path) -> Repository:
     found = find_repositories(work_tree, {".git": "folder" if is_folder else "file"})
     if found.accepted and not (work_tree / ".git").is_symlink():
         return found.accepted[0].repository
+    if not os.path.lexists(work_tree / ".git"):
+        raise BadInput(f"{folder} is not the top folder of a git repository, so it can have no worktree")
     raise BadInput(f"{folder} is not the top folder of a git repository that can be used. {' '.join(found.notes)}")
 
 

@@ -35,6 +35,11 @@ _GIT_REMOTE = re.compile(r"\bgit\b[^;&|\n]*?\s(push|fetch|pull|clone|ls-remote)\
 _ROOT_COMMAND = re.compile(r"(?:^|[\s;&|(])(?:sudo|su|doas|apt|apt-get|aptitude|dnf|yum|apk|pacman|zypper)\s")
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
+        re.compile(r"Please tell me who you are|empty ident name"),
+        "git knows no name and e-mail of the user, and commands cannot set them for good. Ask the user to run "
+        "git config --global user.name NAME and git config --global user.email ADDRESS.",
+    ),
+    (
         re.compile(r"externally-managed-environment"),
         "Make a virtual environment in the workspace: python3 -m venv .venv, then .venv/bin/pip install.",
     ),
@@ -119,9 +124,10 @@ class _Failure(Struct, frozen=True):
     def _explain_network(self) -> Iterator[str]:
         remote = _GIT_REMOTE.search(self.command)
         if remote:
+            action = "fetch" if remote[1] == "ls-remote" else remote[1]
             yield (
-                f"Run `git {remote[1]}` as a command of its own: the user is asked, and it runs outside the sandbox "
-                "with the user's credentials."
+                f"Run a plain `git {action}` as a command of its own, without a refspec: the user is asked, and it "
+                "runs outside the sandbox with the user's credentials."
             )
         if not remote and not self.result.refused_hosts and _NO_NAMES.search(self.tail):
             if self.facts.job.network:

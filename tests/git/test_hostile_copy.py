@@ -22,8 +22,13 @@ Attack = Callable[[Command, Path], object]
 class Victim(Place):
     """A repository whose user looks at it, changes it and commits after a command. A canary shows if a program ran."""
 
+    seen: list[str]
+
     def suffer(self, attack: Attack) -> tuple[str, ...]:
-        """Let a command attack, take its work back, then work as the user. Returns what was rejected."""
+        """Let a command attack, take its work back, then work as the user. Returns what was rejected.
+
+        `seen` is the status that the user sees first.
+        """
         canary = self.aside / "canary"
         config = (self.git_dir / "config").read_bytes()
         names = {path.relative_to(self.git_dir).parts[0] for path in self.git_dir.iterdir()}
@@ -35,6 +40,7 @@ class Victim(Place):
             assert not (self.git_dir / name).exists() and not (self.git_dir / name).is_symlink()
         assert not [path for path in self.git_dir.rglob("*") if path.is_symlink() or path.is_fifo()]
         assert {path.name for path in self.git_dir.iterdir()} - names <= {"COMMIT_EDITMSG", "ORIG_HEAD", "MERGE_MSG"}
+        self.seen = self.status()
         steps = ("status", "diff", "stash list", "log --oneline --all", "commit --allow-empty -m after")
         script = " && ".join(f"git {step}" for step in steps)
         subprocess.run(["sh", "-c", script], cwd=self.top, env=ENVIRONMENT, capture_output=True, check=True)
@@ -351,20 +357,23 @@ def test_an_index_entry_without_its_object_is_never_kept(victim: Victim) -> None
     assert "content is missing" in victim.suffer(lambda c, canary: put_index(c, b"x", 0o100644, "1" * 40))[0]
 
 
-def test_an_index_cannot_hide_a_changed_file(victim: Victim) -> None:
+@pytest.mark.parametrize(("staged", "line"), [(b"1\n", " M a.txt"), (b"staged", "MM a.txt")])
+def test_an_index_cannot_hide_a_changed_file(victim: Victim, staged: bytes, line: str) -> None:
     """The command's index says that the file it changed is unchanged, and must not be looked at."""
 
     def attack(command: Command, canary: Path) -> None:
         (victim.top / "a.txt").write_text("changed by the command\n")
+        os.utime(victim.top / "a.txt", (1_700_000_000, 1_700_000_000))
         about = os.stat(victim.top / "a.txt")
         times = (*divmod(about.st_ctime_ns, 10**9), *divmod(about.st_mtime_ns, 10**9))
         numbers = (*times, about.st_dev, about.st_ino, about.st_uid, about.st_gid, about.st_size)
         stat = struct.pack(">9I", *(number & 0xFFFFFFFF for number in numbers))
-        put_index(command, b"a.txt", 0o100644, command.git("rev-parse", "HEAD:a.txt"), EntryState(stat, 0xC000))
+        put_index(command, b"a.txt", 0o100644, put_object(command, "blob", staged), EntryState(stat, 0xC000))
+        command_status = command.git("status", "--porcelain")
+        assert line not in command_status.splitlines(), "the trap works in the private copy"
 
-    victim.git("rm", "-q", "--cached", "b.txt")
     victim.suffer(attack)
-    assert " M a.txt" in victim.status()
+    assert line in victim.seen
 
 
 def test_the_extensions_of_an_index_are_never_kept(victim: Victim) -> None:

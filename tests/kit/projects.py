@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
 from treadle import Agent
 from treadle.events import CallFinished
-from treadle.sandbox import proxy
+from treadle.sandbox import network, proxy
 from treadle.testing import ScriptedModel, call
 from treadle.tools.builtin import build_default_tools
 
@@ -102,12 +103,11 @@ PROJECTS: dict[str, Project] = {
     ),
     "c": Project(
         {
-            "Makefile": "hello: hello.c\n\tcc -Wall -o hello hello.c\n"
-            "test: hello\n\t./hello | grep -q hello && echo passed\n",
+            "Makefile": "hello: hello.c\n\tcc -o hello hello.c\ntest: hello\n\t./hello | grep hello && echo passed\n",
             "hello.c": '#include <stdio.h>\nint main(void) { puts("hello"); return 0; }\n',
             ".gitignore": "hello\n",
         },
-        (("make test", "passed"), ("sed -i s/hello/howdy/ hello.c Makefile && make test", "passed"), (COMMIT, "Build")),
+        (("make test", "passed"), ("echo '/* greets */' >> hello.c && make test", "passed"), (COMMIT, "Build")),
         start_repository,
     ),
     "clone": Project(
@@ -186,8 +186,11 @@ def prepare_home(folder: Path, layout: str) -> None:
 def accept_registries() -> None:
     """Count the addresses of the registries as public: a machine for tests may reach them through a mirror."""
     mirrors = {str(found[4][0]) for host in REGISTRIES for found in socket.getaddrinfo(host, 443)}
-    is_public = proxy.is_public_address
-    proxy.is_public_address = lambda address: address in mirrors or is_public(address)
+
+    def is_public(address: str) -> bool:
+        return address in mirrors or proxy.is_public_address(address)
+
+    network.open_network = partial(network.open_network, public=is_public)
 
 
 def can_reach_registries() -> bool:

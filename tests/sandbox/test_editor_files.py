@@ -1,6 +1,8 @@
 """Files that run or instruct when a folder is opened: no command can write them, whether they exist or not."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,32 @@ async def test_a_link_is_put_back_and_its_target_is_protected(place: Place) -> N
     assert links == {".claude": "shared", ".vscode": str(place.outside), ".mcp.json": "nowhere"}
     assert (place.workspace / "shared/settings.json").read_text() == "whole"
     assert sorted(os.listdir(place.outside)) == ["key", "victim"]
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("close", ["chmod 000 .vscode/x .vscode", 'python3 -c "$DEEP"'], ids=["closed", "deep"])
+async def test_a_link_is_put_back_whatever_a_command_has_put_there(close: str, place: Place) -> None:
+    (place.workspace / ".vscode").symlink_to("shared")
+    deep = "import os; os.chdir('.vscode'); [(os.mkdir('d'), os.chdir('d')) for _ in range(3000)]"
+    code = f"rm .vscode; mkdir -p .vscode/x; echo spoiled > .vscode/tasks.json; touch .vscode/x/y; {close}"
+    await inside(place.shell(f'DEEP="{deep}"; {code}'))
+    assert os.readlink(place.workspace / ".vscode") == "shared"
+    assert os.listdir(place.workspace) == [".vscode"]
+
+
+def test_a_link_that_a_killed_process_left_replaced_is_put_back_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".vscode").symlink_to("shared")
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom treadle.sandbox.guarded_paths import hold_protected_paths\n"
+        "link = Path(sys.argv[1], '.vscode')\n"
+        "with hold_protected_paths(link.parent, names=['.vscode']):\n"
+        "    link.unlink(); link.mkdir(); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path]).returncode == -9
+    assert (tmp_path / ".vscode").is_dir()
+    with hold_protected_paths(tmp_path, names=[".vscode"]):
+        pass
+    assert os.readlink(tmp_path / ".vscode") == "shared"
 
 
 @needs_bubblewrap

@@ -336,3 +336,10 @@ async def test_a_killed_processs_repository_is_cleaned_by_the_next_command(place
     lock.write_bytes(data)
     ran = await place.inside("true")
     assert "fsmonitor" not in (place.workspace / "sub/.git/config").read_text(), ran
+
+
+async def test_a_repository_whose_name_is_no_text_is_cleaned_and_the_next_command_runs(place: GitPlace) -> None:
+    place.make_layout("plain")
+    ran = await place.inside("git init -q \"$(printf 'a\\377b')\"; git init -q \"$(printf 'n\\nl')\"")
+    assert {report.repository for report in ran.ended.git} == {"a\udcffb", "n\nl"}
+    assert (await place.inside("echo next")).output == "next\n"

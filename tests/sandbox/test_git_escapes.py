@@ -100,6 +100,48 @@ def hard_linked(place: GitPlace) -> None:
     place.host(f"git clone -q {place.workspace} {place.folder}/linked")
 
 
+def own_hooks(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config core.hooksPath tools/hooks; mkdir -p tools/hooks; touch tools/hooks/x tools/y")
+
+
+def missing_hooks(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config core.hooksPath tools/hooks")
+
+
+def linked_hooks(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config core.hooksPath hooks; mkdir real; ln -s real hooks")
+
+
+def included(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config include.path ../.gitconfig; git config -f .gitconfig core.hooksPath h; mkdir h; touch h/x")
+
+
+def included_missing(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config includeIf.gitdir:/.path ../conf/git")
+
+
+def hooks_of_the_user(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config --global core.hooksPath hooks; mkdir hooks; touch hooks/x")
+
+
+def settings_of_the_user(place: GitPlace) -> None:
+    plain(place)
+    place.host("mv ~/.gitconfig gitconfig; ln -s $PWD/gitconfig ~/.gitconfig")
+
+
+def hooks_of_the_folder_above(place: GitPlace) -> None:
+    top = place.make_repository(place.folder / "top")
+    place.host("git config core.hooksPath inner/hooks; mkdir -p inner/hooks; touch inner/hooks/x inner/file0", top)
+    place.host("git add . && git commit -qm inner", top)
+    place.workspace = top / "inner"
+
+
 class Attempt(Struct, frozen=True):
     """A way out: what the command does, and what the user does afterwards besides the usual."""
 
@@ -370,7 +412,37 @@ READS = [
     ),
 ]
 
-ATTEMPTS = [*SETTINGS, *FILES, *NEW, *READS]
+WRITE_HOOK = f"mkdir -p {{0}}; {HOOK.format('{0}/pre-commit')}"
+MOVE = "rm -rf {0}; mv {0} old; mv $(dirname {0}) older; "
+
+NAMED = [
+    Attempt("hooks in a folder that settings name", WRITE_HOOK.format("tools/hooks"), own_hooks),
+    Attempt(
+        "hooks in a folder that settings name, moved",
+        MOVE.format("tools/hooks") + WRITE_HOOK.format("tools/hooks"),
+        own_hooks,
+    ),
+    Attempt("hooks in a folder that is missing", WRITE_HOOK.format("tools/hooks"), missing_hooks),
+    Attempt("hooks behind a link", WRITE_HOOK.format("real"), linked_hooks),
+    Attempt("hooks behind a link that is replaced", f"rm hooks; {WRITE_HOOK.format('hooks')}", linked_hooks),
+    Attempt("settings that are included", "echo '[core]fsmonitor='$CANARY >> .gitconfig", included),
+    Attempt(
+        "settings that are included, replaced",
+        "printf '[core]\n\tfsmonitor = %s\n' $CANARY > c; mv c .gitconfig",
+        included,
+    ),
+    Attempt("hooks that included settings name", WRITE_HOOK.format("h"), included),
+    Attempt(
+        "settings that would be included",
+        "mkdir -p conf; printf '[core]\n\tfsmonitor = %s\n' $CANARY > conf/git",
+        included_missing,
+    ),
+    Attempt("hooks that the user's settings name", WRITE_HOOK.format("hooks"), hooks_of_the_user),
+    Attempt("the user's settings", "printf '[core]\n\tfsmonitor = %s\n' $CANARY >> gitconfig", settings_of_the_user),
+    Attempt("hooks of a repository around the workspace", WRITE_HOOK.format("hooks"), hooks_of_the_folder_above),
+]
+
+ATTEMPTS = [*SETTINGS, *FILES, *NEW, *READS, *NAMED]
 
 
 def find_reach(place: GitPlace, said: str) -> str:

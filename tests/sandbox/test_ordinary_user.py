@@ -100,6 +100,77 @@ def test_an_ordinary_user_has_the_same_sandbox(their_folder: Path) -> None:
     assert sorted(os.listdir(their_folder)) == [".git", "closed", "file", "sub"]
 
 
+CLOSED = """
+import asyncio, json, os, subprocess, sys
+from pathlib import Path
+from treadle.errors import BadInput
+from treadle.sandbox.base import Job
+from treadle.sandbox.backend import run_in_sandbox
+
+EVIL = "git init -q {0}; touch {0}/x; git -C {0} add x; git -C {0} config core.fsmonitor $CANARY; "
+top = Path(sys.argv[1])
+canary, started = top / "canary", top / "started"
+canary.write_text(f"#!/bin/sh\\necho started >> {started}\\n")
+canary.chmod(0o755)
+
+def host(code, folder):
+    subprocess.run(["/bin/sh", "-c", code], cwd=folder, env={"PATH": "/usr/bin:/bin", "CANARY": str(canary)},
+                   capture_output=True)
+
+async def run(folder, code):
+    heard = []
+    try:
+        await run_in_sandbox(Job(("/bin/sh", "-c", code), folder, env={"CANARY": str(canary)}), heard.append)
+    except BadInput as refused:
+        return f"refused: {refused}"
+    return b"".join(heard).decode()
+
+async def main():
+    said = {}
+    for number, (code, then) in enumerate([
+        (EVIL.format("a/sub") + "chmod 311 a", "cd a/sub && git status"),
+        (EVIL.format("a/sub") + "chmod 000 a", "chmod 755 a; cd a/sub && git status"),
+        (EVIL.format("a/b/c/d/e/f/g/h")
+            + "for f in a/b/c/d/e/f/g a/b/c/d/e/f a/b/c/d/e a/b/c/d a/b/c a/b a; do chmod 311 $f; done",
+            "cd a/b/c/d/e/f/g/h && git status"),
+        (EVIL.format("sub") + "chmod 311 .", "cd sub && git status"),
+        (EVIL.format("sub") + "chmod 000 .", "cd sub && git status"),
+    ]):
+        for kind in ("free", "held"):
+            folder = top / f"{kind}{number}"
+            folder.mkdir()
+            if kind == "free":
+                host(code, folder)
+            else:
+                await run(folder, code)
+            folder.chmod(0o755)
+            host(then, folder)
+            said[f"{kind}{number}"] = [str(started.exists()), await run(folder, "echo next")]
+            started.unlink(missing_ok=True)
+    user = top / "user"
+    user.mkdir()
+    host(EVIL.format("p/s/r").replace("$CANARY", "false") + "echo the-secret > p/s/.env; chmod 000 p/s", user)
+    tried = f"chmod 755 p/s; mv p q; cat */s/.env 2>&1; git config -f p/s/r/.git/config core.fsmonitor {canary}"
+    said["read"] = await run(user, tried)
+    said["mode"] = oct(os.stat(user / "p/s").st_mode)
+    host("chmod 311 .", user)
+    said["refused"] = await run(user, tried)
+    print(json.dumps(said))
+
+asyncio.run(main())
+"""
+
+
+@needs_bubblewrap
+def test_nothing_hides_in_a_folder_that_a_command_or_the_user_has_closed(their_folder: Path) -> None:
+    said = run_as_nobody(CLOSED, their_folder, {"HOME": str(their_folder / "home")})
+    for number in range(5):
+        assert said[f"free{number}"][0] == "True", f"attempt {number} proves nothing"
+        assert said[f"held{number}"] == ["False", "next\n"], f"attempt {number}"
+    assert "the-secret" not in said["read"] and "No such file" in said["read"]
+    assert said["mode"] == "0o40000" and "You may not list" in said["refused"]
+
+
 TOOLS = """
 import asyncio, json, sys
 from pathlib import Path

@@ -82,12 +82,14 @@ def test_an_ordinary_user_builds_tests_and_commits_a_project(name: str, layout: 
         if subprocess.run(["test", "-x", library / "."], user=NOBODY, group=NOBODY, extra_groups=[]).returncode:
             pytest.skip(f"NOT TESTED, nobody else can read {library}")
     os.chown(folder, NOBODY, NOBODY)
+    libraries = os.pathsep.join(map(str, LIBRARIES))
+    certificates = {name: value for name, value in os.environ.items() if "CERT" in name or "_CA" in name}
     done = subprocess.run(
         [PYTHON, "-B", "-m", "tests.kit.projects", name, layout, folder],
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],
-        env={"PYTHONPATH": os.pathsep.join(map(str, LIBRARIES)), "PATH": os.environ["PATH"], "HOME": str(folder)},
+        env={**certificates, "PYTHONPATH": libraries, "PATH": os.environ["PATH"], "HOME": str(folder)},
         cwd="/",
         capture_output=True,
         text=True,

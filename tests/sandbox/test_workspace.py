@@ -14,7 +14,7 @@ from tests.kit.sandbox import EVERYWHERE, Place, Run, collect, inside, needs_bub
 from treadle.errors import BadInput
 from treadle.log.open_log import open_log
 from treadle.permissions.paths import is_env_file
-from treadle.sandbox import bubblewrap
+from treadle.sandbox import arguments, bubblewrap, plan
 from treadle.sandbox.base import Job, SandboxUnavailable
 from treadle.sandbox.guarded_paths import (
     find_guarded_paths,
@@ -166,7 +166,8 @@ async def test_a_linked_repository_is_not_followed_but_refused(name: str, place:
 async def test_an_older_bubblewrap_protects_as_well_and_is_given_no_descriptor_of_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "_can_bind_descriptors", lambda: False)
+    for module in (bubblewrap, arguments):
+        monkeypatch.setattr(module, "can_bind_descriptors", lambda: False)
     (place.workspace / ".git").mkdir()
     (place.workspace / ".git/config").touch()
     ran = await inside(place.shell("touch .git/x; touch .treadle/x; ls /proc/$$/fd"))
@@ -182,14 +183,15 @@ async def test_a_repository_exchanged_while_a_command_starts_shows_nothing(
         folder.mkdir(parents=True)
     (theirs / "key").write_text("the-secret")
 
-    def too_late(plan: bubblewrap.BubblewrapPlan) -> list[str]:
+    def too_late(planned: plan.BubblewrapPlan) -> list[str]:
         """What is mounted when the way to it was a link for a moment, and is a folder again."""
-        words = arguments(plan)
+        words = build(planned)
         words[words.index(str(mine))] = str(theirs)
         return words
 
-    arguments = bubblewrap.build_arguments
-    monkeypatch.setattr(bubblewrap, "_can_bind_descriptors", lambda: False)
+    build = bubblewrap.build_arguments
+    for module in (bubblewrap, arguments):
+        monkeypatch.setattr(module, "can_bind_descriptors", lambda: False)
     monkeypatch.setattr(bubblewrap, "build_arguments", too_late)
     with pytest.raises(SandboxUnavailable, match="exchanged meanwhile"):
         await inside(place.shell("cat sub/.git/key > sub/read"))
@@ -249,7 +251,7 @@ async def test_a_command_in_another_process_counts_as_well(place: Place) -> None
 
 @needs_bubblewrap
 async def test_more_than_can_be_protected_is_refused_in_words(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "_MAX_MOUNTS", 2)
+    monkeypatch.setattr(plan, "_MAX_MOUNTS", 2)
     for name in (".env", ".env.a", ".env.b"):
         (place.workspace / name).touch()
     with pytest.raises(BadInput, match=r"3 env files.*no more than 2 can be protected"):

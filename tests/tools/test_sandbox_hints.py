@@ -142,7 +142,7 @@ def test_the_description_says_what_works_and_is_always_the_same(home: ToolHome) 
     home.write(".cargo/bin/cargo", echo("x"))
     home.set_path(".cargo/bin")
     found = Shell(sandbox).spec.description
-    assert f"Here: {', '.join(list_languages())}." in found and "Rust" in found
+    assert f"Languages here: {', '.join(list_languages())}." in found and "Rust" in found
     assert "there is no network" in found and "git works, commit too" in found and "private cache" in found
     assert found == Shell(sandbox).spec.description and len(found) < 800
     allowed = Shell(sandbox, network=True, allow_hosts=("example.org",)).spec.description

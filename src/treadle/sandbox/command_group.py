@@ -7,6 +7,7 @@ next group does that.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,7 +37,7 @@ class CommandGroup:
             killed = self._read()
             self.known = found if killed is None else clean_up(killed)
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, msgspec.json.encode(self.known), 0)
+            os.pwrite(self._lock, json.dumps(dict(self.known)).encode(), 0)  # names may be no text, which it writes
             fcntl.flock(self._lock, fcntl.LOCK_SH)
         else:
             self.known = self._read() or {}
@@ -64,4 +65,4 @@ class CommandGroup:
 
     def _read(self) -> Repositories | None:
         data = os.pread(self._lock, os.fstat(self._lock).st_size, 0)
-        return msgspec.json.decode(data, type=dict[str, str]) if data else None
+        return msgspec.convert(json.loads(data), dict[str, str]) if data else None

@@ -16,6 +16,11 @@ _USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TMPDIR", "XDG_RU
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
+_CERTIFICATES = (
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS"),
+    *("GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "NIX_SSL_CERT_FILE"),
+)
+_CERTIFICATE_FOLDERS = ("/usr", "/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/pki/ca-trust", "/etc/ca-certificates")
 _GIT_IDENTITY = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "EMAIL")
 _GIT_WITHOUT_TERMINAL = {
     "GIT_TERMINAL_PROMPT": "0",
@@ -40,6 +45,7 @@ def build_sandbox_environment(job: Job, workspace: Path, home: str, tools: Toolc
         "LANG": "C.UTF-8",
         **_select_variables(_PASSED_ON + _GIT_IDENTITY),
         **_GIT_WITHOUT_TERMINAL,
+        **_select_certificates(),
         **tools.variables,
         **build_cache_environment(cache),
         "PATH": os.pathsep.join(dict.fromkeys((*usable, *_SYSTEM_PATH, *list_cache_programs(cache)))),
@@ -59,3 +65,9 @@ def build_host_environment(job: Job) -> dict[str, str]:
 
 def _select_variables(names: tuple[str, ...]) -> Mapping[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _select_certificates() -> Mapping[str, str]:
+    """Select the variables that name certificates which a command sees. A company's own proxy needs them."""
+    named = _select_variables(_CERTIFICATES)
+    return {name: path for name, path in named.items() if is_below(Path(path), map(Path, _CERTIFICATE_FOLDERS))}

@@ -133,15 +133,17 @@ def _hold_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show_env_
     if os.readlink(f"/proc/self/fd/{descriptor}") != str(folder):
         raise BadInput(f"{folder} was moved, or a link took its place. Nothing was run. Name its real path.")
     found = find_guarded_paths(folder)
-    masked = (*found.own_files, *(() if show_env_files else found.env_files))
+    masked = (*found.own_files, *found.unseen, *(() if show_env_files else found.env_files))
     if not is_writable:
         return ExtraFolder(folder, descriptor, False, {}, frozenset(), masked)
-    guarded = (*found.own_files, *found.read_only)
+    if notes := found.explain_read_only():
+        raise BadInput(f"{folder} cannot be written by commands. Nothing was run. {notes[0]}")
+    guarded = (*found.own_files, *found.unseen, *found.read_only, *(folder / name for name in found.named))
     parents = find_parent_folders(folder, guarded)
     names = (*PROTECTED, *OPENED_WITH_FOLDER)
     below = (*parents, *found.read_only)
-    held = stack.enter_context(hold_protected_paths(folder, below, names=names))
-    if any(name not in held and not (folder / name).is_symlink() for name in names):
+    held = stack.enter_context(hold_protected_paths(folder, below, names=names, placeholders=found.named))
+    if any(name not in held and not (folder / name).is_symlink() for name in (*names, *found.named)):
         raise BadInput(f"{folder} cannot be protected from the command: you may not write there. Nothing was run.")
     paths = {folder / name: opened for name, opened in held.items()}
     watch = RepositoryWatch(folder, found.found)

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,7 +21,9 @@ from treadle.git.repository import Repository
 _GIT = ("/usr/bin/git", "/usr/local/bin/git", "/bin/git")
 """Where git is looked for. Not by PATH: that may name a folder of a workspace."""
 
-_NO_REPOSITORY = Path("/dev/null")
+NO_REPOSITORY = Path("/dev/null")
+"""Stands for no repository: only the settings of the user and the system hold there."""
+
 _TIMEOUT = 10.0
 _MAX_AGE = 60.0
 _MAX_REMEMBERED = 64
@@ -65,12 +67,20 @@ class Setting(Struct, frozen=True):
     is_own: bool
 
 
+class NamedPath(Struct, frozen=True):
+    """A file of settings or a folder of hooks. A relative one begins at the top of the work tree."""
+
+    path: str
+    is_folder: bool
+
+
 class SettingsUnreadable(Exception):
     """Git itself cannot read the settings of a repository."""
 
 
 class _Remembered(Struct, frozen=True):
     settings: tuple[Setting, ...]
+    named: tuple[NamedPath, ...]
     files: tuple[str, ...]
     versions: tuple[tuple[int, ...], ...]
     until: float
@@ -86,21 +96,32 @@ def read_settings(git_dir: Path, common_dir: Path) -> tuple[Setting, ...]:
     They are remembered until one of their files changes, and for a minute at most: a file that is included may be new.
     Raises `SettingsUnreadable`. Where git is not installed, there are none.
     """
+    return _read(git_dir, common_dir).settings
+
+
+def read_named_paths(git_dir: Path, common_dir: Path) -> tuple[NamedPath, ...]:
+    """Read which files of settings hold in a repository, missing ones too, and which folders have its hooks."""
+    return _read(git_dir, common_dir).named
+
+
+def _read(git_dir: Path, common_dir: Path) -> _Remembered:
     variables = {name: os.environ[name] for name in _USER_VARIABLES if name in os.environ}
     key = repr((str(git_dir), variables))
     with _memory_lock:
         known = _memory.get(key)
     if known is not None and time.monotonic() < known.until and known.versions == _read_versions(known.files):
-        return known.settings
+        return known
     own_files = {str(common_dir / "config"), str(common_dir / "config.worktree"), str(git_dir / "config.worktree")}
     home = Path(variables.get("HOME", "/"))
     usual = (home / ".gitconfig", Path(variables.get("XDG_CONFIG_HOME") or home / ".config", "git/config"))
     files = {*own_files, *map(str, usual), str(git_dir / "HEAD"), "/etc/gitconfig"}
     versions = _read_versions(tuple(sorted(files)))
     settings: list[Setting] = []
+    named: dict[NamedPath, None] = {}
     for scope, origin, text in _list_settings(git_dir, variables):
         file = origin.removeprefix("file:")
         is_own = scope in ("local", "worktree")
+        named |= dict.fromkeys(_list_named(file, text))
         # A file that the repository includes may be any file of the user.
         if is_own and file not in own_files:
             continue
@@ -110,13 +131,24 @@ def read_settings(git_dir: Path, common_dir: Path) -> tuple[Setting, ...]:
             files.add(file)
             versions = ()
     watched = tuple(sorted(files))
-    found = _Remembered(tuple(settings), watched, versions or _read_versions(watched), time.monotonic() + _MAX_AGE)
+    versions = versions or _read_versions(watched)
+    found = _Remembered(tuple(settings), tuple(named), watched, versions, time.monotonic() + _MAX_AGE)
     with _memory_lock:
         _memory[key] = found
         _memory.move_to_end(key)
         while len(_memory) > _MAX_REMEMBERED:
             _memory.popitem(last=False)
-    return found.settings
+    return found
+
+
+def _list_named(file: str, text: str) -> Iterator[NamedPath]:
+    """List the file that a setting is in, and what it names itself."""
+    name, _, value = text.partition("\n")
+    yield NamedPath(file, is_folder=False)
+    if value and name == "core.hookspath":
+        yield NamedPath(os.path.expanduser(value), is_folder=True)
+    elif value and (name == "include.path" or (name.startswith("includeif.") and name.endswith(".path"))):
+        yield NamedPath(os.path.join(os.path.dirname(file), os.path.expanduser(value)), is_folder=False)
 
 
 def _read_versions(files: Iterable[str]) -> tuple[tuple[int, ...], ...]:
@@ -170,7 +202,7 @@ def list_unknown_extensions(settings: Iterable[Setting]) -> list[str]:
 def build_user_config() -> str:
     """Build the text of the settings that hold in every repository of the sandbox, new ones too."""
     try:
-        settings = read_settings(_NO_REPOSITORY, _NO_REPOSITORY)
+        settings = read_settings(NO_REPOSITORY, NO_REPOSITORY)
     except SettingsUnreadable:
         settings = ()
     kept = [(one.key, one.value) for one in settings if _KEPT.fullmatch(one.key) and not _URL.fullmatch(one.key)]

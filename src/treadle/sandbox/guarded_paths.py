@@ -12,19 +12,23 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
+import secrets
 import stat
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 from msgspec import Struct
 
 from treadle.errors import BadInput
+from treadle.git.git_folder import remove_tree
 from treadle.permissions import paths
 from treadle.sandbox.base import Job
+from treadle.sandbox.named_by_git import find_named_by_git
 from treadle.sandbox.private_folder import lock_file
 from treadle.sandbox.runtime_folder import make_runtime_folder
+from treadle.sandbox.shown_paths import is_inside
 from treadle.sandbox.workspace_scan import FoundPaths, open_parent, scan_workspace
 
 _FORBIDDEN = {"/", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var"}
@@ -34,13 +38,19 @@ _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class GuardedPaths(Struct, frozen=True):
-    """The paths in a workspace that a command may not see, or may not change. `found` has what git may run."""
+    """The paths in a workspace that a command may not see, or may not change. `found` has what git may run.
+
+    `unseen` are folders that we could not look into. A command of the same user could open them. `named` are paths that
+    settings of git name, with the kind of a placeholder for a missing one.
+    """
 
     env_files: tuple[Path, ...] = ()
     own_files: tuple[Path, ...] = ()
     repositories: tuple[Path, ...] = ()
     opened: tuple[Path, ...] = ()
-    too_deep: tuple[Path, ...] = ()
+    unseen: tuple[Path, ...] = ()
+    named: Mapping[str, int] = {}
+    why_read_only: str = ""
     found: FoundPaths = FoundPaths()
 
     @property
@@ -53,7 +63,7 @@ class GuardedPaths(Struct, frozen=True):
             return ("The workspace has too many folders to protect what is in them, so the command could only read.",)
         if "" in self.found.repositories and ".git" not in self.found.repositories:
             return ("The workspace itself is a repository of git without files, so the command could only read.",)
-        return ()
+        return (self.why_read_only,) if self.why_read_only else ()
 
 
 def find_parent_folders(workspace: Path, held: Iterable[Path]) -> tuple[Path, ...]:
@@ -102,6 +112,8 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
     Near ones come first.
     """
     found = scan_workspace(workspace)
+    if "" in found.closed:
+        raise BadInput(f"You may not list {workspace}. Nothing was run. `chmod u+rwx {workspace}` allows it.")
     own_files = [place for place in paths.list_own_folders() if place.exists() and place.is_relative_to(workspace)]
     hidden = tuple(own_files)
 
@@ -122,12 +134,16 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
             opened += resolve(name) if not is_named and "node_modules" not in folder.split("/") else ()
         elif folder or last not in ("", *paths.PROTECTED):
             repositories += resolve(name)
+    named = find_named_by_git(workspace, (name for name, kind in found.repositories.items() if kind != "bare"))
+    read_only = {*repositories, *opened}
     return GuardedPaths(
         env_files=tuple(path for name in found.env_files for path in resolve(name) if path.is_file()),
         own_files=tuple(own_files),
         repositories=tuple(dict.fromkeys(repositories)),
         opened=tuple(dict.fromkeys(opened)),
-        too_deep=tuple(workspace / name for name in found.too_deep),
+        unseen=tuple(workspace / name for name in (*found.too_deep, *found.closed)),
+        named={name: kind for name, kind in named.paths.items() if not is_inside(workspace / name, read_only)},
+        why_read_only=named.why_read_only,
         found=found,
     )
 
@@ -157,13 +173,13 @@ def hold_protected_paths(
     below: Iterable[Path] = (),
     *,
     names: Sequence[str] = paths.PROTECTED,
-    placeholders: Sequence[str] = (),
+    placeholders: Mapping[str, int] = {},
 ) -> Generator[dict[str, int]]:
     """Hold a descriptor of each protected path, by its name in the workspace. Create a placeholder for a missing one.
 
-    A path that is missing and may not be created is left out. `placeholders` are the `.git` of submodules further down,
-    and their folders are created too. Paths `below` are held as they are. Nothing can be mounted on a link: one that
-    belongs to an editor or an agent is put back at the end.
+    A path that is missing and may not be created is left out. `placeholders` are more paths, by the kind of file that
+    is created there; their folders are created too. Paths `below` are held as they are. Nothing can be mounted on a
+    link: one that belongs to an editor or an agent is put back at the end.
     """
     path = make_runtime_folder() / build_lock_name(workspace)
     lock = lock_file(path, fcntl.LOCK_SH)
@@ -171,12 +187,14 @@ def hold_protected_paths(
     opened = (name for name in names if Path(name).name in paths.OPENED_WITH_FOLDER)
     links = {name: os.readlink(workspace / name) for name in opened if (workspace / name).is_symlink()}
     try:
+        for link in links.items():
+            os.write(lock, json.dumps(link).encode() + b"\n")
         for name in placeholders:
             for number, character in enumerate(name):
                 if character == "/":
                     _create_placeholder(workspace, name[:number], lock)
         for protected in (*(name for name in names if name not in links), *placeholders):
-            kind = stat.S_IFSOCK if protected in placeholders else stat.S_IFDIR
+            kind = placeholders.get(protected, stat.S_IFDIR)
             descriptor = _open_protected(workspace, protected, lock, kind)
             if descriptor is not None:
                 descriptors[protected] = descriptor
@@ -186,20 +204,19 @@ def hold_protected_paths(
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
-        for name, target in links.items():
-            _restore_link(workspace / name, target)
         _unlock(lock, path, workspace)
 
 
 def _restore_link(path: Path, target: str) -> None:
-    """Put a link back that a command has replaced."""
+    """Put a link back that a command has replaced. What it put there may be closed, or too large to remove."""
     if path.is_symlink() and os.readlink(path) == target:
         return
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    aside = path.with_name(f".treadle-{secrets.token_hex(8)}")
+    with suppress(FileNotFoundError):
+        path.rename(aside)
     path.symlink_to(target)
+    with suppress(OSError):
+        remove_tree(aside)
 
 
 def _open_below(workspace: Path, name: str) -> int:
@@ -271,19 +288,26 @@ def _open_protected(workspace: Path, name: str, lock: int, kind: int) -> int | N
 
 
 def _unlock(lock: int, path: Path, workspace: Path) -> None:
-    """Release the lock. The last process removes the placeholders, which are empty because nobody could write them."""
+    """Release the lock. The last process removes the placeholders, which are empty because nobody could write them.
+
+    It also puts links back, of processes that were killed too.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         return
-    created = [json.loads(line) for line in os.pread(lock, os.fstat(lock).st_size, 0).splitlines()]
-    for name in sorted(created, key=len, reverse=True):
+    lines = os.pread(lock, os.fstat(lock).st_size, 0).splitlines()
+    noted = [cast("str | list[str]", json.loads(line)) for line in lines]
+    for name, target in {link[0]: link[1] for link in reversed(noted) if isinstance(link, list)}.items():
+        _restore_link(workspace / name, target)
+    for name in sorted((name for name in noted if isinstance(name, str)), key=len, reverse=True):
         try:
             folder, last = open_parent(workspace, name), name.rpartition("/")[2]
             try:
-                is_socket = stat.S_ISSOCK(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
-                (os.unlink if is_socket else os.rmdir)(last, dir_fd=folder)
+                about = os.stat(last, dir_fd=folder, follow_symlinks=False)
+                if not about.st_size or not stat.S_ISREG(about.st_mode):  # somebody may have written it meanwhile
+                    (os.rmdir if stat.S_ISDIR(about.st_mode) else os.unlink)(last, dir_fd=folder)
             finally:
                 os.close(folder)
         except OSError as error:

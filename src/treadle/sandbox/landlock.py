@@ -102,8 +102,9 @@ def _build_rules(job: Job, workspace: Path, folder: Path, tools: Toolchains) -> 
     rights |= dict.fromkeys(job.shown_folders, _READ_ONLY) | dict.fromkeys(job.writable_folders, all_rights)
     for top, granted in rights.items():
         found = find_guarded_paths(top)
-        exceptions = dict.fromkeys(found.read_only, _READ_ONLY)
-        exceptions |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
+        exceptions = dict.fromkeys((*found.read_only, *(top / name for name in found.named)), _READ_ONLY)
+        hidden = (*found.own_files, *found.unseen, *(() if job.show_env_files else found.env_files))
+        exceptions |= dict.fromkeys(hidden, 0)
         yield from _split_folder(top, exceptions, granted)
 
 

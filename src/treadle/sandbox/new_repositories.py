@@ -11,7 +11,7 @@ from treadle.errors import TreadleError
 from treadle.git.take_back import adopt_repository
 from treadle.sandbox.base import GitReport
 from treadle.sandbox.command_group import CommandGroup
-from treadle.sandbox.workspace_scan import FoundPaths, open_parent, scan_workspace
+from treadle.sandbox.workspace_scan import FoundPaths, open_folders, open_parent, scan_workspace
 
 _MAX_ROUNDS = 5
 _BARE_NAMES = {
@@ -21,8 +21,11 @@ _BARE_NAMES = {
 
 
 def describe_repositories(workspace: Path, found: FoundPaths) -> dict[str, str]:
-    """Describe what git may take for a repository, by its path. A link is described with its target."""
-    described: dict[str, str] = {}
+    """Describe what git may take for a repository, by its path. A link is described with its target.
+
+    A closed folder may hold one too.
+    """
+    described: dict[str, str] = dict.fromkeys(found.closed, "closed")
     for name, kind in found.repositories.items():
         try:
             described[name] = f"link to {os.readlink(workspace / name)}" if kind == "link" else kind
@@ -56,7 +59,7 @@ class NewRepositories:
             found = scan_workspace(self._workspace)
             now = describe_repositories(self._workspace, found)
             changed = {name: kind for name, kind in now.items() if self.known.get(name) != kind}
-            new = {name: kind for name, kind in changed.items() if not self._is_harmless(name)}
+            new = {name: kind for name, kind in changed.items() if not self._is_harmless(name, kind)}
             if not found.is_complete:
                 sentence = "The workspace has too many folders, so new repositories in it were not looked for."
                 return (*reports, GitReport(rejected=(sentence,)))
@@ -70,15 +73,17 @@ class NewRepositories:
         """Tell whether git finds nothing of a command's own at a `.git` in the workspace."""
         return entry in self.known or not os.path.lexists(self._workspace / entry)
 
-    def _is_harmless(self, name: str) -> bool:
+    def _is_harmless(self, name: str, kind: str) -> bool:
         """Tell whether it is the repository of the workspace, which no command can reach, or none for git."""
-        if os.path.basename(name) != ".git" or name == ".git":
+        if kind == "closed" or os.path.basename(name) != ".git" or name == ".git":
             return name == ".git"
         path = self._workspace / name
-        kind = stat.S_IFMT(os.lstat(path).st_mode) if os.path.lexists(path) else 0
-        return kind not in (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK) or is_missing_or_empty(path)
+        mode = stat.S_IFMT(os.lstat(path).st_mode) if os.path.lexists(path) else 0
+        return mode not in (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK) or is_missing_or_empty(path)
 
     def _adopt_one(self, name: str, kind: str) -> GitReport | None:
+        if kind == "closed":
+            return self._open_closed(name)
         path, is_bare = self._workspace / name, kind == "bare"
         folder = name if is_bare else os.path.dirname(name)
         if kind == "folder" or (is_bare and name and _BARE_NAMES.issuperset(os.listdir(path))):
@@ -101,6 +106,16 @@ class NewRepositories:
         return GitReport(
             folder, rejected=(f"{entry} was renamed to {renamed}: git would follow it to what a command made.",)
         )
+
+    def _open_closed(self, name: str) -> GitReport | None:
+        """Open a folder that a command has closed, and all in it, so that the next round sees what is there."""
+        try:
+            open_folders(self._workspace, name)
+        except OSError as error:
+            self.known[name] = "closed"  # it belongs to somebody else
+            sentence = f"{name or 'The workspace'} could not be looked into ({error.strerror}). Remove it."
+            return GitReport(name, rejected=(sentence,))
+        return None
 
     def _rename_aside(self, entry: str) -> str:
         """Give an entry a name that means nothing to git, through no link."""

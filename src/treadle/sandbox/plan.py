@@ -6,6 +6,7 @@ What a plan holds open stays open until its stack is closed.
 from __future__ import annotations
 
 import asyncio
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -137,22 +138,19 @@ def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind
         stack.callback(git.close)
     covered = {workspace / name for name in git.entries} if git is not None else set[Path]()
     read_only = [path for path in found.read_only if path not in covered]
-    gitlinks = [*(git.gitlinks if git is not None else ())] if job.writable else []
-    masked = (*found.own_files, *found.too_deep, *(() if job.show_env_files else found.env_files))
-    if len(masked) + len(read_only) + len(gitlinks) > _MAX_MOUNTS:
-        raise BadInput(
-            f"{workspace} holds {len(masked)} env files and logs, and {len(read_only) + len(gitlinks)} repositories "
-            f"and folders of editors, and no more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. "
-            "Choose a folder with fewer."
-        )
-    held = {*read_only, *found.own_files, *covered, *(workspace / name for name in gitlinks)}
+    gitlinks = dict.fromkeys(git.gitlinks if git is not None else (), stat.S_IFSOCK)
+    placeholders = {**gitlinks, **found.named} if job.writable else {}
+    masked = (*found.own_files, *found.unseen, *(() if job.show_env_files else found.env_files))
+    _check_count(workspace, len(masked), len(read_only) + len(placeholders))
+    held = {*read_only, *found.own_files, *found.unseen, *covered, *(workspace / name for name in placeholders)}
     parents = find_parent_folders(workspace, held) if job.writable else ()
     below = (*parents, *read_only) if job.writable else ()
     # A command that may only read needs no more placeholders, and lists none.
     names = (*PROTECTED, *OPENED_WITH_FOLDER) if job.writable else PROTECTED
-    holding = hold_protected_paths(workspace, below, names=names, placeholders=gitlinks)
+    holding = hold_protected_paths(workspace, below, names=names, placeholders=placeholders)
+    needed = (*names, *(found.named if job.writable else ()))
     descriptors = {} if kind.is_private else stack.enter_context(holding)
-    if not kind.is_private and any(name not in descriptors and not (workspace / name).is_symlink() for name in names):
+    if not kind.is_private and any(name not in descriptors and not (workspace / name).is_symlink() for name in needed):
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
     if git is not None and ".git" not in descriptors:
@@ -172,6 +170,15 @@ def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind
         git,
         notes,
     )
+
+
+def _check_count(workspace: Path, masked: int, protected: int) -> None:
+    if masked + protected > _MAX_MOUNTS:
+        raise BadInput(
+            f"{workspace} holds {masked} env files, logs and closed folders, and {protected} repositories and folders "
+            f"of editors, and no more than {_MAX_MOUNTS} can be protected from a command. Nothing was run. Choose a "
+            "folder with fewer."
+        )
 
 
 def _build_environment(job: Job, workspace: Path, tools: Toolchains, git: GitCopies | None) -> dict[str, str]:

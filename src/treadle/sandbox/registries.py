@@ -40,5 +40,5 @@ def expand_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
 
 
 def are_registries(hosts: Iterable[str]) -> bool:
-    """Tell whether all of the hosts are registries."""
-    return set(hosts) <= set(REGISTRY_HOSTS)
+    """Tell whether hosts are named, and all of them are registries. An empty list means every public host."""
+    return bool(named := set(hosts)) and named <= set(REGISTRY_HOSTS)

@@ -7,6 +7,7 @@ So a second scan only asks the system about each folder, and lists those that ch
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -47,8 +48,8 @@ class FoundPaths(Struct, frozen=True):
 
     A repository of the name "" is the workspace itself, which looks like a bare one. `named` are `.treadle` and the
     files of editors, agents and hooks. `logs` may be logs of sessions. `half_bare` look like a repository and lack
-    something. `too_deep` are folders whose content was not looked at. `is_complete` is False when there are too many
-    folders.
+    something. `too_deep` and `closed` are folders whose content was not looked at: the path is too long, or we may not
+    list it. `is_complete` is False when there are too many folders.
     """
 
     env_files: tuple[str, ...] = ()
@@ -57,6 +58,7 @@ class FoundPaths(Struct, frozen=True):
     repositories: dict[str, GitKind] = {}
     half_bare: tuple[str, ...] = ()
     too_deep: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
     is_complete: bool = True
 
 
@@ -110,6 +112,23 @@ def open_parent(workspace: Path, name: str) -> int:
     return here
 
 
+def open_folders(workspace: Path, name: str) -> None:
+    """Give ourselves all rights to a folder and to all folders in it that we may not list, through no link."""
+    pending = [name]
+    while pending:
+        path = pending.pop()
+        here = open_parent(workspace, f"{path}/" if path else "")
+        try:
+            place = f"/proc/self/fd/{here}"
+            os.chmod(place, os.stat(place).st_mode & 0o7777 | 0o700)
+            for sub in os.listdir(place):
+                if sub != ".git" and stat.S_ISDIR(mode := os.stat(sub, dir_fd=here, follow_symlinks=False).st_mode):
+                    if mode & 0o700 != 0o700:
+                        pending.append(f"{path}/{sub}" if path else sub)
+        finally:
+            os.close(here)
+
+
 class _Scan:
     """One walk through a workspace, by descriptors: a folder that is exchanged meanwhile leads nowhere else."""
 
@@ -120,6 +139,7 @@ class _Scan:
         self._count = 0
         self._found: list[tuple[str, _Folder]] = []
         self._too_deep: list[str] = []
+        self._closed: list[str] = []
         self._deferred: list[tuple[str, _Folder]] = []
         self._is_complete = True
 
@@ -157,11 +177,17 @@ class _Scan:
                 self._note(path, before)
                 return before
             here = os.open(name, OPEN_FOLDER if is_same else _LIST_FOLDER, dir_fd=parent)
-        except OSError:  # it is gone, or we may not look into it
+        except (FileNotFoundError, NotADirectoryError):  # it is gone
+            return None
+        except OSError:
+            self._closed.append(path)
             return None
         try:
             opened = _read_version(os.fstat(here))
             if before is None or not is_same:
+                if not os.access(".", os.X_OK, dir_fd=here):
+                    self._closed.append(path)
+                    return None
                 folder = self._list(here, path, opened)
                 if before is not None:
                     folder.folders = {sub: before.folders.get(sub) for sub in folder.folders}
@@ -237,6 +263,7 @@ class _Scan:
             repositories=repositories,
             half_bare=tuple(half_bare),
             too_deep=tuple(self._too_deep),
+            closed=tuple(self._closed),
             is_complete=self._is_complete,
         )
 

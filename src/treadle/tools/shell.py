@@ -98,6 +98,27 @@ _OTHER_NAMES: dict[str, ArgumentAlias] = {
 """What other coding agents call the parameters, or add for people to read."""
 
 
+def _build_description(hosts: Sequence[str] | None) -> str:
+    """Say what commands can do here. It is the same for every request of a session, so that a provider can cache it.
+
+    `hosts` can be reached; none means every public host, and None means that there is no network.
+    """
+    network = "there is no network: for a host"
+    if hosts is not None:
+        names = "the package registries" if are_registries(hosts) else ", ".join(hosts) or "public hosts"
+        network = f"the network reaches only {names}: for another host"
+    languages = ", ".join(list_languages())
+    return (
+        "Run a command in bash, in the workspace. Its output is the result; when it fails, its exit code is told. "
+        "`cd` lasts until the next call, variables do not. There is no input and no terminal. "
+        f"In the sandbox only the workspace and /tmp can be written, and {network} that a program wants through its "
+        f"proxy variables, the user is asked. {f'Languages here: {languages}. ' if languages else ''}"
+        "git works, commit too; run push, fetch or clone as a command of its own, and the user is asked. "
+        "Installed packages go into the workspace (.venv, node_modules) or a private cache. "
+        'Example: {"command": "grep -rn TODO src | head"}.'
+    )
+
+
 class Shell(Tool):
     """Runs commands. `network` lets them reach public hosts, or only `allow_hosts`. `kept` lets a rewind undo them.
 
@@ -111,15 +132,7 @@ class Shell(Tool):
     decided_after = ("git_remote",)
     spec = ToolSpec(
         name="shell",
-        description=(
-            "Run a command in bash, in the workspace. Its output is the result; when it fails, its exit code is told. "
-            "`cd` lasts until the next call, variables do not. There is no input and no terminal. "
-            "In the sandbox only the workspace and /tmp can be written, and there is no network: for a host that a "
-            "program wants through its proxy variables, the user is asked. "
-            "git works, commit too; run push, fetch or clone as a command of its own, and the user is asked. "
-            "Installed packages go into the workspace (.venv, node_modules) or a private cache. "
-            'Example: {"command": "grep -rn TODO src | head"}.'
-        ),
+        description="",  # it depends on the machine: `_build_description` writes it
         parameters=_Arguments.build_schema(),
         examples=(
             ("list the files here", {"command": "ls -la"}),
@@ -153,15 +166,7 @@ class Shell(Tool):
         self._sandbox, self.kept = sandbox, kept
         self._network, self._allow_hosts = network, allow_hosts
         self._bounds, self._show_env_files = bounds or Bounds(), show_env_files
-        description = self.spec.description
-        if network:
-            hosts = ", ".join(allow_hosts) or "public hosts"
-            description = description.replace(
-                "there is no network: for a host", f"the network reaches only {hosts}: for another host"
-            )
-        if languages := ", ".join(list_languages()):
-            description = description.replace(" git works", f" Here: {languages}. git works")
-        self.spec = replace(self.spec, description=description)
+        self.spec = replace(self.spec, description=_build_description(allow_hosts if network else None))
 
     def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return classify_command(parse_command(str(arguments.get("command", ""))), "")[0]

@@ -145,7 +145,8 @@ def test_the_registries_are_hosts_to_read_from() -> None:
     assert expand_hosts(("registries", "example.org")) == (*REGISTRY_HOSTS, "example.org")
     assert not [host for host in REGISTRY_HOSTS if "upload" in host or "*" in host]
     shell = next(tool for tool in build_default_tools(network=["registries"]) if tool.name == "shell")
-    assert "pypi.org" in shell.spec.description
+    assert "reaches only the package registries" in shell.spec.description
+    assert "reaches only public hosts" in Shell(sandbox, network=True).spec.description
     assert shell.list_traits("sandbox") >= {"way_out", "registries"}
     mixed = next(tool for tool in build_default_tools(network=["registries", "example.org"]) if tool.name == "shell")
     assert "registries" not in mixed.list_traits("sandbox")

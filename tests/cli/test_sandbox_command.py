@@ -1,5 +1,6 @@
 """`treadle sandbox`: what it explains, and how it cares for caches."""
 
+import shutil
 from pathlib import Path
 
 from tests.kit.shell import needs_bubblewrap
@@ -23,6 +24,7 @@ async def test_explain_shows_what_is_mounted_and_why_and_runs_nothing(place: Pla
     lines = done.out.splitlines()
     assert done.code == 0 and list(place.work.iterdir()) == []
     assert f"read      {place.home / '.nvm/versions'}  (nvm)" in lines
+    assert any(line.startswith(f"read      {place.work}/.treadle, .claude, .codex, ") for line in lines), "one line"
     assert f"write     {place.work}  (the workspace)" in lines
     assert f"not shown {left_out.parent}  (keys may be in it)" in lines
     assert lines[-1] == f"program   {tool}"
@@ -53,3 +55,11 @@ async def test_doctor_names_tools_and_what_is_left_out(place: Place) -> None:
     assert "Rust" in line and "cargo" in line and "do not see" not in line
     left_out = write_tool(place, ".aws/bin/other")
     assert f"commands do not see {left_out.parent} (keys may be in it)" in (await place.run("doctor")).out
+
+
+@needs_bubblewrap
+async def test_what_was_refused_is_told_after_the_command(place: Place) -> None:
+    code = "git init -q; git config x.y z; curl -s https://site.invalid; exit 3"
+    done = await place.run("sandbox", "exec", "--network", "--", "sh", "-c", code)
+    assert done.code == 3 and "Not kept in .git: config" in done.err, done
+    assert "site.invalid:443 was not reached: It has no address." in done.err or not shutil.which("curl")

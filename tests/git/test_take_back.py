@@ -337,3 +337,17 @@ def test_a_change_within_the_second_of_the_last_add_is_seen_on_both_sides(place:
     report = place.run_gits("-c core.trustctime=false add a.txt")
     assert report.rejected == () and place.git("show", ":a.txt") == "4"
     assert place.git("-c", "core.trustctime=false", "status", "--porcelain") == "M  a.txt\nAM new.txt"
+
+
+def test_a_worktree_that_a_command_adds_is_not_kept_and_told(place: Place) -> None:
+    place.git("worktree", "add", "-q", "-b", "theirs", "../theirs")
+    command = place.start_command()
+    command.git("worktree", "list")
+    assert command.end() is None, "the worktrees of the user are nothing new"
+    command = place.start_command()
+    command.git("worktree", "add", "-q", "-b", "mine", "../mine")
+    report = command.end()
+    assert report and report.rejected == (
+        "Not kept in .git: worktrees. Only the user can change this: tell them the command.",
+    )
+    assert "mine" not in place.git("worktree", "list") and "mine" in place.git("branch")

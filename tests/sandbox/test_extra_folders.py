@@ -52,6 +52,15 @@ async def test_without_a_grant_the_folder_is_not_there(place: Place, data: Path)
 
 
 @needs_bubblewrap
+async def test_a_folder_in_the_home_is_found_there_too(
+    place: Place, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(data.parent))
+    ran = await inside(build_job(place, "cat ~/data/rows.csv; ls ~; ls ~/data/plain", shown=(data, data / "plain")))
+    assert ran.output == "one,two\ndata\n" and ran.ended.code == 0, ran
+
+
+@needs_bubblewrap
 async def test_a_writable_folder_can_be_changed(place: Place, data: Path) -> None:
     ran = await inside(
         build_job(place, f"cd {data} && echo x > new && mkdir deep && mv rows.csv deep", writable=(data,))

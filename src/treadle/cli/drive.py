@@ -285,9 +285,9 @@ class RunOutput:
             comment = "Nobody can be asked here. Decide yourself, and say what you assumed."
         else:
             option = f"--approve {question.rule!r}" if question.rule else "--approve-flow" if question.flow else "--yes"
-            comment = f"Nobody can be asked here ({question.why}). "
-            comment += f"Keep to what the sandbox allows, or tell the user to allow it with {option}. "
-            comment += "--full-access runs tools without the sandbox."
+            comment = "Nobody can be asked here" if question.during else f"Nobody can be asked here ({question.why})"
+            comment += f". Keep to what the sandbox allows, or tell the user to allow it with {option}."
+            comment += "" if question.during else " --full-access runs tools without the sandbox."
         return Answer("deny", comment=comment, by=NOBODY_ASKED)
 
     def write_note(self, text: str) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Coroutine
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from treadle.errors import BadInput
 from treadle.sandbox.backend import probe, run_in_sandbox
 from treadle.sandbox.base import Bounds, Job
 from treadle.sandbox.caches import find_cache_folder, list_caches, remove_cache
-from treadle.sandbox.explain import explain_job
+from treadle.sandbox.explain import MountRow, explain_job
 from treadle.sandbox.extra_folders import resolve_extra_folder
 from treadle.sandbox.registries import expand_hosts
+from treadle.sandbox.result_notes import describe_refused, list_git_notes
 
 EXAMPLES = """\
   treadle sandbox probe
@@ -36,7 +38,7 @@ def parser() -> Parser:
     actions = add_actions(options, EXAMPLES)
     actions.add_parser("probe", help="show which sandbox works on this machine")
     execute = actions.add_parser("exec", help="run a command in the sandbox")
-    execute.add_argument("--workspace", metavar="DIR", default=".")
+    execute.add_argument("--workspace", metavar="DIR", default=".", help="default: the current folder")
     execute.add_argument("--network", action="store_true", help="allow connections to public hosts")
     execute.add_argument("--allow-host", metavar="H", action="append", default=[], help="allow only this host")
     execute.add_argument("--read-only", metavar="DIR", action="append", default=[], help="show this folder too")
@@ -92,7 +94,7 @@ def _care_for_caches(*, clear: bool) -> int:
     if clear:
         print_note(f"removed {len(caches) - len(left)} of {len(caches)} caches; commands use the others")
     else:
-        print_note(f"{len(caches)} caches in {find_cache_folder()}")
+        print_note(f"{len(caches)} cache{'s' * (len(caches) != 1)} in {find_cache_folder()}")
     return 1 if clear and left else 0
 
 
@@ -102,12 +104,18 @@ async def _explain(job: Job) -> int:
     if found.level != "bubblewrap":
         raise BadInput(f"only the full sandbox can be explained, and here it does not work: {found.why} {found.hint}")
     explained = await explain_job(job)
-    for row in (*explained.rows, *explained.left_out):
-        sys.stdout.write(f"{row.access:<10}{escape_controls(row.path)}  ({escape_controls(row.why)})\n")
+    for (access, why, folder), rows in groupby((*explained.rows, *explained.left_out), _describe_group):
+        names = ", ".join(row.path.removeprefix(folder) for row in rows)
+        sys.stdout.write(f"{access:<10}{escape_controls(folder + names)}  ({escape_controls(why)})\n")
     sys.stdout.write(f"PATH      {escape_controls(explained.search_path)}\n")
     if job.argv:
         sys.stdout.write(f"program   {escape_controls(explained.program or f'{job.argv[0]}: not found')}\n")
     return 0
+
+
+def _describe_group(row: MountRow) -> tuple[str, str, str]:
+    """Describe what rows of one line have in common: the access, the reason and the folder."""
+    return row.access, row.why, row.path[: row.path.rfind("/") + 1]
 
 
 async def _execute(job: Job) -> int:
@@ -131,6 +139,9 @@ async def _execute(job: Job) -> int:
             if not received:
                 raise
             return 128 + received[0]
+    for note in (describe_refused(result.refused_hosts), *list_git_notes(result.git)):
+        if note:
+            print_note(escape_controls(note))
     if result.code is not None:
         return result.code
     print_note(f"killed after {result.seconds:.1f} s: it exceeded the limit {result.reason}")

@@ -84,11 +84,11 @@ def sign_file(folder: GitFolder, name: str) -> Signature | None:
 
 
 def sign_files(folder: Path) -> dict[str, Signature]:
-    """Describe the files of a private copy that are only compared: the index, the packed refs, hooks and more."""
+    """Describe what is only compared in a private copy: the index, the packed refs, hooks, worktrees and more."""
     found: dict[str, Signature] = {}
     with GitFolder(folder) as opened:
         names = ["index", "packed-refs", "config", "shallow"]
-        for top in WATCHED_FOLDERS:
+        for top in (*WATCHED_FOLDERS, "worktrees"):
             names.extend(f"{top}/{entry.name}" for entry in opened.list_entries(top, 1000) if entry.name != "refs")
         for name in names:
             if signature := sign_file(opened, name):

@@ -198,12 +198,14 @@ class _TakeBack:
             names.append("config")
         old, new = (self._select_watched(each) for each in (self._copy.signatures, signatures))
         names.extend(sorted({name.partition("/")[0] for name, _ in old.items() ^ new.items()}))
+        if any(name.startswith("worktrees/") for name in signatures.keys() - self._copy.signatures.keys()):
+            names.append("worktrees")
         for entry in self._private.list_entries(".", 1000):
             if entry.name not in _IGNORED and not entry.name.endswith(".lock"):
                 names.append(entry.name)
         if names:
             shown = ", ".join(map(show_name, names[:_SHOWN_NAMES])) + (" …" if len(names) > _SHOWN_NAMES else "")
-            self._rejected.append(f"These changes in .git were not kept, because only the user may make them: {shown}.")
+            self._rejected.append(f"Not kept in .git: {shown}. Only the user can change this: tell them the command.")
 
     def _select_watched(self, signatures: Mapping[str, Signature]) -> dict[str, Signature]:
         """Select the hooks and patterns of a copy. `git init` writes samples of hooks and a file of patterns."""

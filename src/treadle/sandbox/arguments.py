@@ -10,10 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from treadle.errors import BadInput
+from treadle.sandbox.base import Job
 from treadle.sandbox.plan import HOME, BubblewrapPlan
 from treadle.sandbox.runtime_folder import make_empty_file, make_file, prepare_etc
 from treadle.sandbox.shown_paths import is_below
-from treadle.sandbox.toolchains import Toolchains, find_interpreter_folders
+from treadle.sandbox.toolchains import find_interpreter_folders
 
 BWRAP = "/usr/bin/bwrap"
 """Exactly this path: distributions allow only this program to create user namespaces."""
@@ -93,14 +94,14 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         if is_below(folder, tools) and not folder.is_relative_to(plan.workspace):
             continue  # it is read-only already
         arguments += ("--ro-bind", str(folder), str(folder))
-    return [*arguments, *list_tool_links(plan.tools, arguments), "--remount-ro", "/", "--chdir", str(plan.cwd)]
+    return [*arguments, *list_tool_links(plan, arguments), "--remount-ro", "/", "--chdir", str(plan.cwd)]
 
 
-def list_tool_links(tools: Toolchains, arguments: Sequence[str]) -> Iterator[str]:
+def list_tool_links(plan: BubblewrapPlan, arguments: Sequence[str]) -> Iterator[str]:
     """List the arguments that create the links of toolchains. What is mounted at a link, or on the way, replaces it."""
     points = [(option, Path(target)) for option, _, target in list_mount_points(arguments)]
-    closed = [path for option, path in points if "bind" in option or path in tools.masked]
-    for location, text in tools.links:
+    closed = [path for option, path in points if "bind" in option or path in plan.tools.masked]
+    for location, text in (*plan.tools.links, *_list_home_links(plan.job)):
         if not is_below(location, closed) and not any(path.is_relative_to(location) for _, path in points):
             yield from ("--symlink", text, str(location))
 
@@ -121,10 +122,19 @@ def list_mount_points(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
     return found
 
 
+def _list_home_links(job: Job) -> Iterator[tuple[Path, str]]:
+    """List the links that lead from the home of a command to the folders it was given, so that it finds ~/data."""
+    home, folders = Path.home().resolve(), {*job.shown_folders, *job.writable_folders}
+    for folder in sorted(folders):
+        below = folder.relative_to(home) if folder.is_relative_to(home) else Path()
+        if below.parts and not below.parts[0].startswith(".") and not folders.intersection(folder.parents):
+            yield Path(HOME, below), str(folder)
+
+
 def _build_var_tmp(plan: BubblewrapPlan, size: str) -> tuple[str, ...]:
     """Build /var/tmp. It is the private /tmp, unless something in it is mounted, which needs its own path."""
     tools = (mount.path for mount in plan.tools.mounts)
-    folders = (plan.workspace, *plan.job.read_only, *plan.job.writable_folders, *tools)
+    folders = (plan.workspace, *plan.job.read_only, *plan.job.shown_folders, *plan.job.writable_folders, *tools)
     if any(folder.is_relative_to("/var/tmp") for folder in folders):
         return ("--perms", "1777", "--size", size, "--tmpfs", "/var/tmp")
     return ("--symlink", "../tmp", "/var/tmp")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from treadle.errors import TreadleError
 
@@ -126,7 +126,7 @@ class Job(Struct, frozen=True):
 class CommandResult(Struct, frozen=True):
     """How a command ended. `code` is None when a limit ended it, and 128 + n when signal n did.
 
-    `refused_hosts` are the hosts that it wanted and did not reach, as `HOST:PORT`. `git` has a report for each
+    `refused_hosts` are the hosts that it wanted and did not reach, as `HOST:PORT`, and why. `git` has a report for each
     repository that it tried to change.
     """
 
@@ -135,7 +135,7 @@ class CommandResult(Struct, frozen=True):
     signal: int | None
     seconds: float
     output_bytes: int
-    refused_hosts: tuple[str, ...] = ()
+    refused_hosts: Mapping[str, str] = field(default_factory=dict[str, str])
     git: tuple[GitReport, ...] = ()
 
 

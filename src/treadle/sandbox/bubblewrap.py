@@ -54,7 +54,7 @@ async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNet
             box.abandon()
             # Also after a cancellation: what was committed before it is kept.
             reports = await settle_plan(plan)
-        return msgspec.structs.replace(result, refused_hosts=tuple(access.refused), git=reports)
+        return msgspec.structs.replace(result, refused_hosts=access.refused, git=reports)
 
 
 async def settle_plan(plan: BubblewrapPlan) -> tuple[GitReport, ...]:

@@ -26,6 +26,10 @@ _REASONS = {
     "/proc": "its own processes",
     "/dev": "null, zero, random and the like",
 }
+_GIT_REASONS = {
+    "gitconfig": "your name and settings of git",
+    "objects": "objects of git, read from the real repository",
+}
 _KINDS = {"ro-bind": "read", "ro-bind-fd": "read", "bind": "write", "bind-fd": "write", "tmpfs": "write"}
 
 
@@ -87,7 +91,7 @@ class _PlanReader:
         if path in (*plan.job.read_only, *plan.job.shown_folders, *plan.job.writable_folders):
             return "chosen by you"
         if plan.git is not None and any(mount.target == str(path) for mount in plan.git.mounts):
-            return "git: a private copy, the objects it borrows, or your name and settings"
+            return _GIT_REASONS.get(path.name) or _GIT_REASONS.get(path.parent.name) or "a private copy"
         if path in find_interpreter_folders():
             return "the Python that runs treadle"
         is_inside = path.is_relative_to(plan.workspace)

@@ -264,7 +264,7 @@ async def _connect(access: HostAccess, target: Target) -> tuple[asyncio.StreamRe
     except (OSError, UnicodeError):  # UnicodeError: it cannot be a name at all
         raise access.refuse(target.host, target.port, "It has no address.") from None
     if not addresses:
-        raise access.refuse(target.host, target.port, "It is not a public host.")
+        raise access.refuse(target.host, target.port, "Its address is not public. Only public hosts can be reached.")
     for address in addresses:
         with suppress(OSError):
             return await asyncio.open_connection(address, target.port)

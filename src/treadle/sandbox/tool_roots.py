@@ -12,10 +12,9 @@ from msgspec import Struct
 class ToolRoot(Struct, frozen=True):
     """A folder of a version manager.
 
-    It is named by `variable`, or else it is the first of `places` that exists, or the folder of shims on PATH that has
-    the `mark` in it. `parts` are shown, all of it without them. `prefixes` are patterns of installations in it. With
-    `is_exported`, commands get the variable. With `is_whole` it is one mount with the rest hidden: that takes fewer
-    mounts when there are many parts.
+    It is named by `variable` or by its shims on PATH, or else it is the first of `places` that exists. `parts` are
+    shown, all of it without them. `prefixes` are patterns of the installations in it. With `is_exported`, commands get
+    the variable. With `is_whole` it is one mount with the rest hidden: that takes fewer mounts if there are many parts.
     """
 
     name: str
@@ -25,20 +24,20 @@ class ToolRoot(Struct, frozen=True):
     prefixes: tuple[str, ...] = ("*",)
     is_exported: bool = False
     is_whole: bool = False
-    mark: str = ""
 
     def find_folder(self, environment: Mapping[str, str], home: Path) -> Path | None:
         """Find the folder on this machine."""
         data = environment.get("XDG_DATA_HOME") or str(home / ".local/share")
-        named = environment.get(self.variable, "")
+        named = environment.get(self.variable) or self._find_on_path(environment)
         places = [named] if named else [place.replace("~", str(home)).replace("DATA", data) for place in self.places]
-        if self.mark and not named:
-            entries = environment.get("PATH", "").split(os.pathsep)
-            shims = [
-                entry.rstrip("/").removesuffix("/shims") for entry in entries if entry.rstrip("/").endswith("/shims")
-            ]
-            places += [place for place in shims if os.path.isfile(os.path.join(place, self.mark))]
         return next((Path(place) for place in places if os.path.isabs(place) and os.path.isdir(place)), None)
+
+    def _find_on_path(self, environment: Mapping[str, str]) -> str:
+        entries = map(Path, environment.get("PATH", "").split(os.pathsep) if "shims" in self.parts else ())
+        found = (
+            one.parent for one in entries if one.name == "shims" and one.parent.name.removeprefix(".") == self.name
+        )
+        return str(next(found, ""))
 
 
 _SHIM_PARTS = ("shims", "libexec", "version", "versions")
@@ -47,10 +46,7 @@ _WITH_SHIMS = (("pyenv", "PYENV_ROOT"), ("rbenv", "RBENV_ROOT"), ("nodenv", "NOD
 """Managers that are made alike: their shims are scripts that call them."""
 
 TOOL_ROOTS = (
-    *(
-        ToolRoot(name, variable, (f"~/.{name}",), _SHIM_PARTS, _SHIM_PREFIXES, True, mark=f"libexec/{name}")
-        for name, variable in _WITH_SHIMS
-    ),
+    *(ToolRoot(name, variable, (f"~/.{name}",), _SHIM_PARTS, _SHIM_PREFIXES, True) for name, variable in _WITH_SHIMS),
     ToolRoot("uv", "UV_PYTHON_INSTALL_DIR", ("DATA/uv/python",), is_exported=True),
     ToolRoot("uv", "UV_TOOL_DIR", ("DATA/uv/tools",)),
     ToolRoot("pipx", "PIPX_HOME", ("DATA/pipx", "~/.local/pipx"), ("venvs", "shared"), ("venvs/*", "shared")),

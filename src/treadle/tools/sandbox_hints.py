@@ -75,13 +75,14 @@ class HintFacts(Struct, frozen=True):
     """What hints depend on besides the command and its output.
 
     `shown` are the folders that the command sees. `find_on_host` finds a program on the user's search path.
-    `is_outside` tells whether a path is there for the user, commands do not see it, and a person could show it to them.
+    `find_outside` finds the folder of a path that is there for the user and that commands do not see, as the command
+    wrote it, if a person could show it to them.
     """
 
     job: Job
     shown: tuple[Path, ...]
     find_on_host: Callable[[str], Path | None]
-    is_outside: Callable[[str], bool]
+    find_outside: Callable[[str], str]
 
 
 def find_hints(command: str, output: str, result: CommandResult, facts: HintFacts) -> tuple[str, ...]:
@@ -122,10 +123,7 @@ class _Failure(Struct, frozen=True):
                 f"Run `git {remote[1]}` as a command of its own: the user is asked, and it runs outside the sandbox "
                 "with the user's credentials."
             )
-        if self.result.refused_hosts:
-            hosts = ", ".join(self.result.refused_hosts[:MAX_HINTS])
-            yield f"The sandbox did not let it reach {hosts}. Do without, or ask the user to allow it."
-        elif not remote and _NO_NAMES.search(self.tail):
+        if not remote and not self.result.refused_hosts and _NO_NAMES.search(self.tail):
             if self.facts.job.network:
                 yield "The network is reached only through the proxy in https_proxy, and only over HTTP and HTTPS."
             else:
@@ -147,8 +145,8 @@ class _Failure(Struct, frozen=True):
             path = Path(word)
             if path.is_relative_to("/tmp") and not any(path.is_relative_to(folder) for folder in self.facts.shown):
                 yield "/tmp is new for each command. Keep files in the workspace."
-            elif self.facts.is_outside(word):
-                yield f'{word} is outside the sandbox. Call shell again with read_folders=["{word}"] to ask the user.'
+            elif folder := self.facts.find_outside(word):
+                yield f'{word} is outside the sandbox. Call shell again with read_folders=["{folder}"] to ask the user.'
 
     def _explain_writing(self) -> Iterator[str]:
         lines = [line for line in self.tail.splitlines() if _NOT_PERMITTED.search(line)]

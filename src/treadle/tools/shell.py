@@ -29,6 +29,7 @@ from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
 from treadle.sandbox.registries import are_registries
+from treadle.sandbox.result_notes import describe_refused, list_git_notes
 from treadle.sandbox.shown_paths import SYSTEM_FOLDERS, choose_visible, is_below
 from treadle.sandbox.toolchains import find_toolchains, list_languages
 from treadle.tools.base import (
@@ -43,7 +44,6 @@ from treadle.tools.base import (
     ToolResult,
 )
 from treadle.tools.git_command import read_git_command
-from treadle.tools.git_notes import list_git_notes
 from treadle.tools.sandbox_hints import HintFacts, find_hints
 from treadle.tools.shell_requests import CommandRequests
 
@@ -275,7 +275,7 @@ class Shell(Tool):
         notes = [
             await _save_folder(context, workspace, folder, output.finish()),
             _ENDINGS[result.reason].format(result=result, bounds=bounds) if result.code != 0 else "",
-            requests.describe_refused(result.refused_hosts),
+            describe_refused(result.refused_hosts),
             *list_git_notes(result.git),
         ]
         if context.tier != "full" and result.code != 0:
@@ -293,20 +293,21 @@ class Shell(Tool):
 
 def collect_hint_facts(job: Job) -> HintFacts:
     """Collect what hints about a job need to know of this machine."""
-    shown = (job.workspace, *job.read_only, *job.writable_folders)
+    shown = (job.workspace, *job.read_only, *job.shown_folders, *job.writable_folders)
     tools = find_toolchains(job.workspace)
 
     def find_on_host(name: str) -> Path | None:
         found = shutil.which(name)
         return Path(found) if found and tools.find_program(name, folders=shown) is None else None
 
-    def is_outside(word: str) -> bool:
+    def find_outside(word: str) -> str:
         path = Path(os.path.realpath(os.path.expanduser(word)))
         is_shown = is_below(path, (*SYSTEM_FOLDERS, *shown, *(mount.path for mount in tools.mounts)))
-        is_offered = choose_visible(Path(), path) == path and not is_secret_path(str(path))
-        return not is_shown and is_offered and os.path.exists(path)
+        folder, name = (path, word.rstrip("/")) if os.path.isdir(path) else (path.parent, os.path.dirname(word))
+        is_offered = choose_visible(Path(), folder) == folder and not is_secret_path(str(path))
+        return name if not is_shown and is_offered and os.path.exists(path) else ""
 
-    return HintFacts(job, shown, find_on_host, is_outside)
+    return HintFacts(job, shown, find_on_host, find_outside)
 
 
 async def _save_folder(context: ToolContext, workspace: Path, before: str, end_folder: str) -> str:

@@ -12,9 +12,6 @@ from treadle.permissions.requests import NETWORK, READ_FOLDER, USUAL_PORTS, WRIT
 from treadle.sandbox.extra_folders import resolve_extra_folder
 from treadle.tools.base import ToolContext, ToolError
 
-_MAX_NAMED_HOSTS = 3
-_OTHER_REASONS = "It is not public, it does not answer, or too many hosts were refused before."
-
 
 class CommandRequests:
     """The requests of one command. Rules or a person decide about each, and the model reads why not."""
@@ -22,17 +19,13 @@ class CommandRequests:
     def __init__(self, context: ToolContext, command: str) -> None:
         self._context, self._command = context, command
         self._shown = make_printable(" ".join(command.split()))
-        self._refusals: dict[str, str] = {}
 
     async def ask_host(self, host: str, port: int) -> str:
         """Ask whether the command may reach a host. Return why not, or nothing."""
         name = host if port in USUAL_PORTS else f"{host}:{port}"
         arguments: dict[str, Json] = {"host": host, "port": port, "command": self._command}
         answer = await self._context.services.request_permission(NETWORK, arguments, f"`{self._shown}` wants {name}")
-        if answer.is_allowed:
-            return ""
-        self._refusals[f"{host}:{port}"] = answer.why
-        return answer.why
+        return "" if answer.is_allowed else answer.why
 
     async def find_folders(self, named: Sequence[str], granted: Iterable[Path], *, is_writable: bool) -> list[Path]:
         """Find the folders that the command needs besides those that are granted. Raises `ToolError` for a no."""
@@ -46,19 +39,10 @@ class CommandRequests:
             if any(folder.is_relative_to(one) for one in allowed):
                 continue
             arguments: dict[str, Json] = {"path": str(folder), "command": self._command}
-            why = f"this command needs to {verb} {make_printable(str(folder))}"
+            why = f"`{self._shown}` wants to {verb} {make_printable(str(folder))}"
             answer = await self._context.services.request_permission(tool, arguments, why)
             if not answer.is_allowed:
-                raise ToolError(f"Not run: it may not {verb} {folder}. {answer.why}")
+                raise ToolError(f"Not run: it may not {verb} {folder}: {answer.why}")
             found.append(folder)
             allowed.add(folder)
         return found
-
-    def describe_refused(self, hosts: Sequence[str]) -> str:
-        """Say which hosts the command did not reach, and why."""
-        if not hosts:
-            return ""
-        reasons = {host: self._refusals.get(host, _OTHER_REASONS) for host in hosts}
-        named = [f"{host} was not reached: {why}" for host, why in list(reasons.items())[:_MAX_NAMED_HOSTS]]
-        more = f" {len(hosts) - _MAX_NAMED_HOSTS} more hosts were not reached." if len(hosts) > _MAX_NAMED_HOSTS else ""
-        return " ".join(named) + more

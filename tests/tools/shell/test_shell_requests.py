@@ -62,7 +62,7 @@ async def test_a_private_host_is_not_asked_for_and_the_result_says_so(workspace:
     terminal = AskingTerminal(workspace)
     text = await terminal.read(FETCH.format(host="169.254.169.254"))
     assert terminal.asked == []
-    assert "169.254.169.254:80 was not reached: It is not public" in text
+    assert "169.254.169.254:80 was not reached: It is not a public host." in text
 
 
 @needs_bubblewrap
@@ -90,7 +90,7 @@ async def test_a_folder_that_is_allowed_can_be_read(workspace: Path, data: Path)
         str(data.resolve()),
         f"cat {data}/rows.csv; echo x > {data}/new",
     )
-    assert why == f"this command needs to read {data.resolve()}"
+    assert why == f"`{arguments['command']}` wants to read {data.resolve()}"
 
 
 @needs_bubblewrap

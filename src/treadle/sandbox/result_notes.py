@@ -1,13 +1,14 @@
-"""What the model is told about the repositories that a command worked in: only what was not kept, and why."""
+"""What is told after a command: the hosts it did not reach, and what of its work in git was not kept, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from treadle.sandbox.base import GitReport
 
 _MAX_NOTES = 8
 _MAX_CHARACTERS = 400
+_MAX_NAMED_HOSTS = 3
 
 
 def list_git_notes(reports: Iterable[GitReport]) -> list[str]:
@@ -24,3 +25,10 @@ def list_git_notes(reports: Iterable[GitReport]) -> list[str]:
 def _show(text: str) -> str:
     """Make a text fit to show: a command chose the names in it."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text[:_MAX_CHARACTERS])
+
+
+def describe_refused(hosts: Mapping[str, str]) -> str:
+    """Say which hosts a command did not reach, and why."""
+    named = [f"{host} was not reached: {why}" for host, why in list(hosts.items())[:_MAX_NAMED_HOSTS]]
+    more = len(hosts) - _MAX_NAMED_HOSTS
+    return " ".join([*named, *([f"{more} more hosts were not reached."] if more > 0 else [])])

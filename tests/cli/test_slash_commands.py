@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.kit.git_rewinding import create_repository, run_git
+from tests.kit.git_rewinding import create_repository
+from tests.kit.host_git import run_git
 from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.terminal import Case, Fact, Place, Played, Shows, call_tool, hold, play, release, wait_until
 from treadle.events import MessageReceived, Rewound, RunFinished, TurnStarted
@@ -130,4 +131,4 @@ async def test_changes_shows_commits_and_an_undo_takes_them_back(place: Place) -
         ("\x15", None),  # Ctrl-U removes the message that came back into the input
     ]
     await play(place, Case("", [commit, Reply(text="Done.")], steps))
-    assert run_git(place.work, "log", "--format=%s") == "First\n"
+    assert run_git(place.work, "log", "--format=%s") == "First"

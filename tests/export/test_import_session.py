@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from tests.export.conftest import Exported, long
-from tests.kit.git_rewinding import create_repository, run_git
+from tests.kit.git_rewinding import create_repository
+from tests.kit.host_git import run_git
 from tests.kit.rewinding import Place, rewindable, write
 from tests.kit.sessions import build_agent, resume_run, run_message, select_events
 from tests.kit.strategies import histories

@@ -1,39 +1,16 @@
 """A repository on disk with real git, and a command that works in a private copy of it. git runs only in the tests."""
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.kit.host_git import GIT_ENVIRONMENT, run_git
 from treadle.git.private_copy import PrivateCopy, create_private_copy
 from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
 from treadle.sandbox.base import GitReport
 
-ENVIRONMENT = {
-    "PATH": os.environ["PATH"],
-    "HOME": "/nonexistent",
-    "LC_ALL": "C",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_AUTHOR_NAME": "An Author",
-    "GIT_AUTHOR_EMAIL": "author@example.org",
-    "GIT_COMMITTER_NAME": "A Committer",
-    "GIT_COMMITTER_EMAIL": "committer@example.org",
-    "GIT_EDITOR": "true",
-    "GIT_TERMINAL_PROMPT": "0",
-}
 CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n"
-
-
-def run_git(folder: Path, *arguments: str, check: bool = True, **environment: str) -> str:
-    """Run git as the user would, and return what it printed."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, check=False
-    )
-    if check and done.returncode:
-        raise AssertionError(f"git {' '.join(arguments)} failed: {done.stdout}{done.stderr}")
-    return done.stdout.rstrip()
 
 
 class Command:
@@ -45,7 +22,7 @@ class Command:
     def git(self, *arguments: str, check: bool = True, **environment: str) -> str:
         """Run git in the private copy."""
         places = {"GIT_DIR": str(self.folder), "GIT_WORK_TREE": str(self.copy.repository.work_tree)}
-        return run_git(self.copy.repository.work_tree, *arguments, check=check, **places, **environment)
+        return run_git(self.copy.repository.work_tree, *arguments, code=0 if check else None, **places, **environment)
 
     def end(self) -> GitReport | None:
         """Take back what the command did."""
@@ -85,7 +62,7 @@ class Place:
 
     def git(self, *arguments: str, check: bool = True, **environment: str) -> str:
         """Run git as the user."""
-        return run_git(self.top, *arguments, check=check, **environment)
+        return run_git(self.top, *arguments, code=0 if check else None, **environment)
 
     def commit(self, subject: str, **files: str) -> str:
         """Commit files as the user, and return the id."""
@@ -123,7 +100,7 @@ class Place:
         done = subprocess.run(
             ["git", "fsck", "--strict", "--full", "--no-dangling"],
             cwd=self.top,
-            env=ENVIRONMENT,
+            env=GIT_ENVIRONMENT,
             capture_output=True,
             text=True,
             check=False,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.git_rewinding import GIT_ENVIRONMENT, run_git
+from tests.kit.host_git import GIT_ENVIRONMENT, run_git
 from treadle.git.commit_list import read_commits
 from treadle.git.repository import Repository
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.git.place import ENVIRONMENT, Command, Place
+from tests.git.place import Command, Place
+from tests.kit.host_git import GIT_ENVIRONMENT
 from treadle.git import new_objects, take_back, take_refs
 from treadle.git.index_file import Entries, EntryState, render_index
 from treadle.git.object_format import SHA1
@@ -43,7 +44,7 @@ class Victim(Place):
         self.seen = self.status()
         steps = ("status", "diff", "stash list", "log --oneline --all", "commit --allow-empty -m after")
         script = " && ".join(f"git {step}" for step in steps)
-        subprocess.run(["sh", "-c", script], cwd=self.top, env=ENVIRONMENT, capture_output=True, check=True)
+        subprocess.run(["sh", "-c", script], cwd=self.top, env=GIT_ENVIRONMENT, capture_output=True, check=True)
         self.check()
         assert not canary.exists(), "a program of the command ran"
         return report.rejected if report else ()
@@ -478,7 +479,7 @@ def test_a_replaced_repository_is_noticed(victim: Victim) -> None:
         subprocess.run(
             f"rm -rf {command.folder}/* && git init -q",
             shell=True,
-            env={**ENVIRONMENT, "GIT_DIR": str(command.folder)},
+            env={**GIT_ENVIRONMENT, "GIT_DIR": str(command.folder)},
             check=True,
         )
         command.git("commit", "-q", "--allow-empty", "-m", "other")

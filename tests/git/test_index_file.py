@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.git.place import ENVIRONMENT, Place, run_git
+from tests.git.place import Place
+from tests.kit.host_git import GIT_ENVIRONMENT, run_git
 from treadle.git.index_file import (
     ASSUME_VALID,
     SKIP_WORKTREE,
@@ -52,7 +53,7 @@ def list_stages(folder: Path, index: Path) -> list[bytes]:
     done = subprocess.run(
         ["git", "ls-files", "--stage", "-z"],
         cwd=folder,
-        env={**ENVIRONMENT, "GIT_INDEX_FILE": str(index)},
+        env={**GIT_ENVIRONMENT, "GIT_INDEX_FILE": str(index)},
         capture_output=True,
         check=True,
     )
@@ -90,7 +91,7 @@ def test_what_git_writes_is_read(names: set[bytes], version: str, form: str) -> 
         subprocess.run(
             ["git", "update-index", "-z", "--index-version", version, "--index-info"],
             cwd=folder,
-            env=ENVIRONMENT,
+            env=GIT_ENVIRONMENT,
             input=lines,
             check=True,
         )

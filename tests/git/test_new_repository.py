@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.git.place import Command, Place, run_git
+from tests.git.place import Command, Place
+from tests.kit.host_git import run_git
 from treadle.git.private_copy import create_empty_copy
 from treadle.git.repository import Repository
 from treadle.git.take_back import adopt_repository
@@ -133,7 +134,7 @@ def test_a_repository_that_cannot_be_read_is_switched_off(tmp_path: Path) -> Non
     report = adopt_repository(sub / ".git", sub, name="sub", is_bare=False)
     aside = next(path for path in sub.iterdir() if path.name.startswith(".treadle-"))
     assert "switched off" in report.rejected[0] and aside.name in report.rejected[0] and not (sub / ".git").exists()
-    assert run_git(aside, "rev-parse", "--git-dir", check=False) == ""
+    assert run_git(aside, "rev-parse", "--git-dir", code=None) == ""
 
 
 def test_a_very_deep_or_closed_folder_in_a_repository_is_removed(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.git.place import Command, Place, run_git
+from tests.git.place import Command, Place
+from tests.kit.host_git import run_git
 from treadle.git.take_back import take_back
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.git_rewinding import GitPlace, create_repository, git_place, run_git
+from tests.kit.git_rewinding import GitPlace, create_repository, git_place
+from tests.kit.host_git import run_git
 from tests.kit.rewinding import positions
 from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.sessions import Store, either_store, resume_run, run_to_end, select_events
@@ -141,7 +142,7 @@ async def test_a_branch_that_somebody_else_moved_stays_unless_forced(place: GitP
         assert "force" in done.skipped[0].why and place.git("rev-parse", "HEAD") == theirs
         assert place.read_files() == {"a.txt": "one\n", "mine.txt": "mine\n"}
         await session.rewind(1, "files", force=True)
-        assert place.git("rev-parse", "HEAD") != theirs and place.git("status", "--porcelain") == "?? mine.txt\n"
+        assert place.git("rev-parse", "HEAD") != theirs and place.git("status", "--porcelain") == "?? mine.txt"
         assert {**place.describe(), "status": ""} == {**before, "status": ""}
         await session.undo_rewind()
         assert place.git("rev-parse", "HEAD") == theirs and theirs.strip() in place.list_commits()
@@ -168,7 +169,7 @@ async def test_a_branch_that_the_user_checked_out_is_not_deleted(place: GitPlace
         place.git("switch", "-q", "side")
         done = await session.rewind(1, "files")
         assert {one.path: one.why for one in done.skipped}[".git/refs/heads/side"].startswith("it is checked out")
-        assert place.git("status", "--porcelain", "--branch") == "## side\n"
+        assert place.git("status", "--porcelain", "--branch") == "## side"
 
 
 async def test_a_branch_that_another_worktree_has_checked_out_stays(place: GitPlace, store: Store) -> None:
@@ -178,7 +179,7 @@ async def test_a_branch_that_another_worktree_has_checked_out_stays(place: GitPl
         assert [(one.path, one.why) for one in done.skipped] == [
             (".git/refs/heads/side", "another worktree has it checked out")
         ]
-        assert place.git("branch", "--format=%(refname:short)") == "main\nside\n" and place.git("tag") == ""
+        assert place.git("branch", "--format=%(refname:short)") == "main\nside" and place.git("tag") == ""
 
 
 async def test_what_the_user_staged_since_stays_staged(place: GitPlace, store: Store) -> None:
@@ -188,7 +189,7 @@ async def test_what_the_user_staged_since_stays_staged(place: GitPlace, store: S
         done = await session.rewind(1, "files")
         assert [one.path for one in done.skipped] == [".git/index"]
         assert "A  mine.txt" in place.git("status", "--porcelain")
-        assert place.git("log", "--format=%s") == "First\n"
+        assert place.git("log", "--format=%s") == "First"
 
 
 async def test_reading_the_status_is_not_a_change_of_the_index(place: GitPlace, store: Store) -> None:
@@ -208,16 +209,16 @@ async def test_the_first_commit_of_a_repository_goes_back(place: GitPlace, store
         assert not (await session.rewind(1, "files")).skipped
         assert place.git("status", "--porcelain=v2", "--branch") == before and place.list_commits() == commits
         await session.undo_rewind()
-        assert place.git("log", "--format=%s") == "Start\n" and place.git("status", "--porcelain") == ""
+        assert place.git("log", "--format=%s") == "Start" and place.git("status", "--porcelain") == ""
 
 
 async def test_a_repository_that_a_call_created_stays_without_branches(place: GitPlace, store: Store) -> None:
     shutil.rmtree(place.workspace / ".git")
     async with place.run_shell(store, "git init -q -b main; git add .; git commit -qm Start") as session:
         assert not (await session.rewind(1, "files")).skipped
-        assert place.git("status", "--porcelain") == "?? a.txt\n" and place.git("branch") == ""
+        assert place.git("status", "--porcelain") == "?? a.txt" and place.git("branch") == ""
         await session.undo_rewind()
-        assert place.git("log", "--format=%s") == "Start\n" and place.git("status", "--porcelain") == ""
+        assert place.git("log", "--format=%s") == "Start" and place.git("status", "--porcelain") == ""
 
 
 @pytest.mark.parametrize("tier", [pytest.param("sandbox", marks=needs_bubblewrap), "full"])
@@ -261,7 +262,7 @@ async def test_an_unfinished_merge_keeps_its_repository_as_it_is(place: GitPlace
         assert place.git("rev-parse", "HEAD") == now
         place.git("merge", "--abort")
         assert not (await session.rewind(1, "files", force=True)).skipped
-        assert place.git("log", "--format=%s") == "First\n" and place.git("status", "--porcelain") == ""
+        assert place.git("log", "--format=%s") == "First" and place.git("status", "--porcelain") == ""
 
 
 async def test_a_rewind_into_a_merge_says_that_its_state_is_not_restored(place: GitPlace, store: Store) -> None:
@@ -273,7 +274,7 @@ async def test_a_rewind_into_a_merge_says_that_its_state_is_not_restored(place: 
     async with place.run_shell(store, start, "git add .; git commit -qm Merged") as session:
         done = await session.rewind((await positions(session))[1], "files")
         assert [one.path for one in done.skipped] == [".git/MERGE_HEAD"]
-        assert place.git("log", "-1", "--format=%s") == "Mine\n"
+        assert place.git("log", "-1", "--format=%s") == "Mine"
 
 
 async def test_a_rewind_of_git_cut_off_anywhere_is_repeated_and_undone(
@@ -411,7 +412,7 @@ async def test_of_very_many_refs_the_most_important_are_kept(place: GitPlace, st
         assert len(kept.refs) == 200 and {"HEAD", "refs/heads/main"} <= {ref.ref for ref in kept.refs}
         done = await session.rewind(1, "files")
         assert [one.path for one in done.skipped] == [".git/… and 52 more refs"]
-        assert place.git("log", "--format=%s") == "First\n"
+        assert place.git("log", "--format=%s") == "First"
 
 
 @pytest.mark.parametrize(
@@ -444,5 +445,5 @@ async def test_the_index_stays_with_the_branch_to_which_the_user_switched(place:
         place.git("switch", "-qc", "mine")
         done = await session.rewind(1, "files")
         assert {one.path for one in done.skipped} == {".git/HEAD", ".git/index"}
-        assert place.git("log", "--format=%s", "main") == "First\n"
-        assert place.git("status", "--porcelain", "--branch") == "## mine\n M a.txt\n"
+        assert place.git("log", "--format=%s", "main") == "First"
+        assert place.git("status", "--porcelain", "--branch") == "## mine\n M a.txt"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.host_git import GIT_ENVIRONMENT, run_git
 from tests.kit.rewinding import Place
 from tests.kit.sessions import Store, run_to_end
 from treadle import Session, ToolContext, ToolResult, tool
@@ -20,19 +20,6 @@ from treadle.sandbox import backend
 from treadle.sandbox.base import CommandResult, GitReport, Job, OnOutput, ProbeResult, RefChange
 from treadle.testing import call
 from treadle.tools.shell import Shell
-
-GIT_ENVIRONMENT = {
-    "PATH": os.environ["PATH"],
-    "HOME": "/nonexistent",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_CONFIG_SYSTEM": "/dev/null",
-    "GIT_AUTHOR_NAME": "Ada",
-    "GIT_AUTHOR_EMAIL": "ada@example.org",
-    "GIT_COMMITTER_NAME": "Ada",
-    "GIT_COMMITTER_EMAIL": "ada@example.org",
-    "GIT_EDITOR": "true",
-    "LC_ALL": "C",
-}
 
 
 class HostGit:
@@ -88,13 +75,6 @@ class _GitState:
         known = [f"^{value}" for ref, value in self.refs.items() if ref != "HEAD"]
         commits = tuple(run_git(folder, "log", "--format=%H %s", "--branches", *known).splitlines())
         return GitReport(name, changes, commits, (), self.index if self.index != now.index else None)
-
-
-def run_git(folder: Path, *words: str) -> str:
-    """Run git as the user would, and return its output."""
-    done = subprocess.run(["git", *words], cwd=folder, env=GIT_ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, f"git {' '.join(words)}: {done.stderr}{done.stdout}"
-    return done.stdout
 
 
 def create_repository(folder: Path) -> None:

@@ -1,24 +1,13 @@
 """A git repository of a user, and git itself as the judge of what treadle did to it."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.kit.host_git import run_git
 from treadle.sandbox.backend import probe
 
 needs_full_sandbox = pytest.mark.skipif(probe().level != "bubblewrap", reason="git needs bubblewrap in the sandbox")
-
-GIT_ENVIRONMENT = {
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_AUTHOR_NAME": "Ada",
-    "GIT_AUTHOR_EMAIL": "ada@example.org",
-    "GIT_COMMITTER_NAME": "Ada",
-    "GIT_COMMITTER_EMAIL": "ada@example.org",
-    "LC_ALL": "C.UTF-8",
-}
 
 
 class UserRepository:
@@ -33,12 +22,7 @@ class UserRepository:
 
     def git(self, *words: str, folder: Path | str | None = None, code: int = 0) -> str:
         """Run git as the user would, outside of any sandbox. Return what it says."""
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **GIT_ENVIRONMENT}
-        done = subprocess.run(
-            ["git", *words], cwd=folder or self.folder, env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == code, (words, done.stdout, done.stderr)
-        return done.stdout.rstrip("\n")
+        return run_git(folder or self.folder, *words, code=code, HOME=str(self.folder))
 
     def commit(self, name: str, text: str, folder: Path | str | None = None) -> str:
         """Write a file and commit it. Return the commit."""

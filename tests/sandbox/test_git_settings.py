@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.git_places import GitPlace, user_settings
+from treadle.git.remote_address import remove_account
 from treadle.git.repository import Repository
 from treadle.sandbox import git_settings
 from treadle.sandbox.git_settings import (
@@ -16,7 +17,6 @@ from treadle.sandbox.git_settings import (
     find_setting,
     read_excludes,
     read_settings,
-    strip_secrets,
 )
 from treadle.sandbox.repositories import find_repositories
 from treadle.sandbox.workspace_scan import scan_workspace
@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitPlace]
     ],
 )
 def test_addresses_lose_their_secrets(address: str, stripped: str) -> None:
-    assert strip_secrets(address) == stripped
+    assert remove_account(address) == stripped
 
 
 def test_only_harmless_settings_are_passed_on_and_git_reads_them_as_they_were(place: GitPlace) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.kit.fake_model import FakeModel
-from tests.kit.git_rewinding import create_repository, run_git
+from tests.kit.git_rewinding import create_repository
+from tests.kit.host_git import run_git
 from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.server import Client, create_token, serve_agents, serve_script
 from treadle import Agent, Grant, Limits, TextDelta
@@ -133,7 +134,7 @@ async def test_commits_appear_over_http_and_go_back(folder: Path) -> None:
         assert changes[".git/refs/heads/main"]["diff"].endswith(" Write two")
         done = await client.json("POST", f"{path}/rewind", {"seq": 1})
         assert [one["path"] for one in done["changes"]] == list(changes) and not done["skipped"]
-    assert run_git(folder / "work", "log", "--format=%s") == "First\n"
+    assert run_git(folder / "work", "log", "--format=%s") == "First"
 
 
 async def test_a_rewind_to_a_position_that_does_not_exist_and_an_undo_of_nothing_are_refused() -> None:

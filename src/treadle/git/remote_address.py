@@ -22,6 +22,8 @@ _PROGRAM = re.compile(r"[A-Za-z0-9+.-]*::")
 _FORMS = "https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH or git://HOST/PATH"
 _IN_OUTPUT = re.compile(r"(?<=://)[^\s/@']+(?:@[^\s/@']+)*@")
 
+_USER_PART = re.compile(r"([a-z][a-z0-9+.-]*)://([^/@]*)@", re.IGNORECASE)
+
 
 class AddressRefused(BadInput):
     """The address is not used. The message says why, and never shows a password."""
@@ -62,6 +64,18 @@ class RemoteAddress(Struct, frozen=True):
 def hide_accounts(text: str) -> str:
     """Remove users and passwords from the addresses in a text."""
     return _IN_OUTPUT.sub("", text)
+
+
+def remove_account(address: str) -> str:
+    """Remove the account, and what follows the path, from the address of a remote. The user of ssh belongs to it."""
+    if "://" not in address:
+        return address
+
+    def keep_user(found: re.Match[str]) -> str:
+        user = f"{found[2].partition(':')[0]}@" if "ssh" in found[1].lower() else ""
+        return f"{found[1]}://{user}"
+
+    return _USER_PART.sub(keep_user, re.sub(r"[?#].*", "", address, flags=re.DOTALL))
 
 
 def parse_address(text: str, *, is_configured: bool = False) -> RemoteAddress:

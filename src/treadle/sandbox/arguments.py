@@ -93,14 +93,23 @@ def build_arguments(plan: BubblewrapPlan, *, by_path: bool = False) -> list[str]
         if is_below(folder, tools) and not folder.is_relative_to(plan.workspace):
             continue  # it is read-only already
         arguments += ("--ro-bind", str(folder), str(folder))
-    return [*arguments, *list_tool_links(plan, arguments), "--remount-ro", "/", "--chdir", str(plan.cwd)]
+    return [*arguments, *list_links(plan, arguments), "--remount-ro", "/", "--chdir", str(plan.cwd)]
 
 
-def list_tool_links(plan: BubblewrapPlan, arguments: Sequence[str]) -> Iterator[str]:
-    """List the arguments that create the links of toolchains. What is mounted at a link, or on the way, replaces it."""
+def list_links(plan: BubblewrapPlan, arguments: Sequence[str]) -> Iterator[str]:
+    """List the arguments that create links: those of toolchains, and from the home of the command to given folders.
+
+    What is mounted at a link, or on the way, replaces it.
+    """
+    links, home = list(plan.tools.links), Path.home().resolve()
+    given = {*plan.job.shown_folders, *plan.job.writable_folders}
+    for folder in sorted(given):
+        below = folder.relative_to(home) if folder.is_relative_to(home) else Path()
+        if below.parts and not below.parts[0].startswith(".") and not given.intersection(folder.parents):
+            links.append((Path(HOME, below), str(folder)))
     points = [(option, Path(target)) for option, _, target in list_mount_points(arguments)]
     closed = [path for option, path in points if "bind" in option or path in plan.tools.masked]
-    for location, text in (*plan.tools.links, *_list_home_links(plan.job)):
+    for location, text in links:
         if not is_below(location, closed) and not any(path.is_relative_to(location) for _, path in points):
             yield from ("--symlink", text, str(location))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from treadle.git.remote_address import remove_account
 from treadle.git.repository import Repository
 
 _GIT = ("/usr/bin/git", "/usr/local/bin/git", "/bin/git")
@@ -44,7 +45,6 @@ _KEPT = re.compile(
     r"|status\.\w+|log\.(date|decorate|follow|abbrevcommit)|tag\.sort|rerere\.(enabled|autoupdate)|commit\.cleanup"
 )
 _URL = re.compile(r"(remote|submodule)\..+\.(push)?url")
-_USER_PART = re.compile(r"([a-z][a-z0-9+.-]*)://([^/@]*)@", re.IGNORECASE)
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\t": "\\t"})
 _FORCED = """[gc]
 \tauto = 0
@@ -215,7 +215,7 @@ def build_private_config(
 ) -> str:
     """Build the text of a private `.git/config`. `names_work_tree` is for a git dir that is elsewhere."""
     kept = [
-        (one.key, strip_secrets(one.value) if _URL.fullmatch(one.key) else one.value)
+        (one.key, remove_account(one.value) if _URL.fullmatch(one.key) else one.value)
         for one in settings
         if _KEPT.fullmatch(one.key)
     ]
@@ -259,15 +259,3 @@ def read_excludes(settings: Sequence[Setting]) -> str:
         return ""
     with open(descriptor, "rb") as file:
         return file.read(_MAX_EXCLUDES).decode(errors="surrogateescape")
-
-
-def strip_secrets(address: str) -> str:
-    """Strip names, passwords and tokens from the address of a repository. The user of ssh belongs to the address."""
-    if "://" not in address:
-        return address
-
-    def keep_user(found: re.Match[str]) -> str:
-        user = f"{found[2].partition(':')[0]}@" if "ssh" in found[1].lower() else ""
-        return f"{found[1]}://{user}"
-
-    return _USER_PART.sub(keep_user, re.sub(r"[?#].*", "", address, flags=re.DOTALL))

@@ -22,10 +22,11 @@ from typing import cast
 from msgspec import Struct
 
 from treadle.errors import BadInput
+from treadle.git.git_folder import remove_tree
 from treadle.permissions import paths
 from treadle.sandbox.base import Job
 from treadle.sandbox.named_by_git import find_named_by_git
-from treadle.sandbox.private_folder import lock_file, remove_tree
+from treadle.sandbox.private_folder import lock_file
 from treadle.sandbox.runtime_folder import make_runtime_folder
 from treadle.sandbox.shown_paths import is_inside
 from treadle.sandbox.workspace_scan import FoundPaths, open_parent, scan_workspace

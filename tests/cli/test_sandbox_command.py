@@ -63,3 +63,13 @@ async def test_what_was_refused_is_told_after_the_command(place: Place) -> None:
     done = await place.run("sandbox", "exec", "--network", "--", "sh", "-c", code)
     assert done.code == 3 and "Not kept in .git: config" in done.err, done
     assert "site.invalid:443 was not reached: It has no address." in done.err or not shutil.which("curl")
+
+
+async def test_doctor_names_a_folder_that_cannot_be_given(place: Place) -> None:
+    file = place.home / ".config/treadle/config.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('[sandbox]\nread_only = ["~/no-such-folder"]\n')
+    place.env["TREADLE_CONFIG"] = str(file)
+    done = await place.run("doctor")
+    (line,) = (line for line in done.out.splitlines() if line[2:].startswith("folders"))
+    assert done.code == 1 and "'~/no-such-folder' cannot be used" in line, done

@@ -15,6 +15,7 @@ from msgspec import Struct
 from treadle.app.compose import choose_model, open_store
 from treadle.app.root_user import CONTAINER_ADVICE
 from treadle.app.settings import LoadedSettings, Settings, data_folder
+from treadle.app.workspace_knowledge import resolve_sandbox_folders
 from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
 from treadle.models.catalog import resolve_model
@@ -75,6 +76,10 @@ async def run_checks(loaded: LoadedSettings) -> AsyncIterator[Check]:
     else:
         state = "warn" if sandbox.level == "landlock" else "bad"
         yield Check("sandbox", state, f"{sandbox.level}: {sandbox.why}", sandbox.hint)
+    try:
+        resolve_sandbox_folders(settings)
+    except BadInput as error:
+        yield Check("folders", "bad", str(error), f"change {user_file}; nothing runs until then")
     tools = find_toolchains()
     managers = sorted({mount.why for mount in tools.mounts if mount.why in TOOL_NAMES})
     finding = "; ".join(filter(None, (", ".join(list_languages()), ", ".join(managers)))) or "only those of the system"

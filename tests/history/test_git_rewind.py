@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.git_rewinding import GitPlace, create_repository, git_place
+from tests.kit.git_rewinding import GitPlace, create_repository, git_place, set_identity
 from tests.kit.host_git import run_git
 from tests.kit.rewinding import positions
 from tests.kit.sandbox import needs_bubblewrap
@@ -234,6 +234,7 @@ async def test_a_repository_in_a_folder_goes_back_alone(place: GitPlace, store: 
         create_repository(other)
         place.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other), "sub")
         place.git("commit", "-qm", "Add sub")
+        set_identity(place.workspace / "sub")
     place.tier = tier
     before = place.describe("sub")
     async with place.run_shell(store, f"cd sub; {WORK['a commit']}") as session:

@@ -81,11 +81,16 @@ def create_repository(folder: Path) -> None:
     """Create a repository with one commit."""
     folder.mkdir(parents=True, exist_ok=True)
     run_git(folder, "init", "-q", "-b", "main")
-    run_git(folder, "config", "user.name", "Ada")
-    run_git(folder, "config", "user.email", "ada@example.org")
+    set_identity(folder)
     (folder / "a.txt").write_text("one\n")
     run_git(folder, "add", ".")
     run_git(folder, "commit", "-qm", "First")
+
+
+def set_identity(folder: Path) -> None:
+    """Tell a repository who commits, because the developer's own settings do not count."""
+    run_git(folder, "config", "user.name", "Ada")
+    run_git(folder, "config", "user.email", "ada@example.org")
 
 
 class GitPlace(Place):

@@ -152,7 +152,7 @@ async def test_an_allowed_host_is_reached_through_the_proxy(place: Place) -> Non
     ("host", "public", "why"),
     [
         ("other.test", True, "not among the hosts"),
-        ("site.test", False, "not a public host"),
+        ("site.test", False, "Its address is not public"),
         ("nowhere.test", True, "has no address"),
     ],
 )

@@ -92,6 +92,19 @@ async def test_no_program_that_a_repository_names_runs(repo: UserRepository, tmp
     assert not canary.exists() and (repo.folder / "b.txt").read_text() == "two\n"
 
 
+async def test_committing_for_a_session_runs_none_of_its_programs(repo: UserRepository) -> None:
+    hooks = repo.folder / ".git/hooks"
+    hooks.mkdir(exist_ok=True)
+    repo.commit("check.sh", "exit 0\n")
+    started = await start(repo)
+    (hooks / "pre-commit").write_text("#!/bin/sh\nsh ./check.sh\n")  # the user's own, which runs what is in the folder
+    (hooks / "pre-commit").chmod(0o755)
+    (started.folder / "check.sh").write_text("mkdir .vscode; touch .vscode/tasks.json ../beside\n")
+    await end_worktree(started.log, "s1", "keep", commit=True)
+    assert [path.name for path in started.folder.parent.iterdir()] == [started.folder.name]
+    assert not (started.folder / ".vscode").exists() and repo.git("show", "HEAD:check.sh").startswith("mkdir")
+
+
 async def test_merging_takes_the_commits_over_and_removes_the_worktree(repo: UserRepository) -> None:
     started = await start(repo)
     commit = repo.commit("b.txt", "two\n", started.folder)

@@ -43,6 +43,36 @@ def test_objects_of_any_folder_are_found(tmp_path: Path, name: str) -> None:
     assert git(tmp_path / "git", "cat-file", "-t", blob) == "blob"
 
 
+def test_borrowed_objects_are_found(tmp_path: Path) -> None:
+    lender, borrower = tmp_path / "lender", tmp_path / "borrower"
+    for folder in (lender, borrower):
+        git(folder / ".git", "init", "-q", str(folder))
+    (borrower / ".git/objects/info/alternates").write_text("../../../lender/.git/objects\n")
+    blob = git(lender / ".git", "hash-object", "-w", "/dev/null")
+    create_exchange(tmp_path / "git", "https://example.org/a", SHA1, objects=borrower / ".git/objects", refs={})
+    assert git(tmp_path / "git", "cat-file", "-t", blob) == "blob"
+
+
+def test_git_reads_no_list_of_alternates_that_a_repository_made(tmp_path: Path) -> None:
+    """Git tells the lines of the file in its errors, and follows links to it."""
+    (tmp_path / "secret").write_text("s3cr3t-word\n")
+    for name in ("work", "other"):
+        git(tmp_path / name / ".git", "init", "-q", str(tmp_path / name))
+        (tmp_path / name / ".git/objects/info/alternates").symlink_to(tmp_path / "secret")
+    third = tmp_path / "third"
+    git(third / ".git", "init", "-q", str(third))
+    (third / ".git/objects/info/alternates").write_text("../../../other/.git/objects\n")
+    for name in ("work", "third"):
+        objects = tmp_path / name / ".git/objects"
+        create_exchange(tmp_path / f"git-{name}", "https://example.org/a", SHA1, objects=objects, refs={})
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            git(tmp_path / f"git-{name}", "cat-file", "-t", "1" * 40)
+        assert "s3cr3t-word" not in failed.value.stderr
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            git(tmp_path / name / ".git", "cat-file", "-t", "1" * 40)
+        assert "s3cr3t-word" in failed.value.stderr
+
+
 def test_a_repository_with_long_ids_is_shared(tmp_path: Path) -> None:
     create_exchange(tmp_path / "git", "https://example.org/a", SHA256, objects=None, refs={})
     assert git(tmp_path / "git", "rev-parse", "--show-object-format") == "sha256"

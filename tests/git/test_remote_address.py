@@ -63,6 +63,12 @@ def test_the_host_is_what_stands_after_the_account(text: str) -> None:
     assert parse_address(text, is_configured=True).host == text.rpartition("@")[2].partition("/")[0]
 
 
+@pytest.mark.parametrize("mark", ["?", "#", ":80?", "a@?", "?a@"])
+def test_an_account_cannot_end_the_host_before_the_one_that_is_shown(mark: str) -> None:
+    with pytest.raises(AddressRefused):  # git connects to evil.org
+        parse_address(f"https://evil.org{mark}@good.org/a", is_configured=True)
+
+
 def test_the_password_of_a_configured_address_is_used_and_not_shown() -> None:
     address = parse_address("https://bot:s3cr3t-word@example.org/app.git", is_configured=True)
     assert address.text == "https://bot:s3cr3t-word@example.org/app.git"

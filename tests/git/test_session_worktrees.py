@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.kit.user_repository import UserRepository
@@ -163,6 +164,18 @@ def test_after_a_kill_in_the_middle_the_next_one_removes_the_rest(
     assert repo.list_worktrees() == [worktree.folder] and repo.list_branches() == ["main", "treadle/fix"]
     assert sorted(path.name for path in parent.iterdir()) == [".lock", worktree.holder.name]
     repo.check()
+
+
+@pytest.mark.parametrize("name", ["unfinished.json", ".unfinished", "x.unfinished"])
+def test_a_record_inside_the_folder_of_a_worktree_undoes_nothing(
+    repo: UserRepository, parent: Path, tmp_path: Path, name: str
+) -> None:
+    worktree, outside = create(repo, parent, "first"), tmp_path / "outside"
+    outside.mkdir()
+    forged = {**msgspec.structs.asdict(worktree), "branch": "treadle/other", "folder": str(outside)}
+    (worktree.holder / name).write_bytes(msgspec.json.encode(forged))
+    create(repo, parent, "second")
+    assert outside.is_dir() and repo.list_branches() == ["main", "treadle/first", "treadle/second"]
 
 
 def test_one_that_is_being_created_is_left_alone(repo: UserRepository, parent: Path) -> None:

@@ -16,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from treadle.errors import BadInput
-from treadle.git.git_folder import GitFolder
+from treadle.git.git_folder import GitFolder, UnsafeFile
 from treadle.git.object_format import ObjectFormat
+from treadle.git.object_store import list_alternates
 from treadle.git.refs import render_packed_refs
 from treadle.workspace.folder import open_beneath
 
@@ -71,6 +72,8 @@ _SETTINGS = """\
 beside those objects that could tell lies about them (a commit graph, bitmaps) are not read.
 """
 
+_OBJECT_FOLDERS = ("pack", *(f"{first:02x}" for first in range(256)))
+_MAX_PLACES = 16
 _PACK_FILE = re.compile(r"pack-[0-9a-f]{40,64}\.(pack|rev|idx)")
 _PACK_ORDER = ("pack", "rev", "idx")  # a pack is used as soon as its index is there
 
@@ -96,13 +99,29 @@ def create_exchange(
         folder.write_file("config", settings.encode(), 0o600)
         folder.write_file("packed-refs", render_packed_refs(refs))
         if objects is not None:
-            # Git reads a path in quotes like a string of C, so that a path may hold a line break.
-            escaped = "".join(
-                chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in bytes(objects)
-            )
-            folder.write_file("objects/info/alternates", f'"{escaped}"\n'.encode())
+            folder.write_file("objects/info/alternates", _borrow_objects(git_dir, objects))
         if shallow:
             folder.write_file("shallow", shallow)
+
+
+def _borrow_objects(git_dir: Path, objects: Path) -> bytes:
+    """Make folders with the objects of a repository and of those it borrows from. Return the list of them for git.
+
+    They have nothing else of these repositories: an `info/alternates` there may be a link to any file of the user, and
+    git tells its lines in errors.
+    """
+    places = [objects]
+    for number, place in enumerate(places):  # which grows meanwhile
+        shown = git_dir / f"borrowed/{number}"
+        shown.mkdir(parents=True)
+        try:
+            with GitFolder(place) as store:
+                for name in filter(store.is_folder, _OBJECT_FOLDERS):
+                    (shown / name).symlink_to(place / name)
+                places += [one for one in list_alternates(store) if one not in places][: _MAX_PLACES - len(places)]
+        except UnsafeFile:  # there is no such folder
+            continue
+    return b"".join(b"../borrowed/%d\n" % number for number in range(len(places)))
 
 
 def move_packs(git_dir: Path, target: GitFolder) -> None:

@@ -1,7 +1,7 @@
 """Linked worktrees of sessions, created and removed as files. No git runs here: the sandbox fills the folder.
 
-Each lies in a folder of its own below the user's folder of worktrees. While it is created, a locked record beside it
-says how to undo that, so that a crash leaves nothing behind.
+Each lies in a folder of its own below the user's folder of worktrees. While it is created, a locked record beside that
+folder says how to undo that, so that a crash leaves nothing behind. No command can write there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORKTREE_NOTE = "treadle.worktree"
 
 BRANCH_PREFIX = "treadle/"
 _FOLDER_PREFIX = "treadle-"
-_UNFINISHED = "unfinished.json"
+_UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _MAX_BYTES = 16 * 1024
 _MAX_WORKTREES = 10_000
@@ -55,6 +55,11 @@ class Worktree(Struct, frozen=True):
     def holder(self) -> Path:
         """The folder around the worktree. It holds nothing else."""
         return Path(self.folder).parent
+
+    @property
+    def record(self) -> Path:
+        """The file that exists while the worktree is created. What it says is done, so it is in no sandbox."""
+        return self.holder.with_name(f"{self.holder.name}{_UNFINISHED}")
 
     @property
     def git_dir(self) -> str:
@@ -113,34 +118,35 @@ def create_worktree(worktree: Worktree) -> Generator[None]:
             yield
         except BaseException:
             _undo(worktree)
+            worktree.record.unlink()
             raise
-        (worktree.holder / _UNFINISHED).unlink()
+        worktree.record.unlink()
 
 
 @contextmanager
 def _open_record(worktree: Worktree) -> Generator[int]:
-    """Create the folder around a worktree with an empty, locked record in it; raises `Conflict` if the name is taken.
+    """Create an empty, locked record beside the folder of a worktree; raises `Conflict` if the name is taken.
 
     Nobody else creates or looks for one at the same time, so a record without a lock was left by a crash.
     """
-    parent, holder = worktree.holder.parent, worktree.holder
+    parent, record = worktree.holder.parent, worktree.record
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _open_locked(parent / ".lock"), _open_common(worktree) as real:
         _remove_unfinished(parent)
         if real.common.look_up("worktrees") and not real.common.is_folder("worktrees"):
             raise UnsafeFile("its folder of worktrees is a link or a file.")
-        if holder.exists() or real.common.look_up(worktree.git_dir) or real.read_ref(worktree.ref):
+        is_taken = os.path.lexists(record) or os.path.lexists(worktree.holder)
+        if is_taken or real.common.look_up(worktree.git_dir) or real.read_ref(worktree.ref):
             raise Conflict(
                 f"There is a branch or a worktree {worktree.branch} already. Nothing was created. Choose another name, "
                 "or go on with the session that works there."
             )
-        holder.mkdir(mode=0o700)
-        record = os.open(holder / _UNFINISHED, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(record, fcntl.LOCK_EX)
+        opened = os.open(record, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(opened, fcntl.LOCK_EX)
     try:
-        yield record
+        yield opened
     finally:
-        os.close(record)
+        os.close(opened)
 
 
 @contextmanager
@@ -155,20 +161,15 @@ def _open_locked(path: Path, how: int = fcntl.LOCK_EX) -> Generator[None]:
 
 def _remove_unfinished(parent: Path) -> None:
     """Remove what processes that were killed left of new worktrees."""
-    for holder in parent.iterdir():
-        record = holder / _UNFINISHED
-        with suppress(OSError):
-            holder.rmdir()  # nothing was begun
-        if not record.is_file():
-            continue
+    for record in sorted(parent.glob(f"*{_UNFINISHED}")):
         with suppress(BlockingIOError), _open_locked(record, fcntl.LOCK_EX | fcntl.LOCK_NB):
             try:
                 _undo(msgspec.json.decode(record.read_bytes(), type=Worktree))
             except msgspec.DecodeError:  # it was not written yet, so nothing was begun
-                record.unlink()
-                holder.rmdir()
+                pass
             except TreadleError:  # its repository is gone or in use: there is nothing to undo now
                 continue
+            record.unlink()
 
 
 def _undo(worktree: Worktree) -> None:
@@ -181,6 +182,7 @@ def _undo(worktree: Worktree) -> None:
 def _write_links(worktree: Worktree, common: GitFolder) -> None:
     """Create the folder of the worktree, and the files by which it and its repository find each other."""
     folder = Path(worktree.folder)
+    folder.parent.mkdir(mode=0o700)
     folder.mkdir()
     # The last one makes git see the worktree, so it never sees a part of it.
     files = {"commondir": "../..", "HEAD": f"ref: {worktree.ref}", "gitdir": f"{folder}/.git"}

@@ -35,7 +35,7 @@ if ! git var GIT_COMMITTER_IDENT >/dev/null 2>&1; then
   export GIT_AUTHOR_NAME=treadle GIT_AUTHOR_EMAIL=treadle@localhost
   export GIT_COMMITTER_NAME=treadle GIT_COMMITTER_EMAIL=treadle@localhost
 fi
-git add -A && git commit -q -m "$1"
+git add -A && git -c core.hooksPath=/dev/null commit -q -m "$1"
 """
 _MERGE = """\
 if git rev-parse -q --verify MERGE_HEAD >/dev/null; then echo "A merge is not finished here."; exit 2; fi
@@ -81,7 +81,7 @@ async def start_worktree(sandbox: Sandbox, folder: Path, name: str, parent: Path
         raise SandboxUnavailable(f"No worktree was created: git needs the full sandbox. {found.why} {found.hint}")
     worktree = plan_worktree(find_top_repository(folder), name, parent)
     with create_worktree(worktree):
-        done = await _run_in_worktree(sandbox, worktree, "git reset -q --hard")
+        done = await _run_in_worktree(sandbox, worktree, "git -c core.hooksPath=/dev/null reset -q --hard")
         if done.code != 0:
             raise BadInput(
                 f"The files of the worktree could not be written, so it was removed again: {done.explanation}"
@@ -155,7 +155,10 @@ class _GitResult(Struct, frozen=True):
 
 
 async def _run_in_worktree(sandbox: Sandbox, worktree: Worktree, *script: str) -> _GitResult:
-    """Run a script in a worktree. Below the folder around it, git can also write what editors and agents read."""
+    """Run a script in a worktree. Below the folder around it, git can also write what editors and agents read.
+
+    So the script runs no hooks: they may start programs that an agent has written.
+    """
     return await _run_git(sandbox, worktree.holder, script, Path(worktree.folder).name)
 
 

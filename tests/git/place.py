@@ -80,7 +80,7 @@ class Place:
         self._count += 1
         folder = self.aside / f"private-{self.top.name}-{self._count}"
         objects = str(self.common_dir / "objects")
-        return Command(create_private_copy(self.repository, folder, config=config, objects_path=objects))
+        return Command(create_private_copy(self.repository, folder, config=config, objects=[objects]))
 
     def run_command(self, work: Callable[[Command], object]) -> GitReport:
         """Do something in a private copy and take it back. There must be something to report."""

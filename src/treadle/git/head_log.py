@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from treadle.git.git_folder import UnsafeFile
 from treadle.git.real_repository import RealRepository
-from treadle.git.reflogs import MAX_LOG_BYTES, append_lines, render_line
+from treadle.git.reflogs import REWIND_MESSAGE, append_lines, read_log, render_line
 
 
 def add_to_head_log(real: RealRepository, object_ids: Iterable[str], message: str) -> None:
@@ -17,9 +17,9 @@ def add_to_head_log(real: RealRepository, object_ids: Iterable[str], message: st
     """
     known = b""
     with suppress(UnsafeFile):  # it is very large: then an object may be named twice
-        known = real.git.read_file("logs/HEAD", MAX_LOG_BYTES) or b""
+        known = read_log(real.git, "HEAD")
     here = real.resolve_ref("HEAD") or real.form.null_id
     for object_id in object_ids:
         if object_id.encode() not in known:
-            lines = [render_line(here, object_id, message), render_line(object_id, here, "treadle: rewind")]
+            lines = [render_line(here, object_id, message), render_line(object_id, here, REWIND_MESSAGE)]
             append_lines(real.git, "HEAD", lines)

@@ -52,7 +52,9 @@ class NewObjects:
         return object_id in self.taken or object_id == self._empty_tree or self._real.has(object_id)
 
     def read_kind(self, object_id: str) -> str:
-        """Read the kind of an object of the real repository; empty when it is missing."""
+        """Read the kind of an object of the real repository; empty when it is missing or incomplete."""
+        if not self.has(object_id):
+            return ""
         return self.taken.get(object_id) or self._real.read_kind(object_id)
 
     @property

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from treadle.git.index_file import MAX_INDEX_BYTES, SKIP_WORKTREE, EntryState, i
 from treadle.git.object_format import SHA1, ObjectFormat
 from treadle.git.operation_state import read_state
 from treadle.git.real_repository import RealRepository
-from treadle.git.reflogs import MAX_LOG_BYTES
-from treadle.git.refs import is_own_ref, read_loose_refs, read_packed_refs, read_ref_file, render_packed_refs
+from treadle.git.reflogs import read_log
+from treadle.git.refs import STASH, is_own_ref, read_loose_refs, read_packed_refs, read_ref_file, render_packed_refs
 from treadle.git.repository import Repository
 from treadle.git.worktrees import list_other_worktrees
 
@@ -61,16 +61,20 @@ class PrivateCopy(Struct, frozen=True):
     head_name: str = "HEAD"
 
 
-def create_private_copy(repository: Repository, folder: Path, *, config: str, objects_path: str) -> PrivateCopy:
+def create_private_copy(
+    repository: Repository, folder: Path, *, config: str, objects: Sequence[str], excludes: str = ""
+) -> PrivateCopy:
     """Build a private copy of a repository in a new folder.
 
-    `config` is the text of its settings. `objects_path` is where the command finds the real objects. Raises
-    `RepositoryUnsupported` when the real repository has links or a format that is not known; nothing is left then.
+    `config` is the text of its settings, and `objects` are the paths at which the command finds the real objects.
+    `excludes` are patterns of files that git ignores, besides the repository's own. Raises `RepositoryUnsupported` when
+    the real repository has links or a format that is not known; nothing is left then.
     """
-    if not objects_path.startswith("/") or "\n" in objects_path:
-        raise RepositoryUnsupported(f"The objects are at {objects_path!r}, which git cannot be told.")
+    for path in objects:
+        if not path.startswith("/") or "\n" in path:
+            raise RepositoryUnsupported(f"The objects are at {path!r}, which git cannot be told.")
     with RealRepository(repository) as real:
-        return _CopyBuilder(real, folder).build(config, objects_path)
+        return _CopyBuilder(real, folder).build(config, objects, excludes)
 
 
 def create_empty_copy(repository: Repository, folder: Path) -> PrivateCopy:
@@ -128,7 +132,7 @@ class _CopyBuilder:
     def __init__(self, real: RealRepository, folder: Path) -> None:
         self._real, self._folder = real, folder
 
-    def build(self, config: str, objects_path: str) -> PrivateCopy:
+    def build(self, config: str, objects: Sequence[str], excludes: str) -> PrivateCopy:
         """Build the copy, and return it with what was copied."""
         head, refs = self._read_refs()
         index = self._read_index()
@@ -136,7 +140,7 @@ class _CopyBuilder:
         texts = {
             "HEAD": f"{head}\n".encode(errors="surrogateescape"),
             "config": (config + self._render_format()).encode(),
-            "objects/info/alternates": f"{objects_path}\n".encode(errors="surrogateescape"),
+            "objects/info/alternates": "".join(f"{path}\n" for path in objects).encode(errors="surrogateescape"),
             MARKER: secrets.token_hex(16).encode(),
             **{name: f"{value}\n".encode() for name, value in refs.items() if value.startswith("ref:")},
             **({"index": index} if index is not None else {}),
@@ -145,6 +149,9 @@ class _CopyBuilder:
             **self._describe_worktrees(),
             **dict(self._read_small_files()),
         }
+        if excludes:
+            own = texts.get("info/exclude", b"")
+            texts["info/exclude"] = own + f"\n{excludes}\n".encode(errors="surrogateescape")
         self._folder.mkdir(mode=0o700)
         for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "logs", "info", "hooks"):
             (self._folder / name).mkdir(parents=True, exist_ok=True)
@@ -172,8 +179,8 @@ class _CopyBuilder:
 
     def _read_refs(self) -> tuple[str, dict[str, str]]:
         """Read HEAD and all refs as this worktree sees them."""
-        for name, folder in (("refs", self._real.common), ("objects", self._real.common)):
-            if not folder.is_folder(name):
+        for name in ("refs", "objects"):
+            if not self._real.common.is_folder(name):
                 raise RepositoryUnsupported(f"{name} of this repository is not a folder, so commands cannot change it.")
         try:
             head = read_ref_file(self._real.git, "HEAD", self._real.form)
@@ -191,26 +198,22 @@ class _CopyBuilder:
             refs.update((name, value) for name, value in own.values.items() if is_own_ref(name))
             odd = [*odd, *own.odd]
         for name in odd:
-            folder = self._real.git if is_own_ref(name) else self._real.common
-            about = folder.look_up(name)
+            about = self._real.choose_folder(name).look_up(name)
             if about is not None and not stat.S_ISREG(about.st_mode):
                 raise RepositoryUnsupported(f"{name} of this repository is a link or no regular file.")
         return head, refs
 
     def _read_index(self) -> bytes | None:
-        data = self._read_or_refuse(self._real.git, "index", MAX_INDEX_BYTES)
+        try:
+            data = self._real.git.read_file("index", MAX_INDEX_BYTES)
+        except UnsafeFile as error:
+            raise RepositoryUnsupported(f"This repository cannot be copied: {error}") from None
         if data is not None and not is_plain_index(data, self._real.form):
             raise RepositoryUnsupported(
                 "The index of this repository is split or sparse. `git update-index --no-split-index` or "
                 "`git sparse-checkout init --no-sparse-index` makes it one that commands can change."
             )
         return data
-
-    def _read_or_refuse(self, folder: GitFolder, name: str, limit: int) -> bytes | None:
-        try:
-            return folder.read_file(name, limit)
-        except UnsafeFile as error:
-            raise RepositoryUnsupported(f"This repository cannot be copied: {error}") from None
 
     def _render_format(self) -> str:
         """Write the settings without which git misreads the objects. The last value of a setting counts."""
@@ -275,7 +278,7 @@ class _CopyBuilder:
 
     def _read_stash_log(self) -> bytes:
         try:
-            return self._real.common.read_file("logs/refs/stash", MAX_LOG_BYTES) or b""
+            return read_log(self._real.common, STASH)
         except UnsafeFile:
             return b""  # it is compared again before it is changed
 

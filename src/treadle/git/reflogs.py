@@ -1,4 +1,4 @@
-"""Reads the log of a ref strictly, line by line. A line that is not exactly as git writes it makes the log invalid."""
+"""The logs of refs: read strictly, line by line, and appended. A line that git would not write makes a log invalid."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from msgspec import Struct
 from treadle.git.git_folder import GitFolder, UnsafeFile
 from treadle.git.object_format import ObjectFormat
 
-MAX_LOG_BYTES = 4 << 20
-"""The most that is read of the new part of a log."""
+REWIND_MESSAGE = "treadle: rewind"
+_MAX_LOG_BYTES = 4 << 20
+"""The most that is read of a log, or of its new part."""
 
 _LINE = re.compile(
     rb"([0-9a-f]+) ([0-9a-f]+) ([^\x00-\x1f\x7f<>]*<[^\x00-\x1f\x7f<>]*> [0-9]{1,18} [+-][0-9]{4})"
@@ -46,6 +47,11 @@ def parse_log(data: bytes, form: ObjectFormat) -> list[LogLine] | None:
     return found
 
 
+def read_log(folder: GitFolder, name: str) -> bytes:
+    """Read the whole log of a ref; empty when there is none. Raises `UnsafeFile`, also when it is too large."""
+    return folder.read_file(f"logs/{name}", _MAX_LOG_BYTES) or b""
+
+
 def read_new_part(folder: GitFolder, name: str, size: int) -> bytes:
     """Read what a log has after its first `size` bytes; empty when it is no file, shorter or too large."""
     try:
@@ -56,7 +62,7 @@ def read_new_part(folder: GitFolder, name: str, size: int) -> bytes:
         return b""
     with open(opened, "rb", buffering=0):
         length = os.fstat(opened).st_size - size
-        return os.pread(opened, length, size) if 0 < length <= MAX_LOG_BYTES else b""
+        return os.pread(opened, length, size) if 0 < length <= _MAX_LOG_BYTES else b""
 
 
 def choose_lines(

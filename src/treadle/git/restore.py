@@ -12,12 +12,10 @@ from treadle.git.git_folder import LockHeld, UnsafeFile
 from treadle.git.index_file import find_newest_file
 from treadle.git.names import is_branch, is_ref_name, show_name
 from treadle.git.real_repository import RealRepository, RefMoved
-from treadle.git.reflogs import append_lines, remove_log, render_line
+from treadle.git.reflogs import REWIND_MESSAGE, append_lines, remove_log, render_line
 from treadle.git.repository import Repository
 from treadle.git.worktrees import list_foreign_branches
 from treadle.sandbox.base import RefChange
-
-MESSAGE = "treadle: rewind"
 
 
 def restore_ref(repository: Repository, change: RefChange) -> str:
@@ -35,9 +33,10 @@ def restore_ref(repository: Repository, change: RefChange) -> str:
         with suppress(UnsafeFile, OSError):
             now, null = real.resolve_ref("HEAD"), real.form.null_id
             if now and (now != here or change.ref == "HEAD"):
-                append_lines(real.git, "HEAD", [render_line(here or null, now, MESSAGE)])
+                append_lines(real.git, "HEAD", [render_line(here or null, now, REWIND_MESSAGE)])
             if is_branch(change.ref) and change.before:
-                append_lines(real.common, change.ref, [render_line(change.after or null, change.before, MESSAGE)])
+                line = render_line(change.after or null, change.before, REWIND_MESSAGE)
+                append_lines(real.common, change.ref, [line])
             elif change.ref != "HEAD":
                 remove_log(real.choose_folder(change.ref), change.ref)
     return ""

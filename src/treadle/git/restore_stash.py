@@ -6,14 +6,9 @@ from treadle.git.git_folder import LockHeld, UnsafeFile
 from treadle.git.head_log import add_to_head_log
 from treadle.git.object_format import ObjectFormat
 from treadle.git.real_repository import RealRepository, RefMoved
-from treadle.git.reflogs import MAX_LOG_BYTES, parse_log, remove_log
+from treadle.git.reflogs import parse_log, read_log, remove_log
 from treadle.git.refs import STASH
 from treadle.git.repository import Repository
-
-
-def read_stash_log(real: RealRepository) -> bytes:
-    """Read the log that is the list of stashes. Raises `UnsafeFile`."""
-    return real.common.read_file(f"logs/{STASH}", MAX_LOG_BYTES) or b""
 
 
 def list_stashes(log: bytes, form: ObjectFormat) -> list[str]:
@@ -28,7 +23,7 @@ def restore_stash(repository: Repository, before: bytes, after: bytes) -> str:
     """
     with RealRepository(repository) as real, real.hold():
         old, new = list_stashes(before, real.form), list_stashes(after, real.form)
-        if list_stashes(read_stash_log(real), real.form) != new:
+        if list_stashes(read_log(real.common, STASH), real.form) != new:
             return "The stash was not changed: somebody else changed it meanwhile."
         if bool(before) != bool(old) or not all(map(real.objects.has, old)):
             return "The stash was not changed: a commit of it is missing."

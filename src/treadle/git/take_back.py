@@ -79,12 +79,10 @@ def take_back(copy: PrivateCopy, is_clean_gitlink: IsCleanGitlink = refuse_gitli
         return GitReport(name, rejected=(f"Nothing of .git was kept: {show_name(str(error))}",))
 
 
-def adopt_repository(
-    found: Path, work_tree: Path, *, name: str, is_bare: bool, is_clean_gitlink: IsCleanGitlink = refuse_gitlink
-) -> GitReport:
+def adopt_repository(found: Path, work_tree: Path, *, name: str, is_bare: bool) -> GitReport:
     """Replace a repository that a command made in the workspace by a clean one with the allowed content.
 
-    All processes of the command are gone. If it cannot be taken over, it is left beside, switched off.
+    All processes of the command are gone. A repository that cannot be taken over stays beside it, switched off.
     """
     try:
         aside = move_aside(found)
@@ -99,7 +97,7 @@ def adopt_repository(
     )
     try:
         with GitFolder(aside) as private:
-            report = _take_new_repository(copy, private, is_clean_gitlink, is_bare=is_bare)
+            report = _take_new_repository(copy, private, refuse_gitlink, is_bare=is_bare)
     except (UnsafeFile, RepositoryUnsupported, LockHeld) as error:
         reason = f"The repository {show_name(found.name)} was switched off and is now {aside.name}: {error}"
         return GitReport(name, rejected=(reason[:_MAX_SENTENCE],))
@@ -163,10 +161,10 @@ class _TakeBack:
             self._rejected.append("The objects of .git were replaced by something that is no folder. None was kept.")
 
     def _is_commit(self, object_id: str) -> bool:
-        return self._objects.has(object_id) and self._objects.read_kind(object_id) == "commit"
+        return self._objects.read_kind(object_id) == "commit"
 
     def _is_blob(self, object_id: str) -> bool:
-        return self._objects.has(object_id) and self._objects.read_kind(object_id) == "blob"
+        return self._objects.read_kind(object_id) == "blob"
 
     def _take_index(self) -> None:
         form, base_data = self._copy.form, self._copy.index or b""

@@ -12,15 +12,7 @@ from treadle.git.names import is_branch, is_ref_name, show_name
 from treadle.git.new_objects import NewObjects
 from treadle.git.private_copy import PrivateCopy, sign_file
 from treadle.git.real_repository import RealRepository, RefMoved
-from treadle.git.reflogs import (
-    MAX_LOG_BYTES,
-    append_lines,
-    choose_lines,
-    parse_log,
-    read_new_part,
-    remove_log,
-    render_line,
-)
+from treadle.git.reflogs import append_lines, choose_lines, parse_log, read_log, read_new_part, remove_log, render_line
 from treadle.git.refs import STASH, RefList, read_loose_refs, read_packed_refs, read_ref_file
 from treadle.git.worktrees import list_foreign_branches
 from treadle.sandbox.base import RefChange
@@ -93,7 +85,7 @@ class RefTaker:
             return "it refers to another ref, which only HEAD may"
         if not value:
             return ""
-        kind = self._objects.read_kind(value) if self._objects.has(value) else ""
+        kind = self._objects.read_kind(value)
         if not kind:
             return f"its object {value[:12]} is missing or incomplete"
         return "" if kind == "commit" or name.startswith("refs/tags/") else "a branch must lead to a commit"
@@ -169,7 +161,7 @@ class RefTaker:
         """Take the stash over as a whole: its log is the list of stashes."""
         before = self._copy.refs.get(STASH, "")
         try:
-            log = self._private.read_file(f"logs/{STASH}", MAX_LOG_BYTES) or b""
+            log = read_log(self._private, STASH)
         except UnsafeFile as error:
             log = b""
             if after == before:
@@ -185,7 +177,7 @@ class RefTaker:
             self._refuse(STASH, f"The stash was not changed: {fault or 'its list is damaged'}.")
             return
         try:
-            current = self._real.common.read_file(f"logs/{STASH}", MAX_LOG_BYTES) or b""
+            current = read_log(self._real.common, STASH)
             if current not in (self._copy.stash_log, log):
                 raise RefMoved("")
             if after:
@@ -238,8 +230,7 @@ class RefTaker:
         if not value:
             return "it is neither a branch nor a commit"
         if not value.startswith("ref: "):
-            is_commit = self._objects.has(value) and self._objects.read_kind(value) == "commit"
-            return "" if is_commit else f"the commit {value[:12]} is missing"
+            return "" if self._objects.read_kind(value) == "commit" else f"the commit {value[:12]} is missing"
         name = value.removeprefix("ref: ")
         if not is_branch(name):
             return f"{show_name(name)} is not a branch"

@@ -20,9 +20,10 @@ from treadle.git.index_file import MAX_INDEX_BYTES, Content, DamagedIndex, parse
 from treadle.git.names import is_branch, is_ref_name
 from treadle.git.object_format import SHA1, ObjectFormat
 from treadle.git.real_repository import RealRepository
+from treadle.git.reflogs import read_log
 from treadle.git.refs import STASH, read_loose_refs, read_packed_refs, read_ref_file
 from treadle.git.repository import Repository
-from treadle.git.restore_stash import list_stashes, read_stash_log
+from treadle.git.restore_stash import list_stashes
 from treadle.git.worktrees import list_foreign_branches
 from treadle.history.content_store import MAX_KEPT_BYTES, ContentStore
 from treadle.sandbox.base import GitReport
@@ -190,7 +191,7 @@ def read_repository(workspace: Path, name: str, refs: Iterable[str] | None = Non
         chosen = [*dict.fromkeys((*chosen, STASH))]
         for ref in chosen:
             values[ref] = read_ref_file(real.choose_folder(ref), ref, real.form) or values.get(ref, "")
-        log = read_stash_log(real)
+        log = read_log(real.common, STASH)
         stashes = list_stashes(log, real.form)
         if values[STASH] and len(stashes) > 1:  # the ref names only the newest
             values[STASH] += f" {sha256(' '.join(stashes).encode()).hexdigest()}"

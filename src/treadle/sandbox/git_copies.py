@@ -11,12 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from treadle.errors import TreadleError
 from treadle.git.git_folder import RepositoryUnsupported
 from treadle.git.index_file import list_gitlinks
-from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, hide_files, sign_files
+from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, hide_files
 from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
@@ -108,13 +107,8 @@ class GitCopies:
         repository, folder = one.repository, self.folder / str(number)
         config = build_private_config(one.settings, repository, self._workspace, names_work_tree=one.is_file)
         inside = [f"{_INSIDE}/objects/{number}.{count}" for count in range(len(one.objects))]
-        copy = create_private_copy(repository, folder, config=config, objects_path=inside[0])
-        with (folder / "objects/info/alternates").open("a", encoding="utf-8") as file:
-            file.writelines(f"{path}\n" for path in inside[1:])
-        if excludes := read_excludes(one.settings):
-            with (folder / "info/exclude").open("a", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(f"\n{excludes}\n")
-            copy = replace(copy, signatures=sign_files(folder))
+        excludes = read_excludes(one.settings)
+        copy = create_private_copy(repository, folder, config=config, objects=inside, excludes=excludes)
         tree = repository.work_tree
         copy = hide_files(copy, [str(path.relative_to(tree)) for path in self._hidden if path.is_relative_to(tree)])
         for source, target in zip(one.objects, inside, strict=True):

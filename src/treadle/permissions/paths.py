@@ -38,6 +38,12 @@ File tools ask for each change. A command cannot write these in its workspace, w
 RUN_BY_GIT = (".husky",)
 """Folders of hooks. A command cannot write those that exist: git runs them only where it was told to."""
 
+GUARDED_NAMES = (*PROTECTED, *OPENED_WITH_FOLDER)
+"""What a command cannot write in its workspace, whether it exists or not."""
+
+RUN_OUTSIDE = (*GUARDED_NAMES, *RUN_BY_GIT)
+"""All names whose files programs outside the sandbox run or obey."""
+
 LOG_FILE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 """The files of an open SQLite log. The second always exists while the log is open."""
 

@@ -70,6 +70,15 @@ class Mount(Struct, frozen=True):
     why: str
 
 
+class HeldMount(Struct, frozen=True):
+    """What is mounted at `target`: an open descriptor, or `source` where bubblewrap takes no descriptors."""
+
+    target: str
+    source: str
+    descriptor: int
+    is_writable: bool
+
+
 class RefChange(Struct, frozen=True):
     """A branch, a tag, the stash or `HEAD` that a command changed. An empty value: it did not exist.
 

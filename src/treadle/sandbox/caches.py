@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import os
 import stat
-import subprocess
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from treadle.git.git_folder import remove_tree
 from treadle.permissions.paths import find_data_folder
+from treadle.sandbox.private_folder import lock_file
 
 MAX_BYTES = 10 << 30
 """All caches together. The least recently used are dropped first."""
@@ -74,18 +75,12 @@ def hold_cache(workspace: Path) -> Generator[Path]:
     top = Path(os.path.realpath(folder))
     name = hashlib.blake2b(os.fsencode(workspace), digest_size=16).hexdigest()
     path = top / f"{name}.lock"
-    while True:  # who removes a cache removes the file, so it must still be the one at its path
-        lock = _open_lock(path)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(lock)):
-                break
-        os.close(lock)
+    lock = lock_file(path, fcntl.LOCK_SH)
     try:
         folder = top / name
         folder.mkdir(mode=0o700, exist_ok=True)
         if not os.pread(lock, 1, 0):
-            os.pwrite(lock, os.fsencode(workspace), 0)
+            os.write(lock, os.fsencode(workspace))
             os.utime(top)  # who reads the list of workspaces reads it again
         os.utime(lock)
         yield folder
@@ -120,17 +115,16 @@ def remove_cache(cache: Cache) -> bool:
     That an agent has worked in its workspace stays known as long as the workspace exists.
     """
     path = cache.folder.with_suffix(".lock")
-    lock = _open_lock(path)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # These programs cope with folders of any depth, and Go makes its folders read-only.
-        for command in (("/bin/chmod", "-R", "u+rwx"), ("/bin/rm", "-rf")):
-            subprocess.run([*command, "--", cache.folder], env={}, cwd="/", stderr=subprocess.DEVNULL, check=False)
+        lock = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    try:
+        with suppress(OSError):
+            remove_tree(cache.folder)
         if not cache.workspace.exists():
             path.unlink()
         return not cache.folder.exists()
-    except BlockingIOError:
-        return False
     finally:
         os.close(lock)
 
@@ -175,10 +169,6 @@ def measure_folder(folder: Path) -> int:
         except OSError:  # it is too deep, or has no permissions
             return MAX_BYTES + 1
     return total
-
-
-def _open_lock(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 @lru_cache(maxsize=4)

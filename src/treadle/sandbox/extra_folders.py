@@ -6,7 +6,7 @@ What is protected in a workspace is protected in them too. Keys, the home and tr
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -14,15 +14,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.errors import BadInput
-from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, RUN_BY_GIT, is_secret_folder, list_own_folders
-from treadle.sandbox.base import GitReport
-from treadle.sandbox.guarded_paths import find_guarded_paths, find_parent_folders, hold_protected_paths
-from treadle.sandbox.new_repositories import RepositoryWatch
+from treadle.permissions.paths import GUARDED_NAMES, RUN_OUTSIDE, is_secret_folder, list_own_folders
+from treadle.sandbox.base import GitReport, HeldMount
+from treadle.sandbox.guarded_paths import (
+    SHARED_FOLDERS,
+    SYSTEM_TREES,
+    find_guarded_paths,
+    find_parent_folders,
+    hold_protected_paths,
+)
+from treadle.sandbox.new_repositories import RepositoryCleaner
 from treadle.sandbox.runtime_folder import make_runtime_folder
 
-_FORBIDDEN = {"/", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var", "/var/tmp"}
-_FORBIDDEN_TREES = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys")
-_SYSTEM_TREES = ("/bin", "/lib", "/lib32", "/lib64", "/sbin", "/usr")
+_NEVER_WRITABLE = ("/bin", "/lib", "/lib32", "/lib64", "/sbin", "/usr")
 _RUN_FROM_HOME = ("bin",)
 _SHOWN_IN_HOME = (".cache",)
 
@@ -39,18 +43,18 @@ class ExtraFolder(Struct, frozen=True):
     held: Mapping[Path, int]
     parents: frozenset[Path]
     masked: tuple[Path, ...]
-    watch: RepositoryWatch | None = None
+    cleaner: RepositoryCleaner | None = None
 
     def settle(self) -> tuple[GitReport, ...]:
         """Clean the repositories that commands made in it, when all processes are gone."""
-        reports = self.watch.adopt() if self.watch is not None else ()
+        reports = self.cleaner.clean() if self.cleaner is not None else ()
         return tuple(replace(report, repository=str(self.path / report.repository)) for report in reports)
 
-    def list_mounts(self) -> Generator[tuple[str, int, bool]]:
-        """List what is mounted, in order: the path, its descriptor, and whether it can be written."""
-        yield str(self.path), self.descriptor, self.is_writable
+    def list_mounts(self) -> Iterator[HeldMount]:
+        """List what is mounted, in order."""
+        yield HeldMount(str(self.path), str(self.path), self.descriptor, self.is_writable)
         for path, descriptor in sorted(self.held.items(), key=lambda item: item[0] not in self.parents):
-            yield str(path), descriptor, path in self.parents
+            yield HeldMount(str(path), str(path), descriptor, path in self.parents)
 
 
 def resolve_extra_folder(named: str, workspace: Path, *, is_writable: bool) -> Path:
@@ -74,9 +78,9 @@ def resolve_extra_folder(named: str, workspace: Path, *, is_writable: bool) -> P
 def explain_folder_refusal(folder: Path, workspace: Path, *, is_writable: bool) -> str:
     """Say why a folder, by its real path, cannot be given to commands. Return nothing if it can."""
     home = Path.home().resolve()
-    if home.is_relative_to(folder) or str(folder) in _FORBIDDEN:
+    if home.is_relative_to(folder) or str(folder) in (*SHARED_FOLDERS, "/var/tmp"):
         return "it holds more than one project or data set"
-    trees = (*_FORBIDDEN_TREES, *(_SYSTEM_TREES if is_writable else ()))
+    trees = (*SYSTEM_TREES, "/run", *(_NEVER_WRITABLE if is_writable else ()))
     if any(folder.is_relative_to(top) for top in trees):
         return "it belongs to the system"
     own = (*list_own_folders(), make_runtime_folder())
@@ -105,7 +109,7 @@ def _is_run(folder: Path) -> bool:
     for parent in (folder, *folder.parents):
         names = {name for name in ("HEAD", "objects", "commondir") if (parent / name).exists()}
         is_repository = "HEAD" in names and len(names) > 1  # git takes such a folder for one, whatever its name is
-        if is_repository or parent.name in (*PROTECTED, *OPENED_WITH_FOLDER, *RUN_BY_GIT):
+        if is_repository or parent.name in RUN_OUTSIDE:
             return True
     places = (Path(entry).resolve() for entry in os.environ.get("PATH", "").split(os.pathsep) if entry)
     return any(place.is_relative_to(folder) or folder.is_relative_to(place) for place in places)
@@ -133,19 +137,18 @@ def _hold_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show_env_
     if os.readlink(f"/proc/self/fd/{descriptor}") != str(folder):
         raise BadInput(f"{folder} was moved, or a link took its place. Nothing was run. Name its real path.")
     found = find_guarded_paths(folder)
-    masked = (*found.own_files, *found.unseen, *(() if show_env_files else found.env_files))
+    masked = found.list_hidden(show_env_files=show_env_files)
     if not is_writable:
         return ExtraFolder(folder, descriptor, False, {}, frozenset(), masked)
     if notes := found.explain_read_only():
         raise BadInput(f"{folder} cannot be written by commands. Nothing was run. {notes[0]}")
-    guarded = (*found.own_files, *found.closed, *found.read_only, *(folder / name for name in found.named))
+    guarded = (*found.own_files, *found.closed, *found.read_only, *(folder / name for name in found.named_by_git))
     parents = find_parent_folders(folder, guarded)
-    names = (*PROTECTED, *OPENED_WITH_FOLDER)
-    below = (*parents, *found.read_only)
-    held = stack.enter_context(hold_protected_paths(folder, below, names=names, placeholders=found.named))
-    if any(name not in held and not (folder / name).is_symlink() for name in (*names, *found.named)):
+    below, more = (*parents, *found.read_only), found.named_by_git
+    held = stack.enter_context(hold_protected_paths(folder, below, names=GUARDED_NAMES, placeholders=more))
+    if any(name not in held and not (folder / name).is_symlink() for name in (*GUARDED_NAMES, *more)):
         raise BadInput(f"{folder} cannot be protected from the command: you may not write there. Nothing was run.")
     paths = {folder / name: opened for name, opened in held.items()}
-    watch = RepositoryWatch(folder, found.found)
-    stack.callback(watch.close)
-    return ExtraFolder(folder, descriptor, True, paths, frozenset(parents), masked, watch)
+    cleaner = RepositoryCleaner(folder, found.found)
+    stack.callback(cleaner.close)
+    return ExtraFolder(folder, descriptor, True, paths, frozenset(parents), masked, cleaner)

@@ -10,38 +10,27 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from msgspec import Struct
-
 from treadle.errors import TreadleError
 from treadle.git.git_folder import RepositoryUnsupported
 from treadle.git.index_file import list_gitlinks
 from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, hide_files
 from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
-from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
-from treadle.sandbox.base import GitReport, Job
+from treadle.permissions.paths import GUARDED_NAMES
+from treadle.sandbox.base import GitReport, HeldMount, Job
 from treadle.sandbox.git_settings import build_private_config, build_user_config, read_excludes
 from treadle.sandbox.guarded_paths import GuardedPaths
-from treadle.sandbox.new_repositories import RepositoryWatch, is_missing_or_empty
+from treadle.sandbox.new_repositories import RepositoryCleaner, is_missing_or_empty
 from treadle.sandbox.private_folder import hold_private_folder
 from treadle.sandbox.repositories import AcceptedRepository, find_repositories
 from treadle.sandbox.runtime_folder import make_empty_file
-from treadle.sandbox.workspace_scan import GitKind, open_parent
+from treadle.sandbox.workspace_scan import GitKind, open_path
 
 USER_CONFIG = "/run/treadle/gitconfig"
 """Where a command sees the user's own settings of git. `GIT_CONFIG_SYSTEM` names it."""
 
 _INSIDE = "/run/treadle"
 """Where a command sees what has no place in the workspace: real objects, and private copies behind a `.git` file."""
-
-
-class GitMount(Struct, frozen=True):
-    """A folder or file of git that a command sees at `target`. `descriptor` is of the source, without links."""
-
-    source: Path
-    target: str
-    descriptor: int
-    is_writable: bool = False
 
 
 class GitCopies:
@@ -53,14 +42,14 @@ class GitCopies:
     def __init__(self, job: Job, workspace: Path, guarded: GuardedPaths) -> None:
         self._job, self._workspace = job, workspace
         # Git shall not touch what is empty only inside: hidden files, and placeholders.
-        placeholders = (workspace / name for name in (*PROTECTED, *OPENED_WITH_FOLDER))
+        placeholders = (workspace / name for name in GUARDED_NAMES)
         self._hidden = [path for path in placeholders if not os.path.lexists(path)]
         self._hidden += () if job.show_env_files else guarded.env_files
         self._resources = ExitStack()
-        self._watch: RepositoryWatch | None = None
+        self._cleaner: RepositoryCleaner | None = None
         self._copies: list[PrivateCopy] = []
         self._notes: list[str] = []
-        self.mounts: list[GitMount] = []
+        self.mounts: list[HeldMount] = []
         self.entries: set[str] = set()
         self.gitlinks: list[str] = []
         self.reports: tuple[GitReport, ...] = ()
@@ -81,8 +70,8 @@ class GitCopies:
         """Create a copy for each repository that was there before any command that runs now."""
         found: dict[str, GitKind] = {**guarded.found.repositories}
         if self._job.writable:
-            self._watch = RepositoryWatch(self._workspace, guarded.found)
-            found = {name: kind for name, kind in found.items() if self._watch.was_there_before(name)}
+            self._cleaner = RepositoryCleaner(self._workspace, guarded.found)
+            found = {name: kind for name, kind in found.items() if self._cleaner.was_there_before(name)}
         accepted = find_repositories(self._workspace, found, self._job.read_only)
         self._notes += accepted.notes
         for number, one in enumerate(accepted.accepted):
@@ -100,7 +89,7 @@ class GitCopies:
     def drop_empty(self) -> None:
         """Leave out the folder for `git init`, because there is nothing that it can be mounted on."""
         self._copies = [copy for copy in self._copies if not copy.is_empty]
-        self.mounts = [mount for mount in self.mounts if mount.source != self.folder / "empty"]
+        self.mounts = [mount for mount in self.mounts if mount.source != str(self.folder / "empty")]
         self.entries.discard(".git")
 
     def _add(self, number: int, one: AcceptedRepository) -> None:
@@ -138,34 +127,29 @@ class GitCopies:
 
     def _mount(self, source: Path, target: str, *, is_writable: bool = False) -> None:
         """Open what will be mounted. A path in the workspace is opened part by part, through no link."""
-        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         if source.is_relative_to(self._workspace):
-            folder = open_parent(self._workspace, str(source.relative_to(self._workspace)))
-            try:
-                descriptor = os.open(source.name, flags, dir_fd=folder)
-            finally:
-                os.close(folder)
+            descriptor = open_path(self._workspace, str(source.relative_to(self._workspace)))
         else:
-            descriptor = os.open(source, flags)
+            descriptor = os.open(source, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._resources.callback(os.close, descriptor)
-        self.mounts.append(GitMount(source, target, descriptor, is_writable))
+        self.mounts.append(HeldMount(target, str(source), descriptor, is_writable))
 
     def settle(self) -> None:
         """Take back what the command did, when all its processes are gone. `reports` has the result."""
         try:
-            if self._watch is not None:
-                self.reports = tuple(self._take_all_back(self._watch))
+            if self._cleaner is not None:
+                self.reports = tuple(self._take_all_back(self._cleaner))
             if self._notes and any("git" in word for word in self._job.argv):
                 self.reports = (*self.reports, GitReport(rejected=tuple(self._notes)))
         finally:
             self.close()
 
-    def _take_all_back(self, watch: RepositoryWatch) -> Iterator[GitReport]:
-        yield from watch.adopt()
+    def _take_all_back(self, cleaner: RepositoryCleaner) -> Iterator[GitReport]:
+        yield from cleaner.clean()
         for copy in self._copies:
 
             def is_clean(path: str, work_tree: Path = copy.repository.work_tree) -> bool:
-                return watch.is_clean(str((work_tree / path / ".git").relative_to(self._workspace)))
+                return cleaner.is_clean(str((work_tree / path / ".git").relative_to(self._workspace)))
 
             try:
                 report = take_back(copy, is_clean_gitlink=is_clean)
@@ -177,7 +161,7 @@ class GitCopies:
 
     def close(self) -> None:
         """Remove the private copies. What was not taken back is lost."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
+        cleaner, self._cleaner = self._cleaner, None
+        if cleaner is not None:
+            cleaner.close()
         self._resources.close()

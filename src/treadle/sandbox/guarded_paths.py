@@ -28,39 +28,43 @@ from treadle.sandbox.base import Job
 from treadle.sandbox.named_by_git import find_named_by_git
 from treadle.sandbox.private_folder import lock_file
 from treadle.sandbox.runtime_folder import make_runtime_folder
-from treadle.sandbox.shown_paths import is_inside
-from treadle.sandbox.workspace_scan import FoundPaths, open_parent, scan_workspace
+from treadle.sandbox.shown_paths import is_below, is_inside, read_head
+from treadle.sandbox.workspace_scan import FoundPaths, open_parent, open_path, scan_workspace
 
-_FORBIDDEN = {"/", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var"}
-_FORBIDDEN_TREES = ("/boot", "/dev", "/etc", "/proc", "/sys")
-_OPEN_ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+SHARED_FOLDERS = ("/", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var")
+"""Folders that hold more than one project."""
+
+SYSTEM_TREES = ("/boot", "/dev", "/etc", "/proc", "/sys")
+"""Folders of the system, with all that is below them."""
+
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class GuardedPaths(Struct, frozen=True):
     """The paths in a workspace that a command may not see, or may not change. `found` has what git may run.
 
-    We could not look into folders that are `too_deep` or `closed`; a command could open the latter. `named` are paths
-    that settings of git name, with the kind of a placeholder for a missing one.
+    `run_outside` are files of editors and agents, and hooks. `named_by_git` are paths that settings of git name, with
+    the kind of a placeholder for a missing one. We could not look into folders that are `too_deep` or `closed`; a
+    command could open the latter.
     """
 
     env_files: tuple[Path, ...] = ()
     own_files: tuple[Path, ...] = ()
     repositories: tuple[Path, ...] = ()
-    opened: tuple[Path, ...] = ()
+    run_outside: tuple[Path, ...] = ()
     too_deep: tuple[Path, ...] = ()
     closed: tuple[Path, ...] = ()
-    named: Mapping[str, int] = {}
+    named_by_git: Mapping[str, int] = {}
     why_read_only: str = ""
     found: FoundPaths = FoundPaths()
 
     @property
     def read_only(self) -> tuple[Path, ...]:
-        return (*self.repositories, *self.opened)
+        return (*self.repositories, *self.run_outside)
 
-    @property
-    def unseen(self) -> tuple[Path, ...]:
-        return (*self.too_deep, *self.closed)
+    def list_hidden(self, *, show_env_files: bool) -> tuple[Path, ...]:
+        """List what a command does not see."""
+        return (*self.own_files, *self.too_deep, *self.closed, *(() if show_env_files else self.env_files))
 
     def explain_read_only(self) -> tuple[str, ...]:
         """Say why no command may write in this workspace, or nothing."""
@@ -93,7 +97,7 @@ def resolve_sandbox_workspace(job: Job) -> Path:
     """Return the real path of the workspace; raises `BadInput` when a command could leave the sandbox through it."""
     folder = resolve_workspace(job)
     home = Path.home().resolve()
-    is_forbidden = str(folder) in _FORBIDDEN or any(folder.is_relative_to(top) for top in _FORBIDDEN_TREES)
+    is_forbidden = str(folder) in SHARED_FOLDERS or is_below(folder, map(Path, SYSTEM_TREES))
     holds_ours = home.is_relative_to(folder) or make_runtime_folder().is_relative_to(folder)
     if is_forbidden or holds_ours or folder in paths.list_own_folders():
         raise BadInput(
@@ -128,41 +132,30 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
 
     for name in found.logs:
         parts = [workspace / f"{name}{suffix}" for suffix in paths.LOG_FILE_SUFFIXES]
-        if any(paths.is_log_file(_read_head(part)) for part in parts[:2]):
+        if any(paths.is_log_file(read_head(part, paths.LOG_HEAD_BYTES)) for part in parts[:2]):
             own_files += [part for part in parts if os.path.lexists(part)]
-    repositories, opened = list[Path](), list[Path]()
-    for name in (*found.repositories, *found.half_bare, *found.named):
+    repositories, run_outside = list[Path](), list[Path]()
+    for name in (*found.repositories, *found.half_bare, *found.run_outside):
         folder, _, last = name.rpartition("/")
         if last in paths.OPENED_WITH_FOLDER or last in paths.RUN_BY_GIT:
             # In the workspace itself they are protected by name, but not the target of a link. Nobody opens packages.
             is_named = not folder and last not in paths.RUN_BY_GIT and not (workspace / name).is_symlink()
-            opened += resolve(name) if not is_named and "node_modules" not in folder.split("/") else ()
+            run_outside += resolve(name) if not is_named and "node_modules" not in folder.split("/") else ()
         elif folder or last not in ("", *paths.PROTECTED):
             repositories += resolve(name)
     named = find_named_by_git(workspace, (name for name, kind in found.repositories.items() if kind != "bare"))
-    read_only = {*repositories, *opened}
+    read_only = {*repositories, *run_outside}
     return GuardedPaths(
         env_files=tuple(path for name in found.env_files for path in resolve(name) if path.is_file()),
         own_files=tuple(own_files),
         repositories=tuple(dict.fromkeys(repositories)),
-        opened=tuple(dict.fromkeys(opened)),
+        run_outside=tuple(dict.fromkeys(run_outside)),
         too_deep=tuple(workspace / name for name in found.too_deep),
         closed=tuple(workspace / name for name in found.closed),
-        named={name: kind for name, kind in named.paths.items() if not is_inside(workspace / name, read_only)},
+        named_by_git={name: kind for name, kind in named.paths.items() if not is_inside(workspace / name, read_only)},
         why_read_only=named.why_read_only,
         found=found,
     )
-
-
-def _read_head(path: Path) -> bytes:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, paths.LOG_HEAD_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-    finally:
-        os.close(descriptor)
 
 
 def _resolve_inside(path: Path, workspace: Path) -> Iterator[Path]:
@@ -204,8 +197,13 @@ def hold_protected_paths(
             descriptor = _open_protected(workspace, protected, lock, kind)
             if descriptor is not None:
                 descriptors[protected] = descriptor
-        for name in (str(one.relative_to(workspace)) for one in below):
-            descriptors[name] = _open_below(workspace, name)
+        for one in below:
+            name = str(one.relative_to(workspace))
+            try:
+                descriptors[name] = open_path(workspace, name)
+            except OSError as error:
+                # Without this error, a command could unprotect a repository by moving it while another one starts.
+                raise BadInput(f"{one} was moved or exchanged just now. Nothing was run. Run it again.") from error
         yield descriptors
     finally:
         for descriptor in descriptors.values():
@@ -223,19 +221,6 @@ def _restore_link(path: Path, target: str) -> None:
     path.symlink_to(target)
     with suppress(OSError):
         remove_tree(aside)
-
-
-def _open_below(workspace: Path, name: str) -> int:
-    """Open a path further down, following no link."""
-    try:
-        folder = open_parent(workspace, name)
-        try:
-            return os.open(name.rpartition("/")[2], _OPEN_ITSELF, dir_fd=folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        # Without this error, a command could unprotect a repository by moving it while another command starts.
-        raise BadInput(f"{workspace / name} was moved or exchanged just now. Nothing was run. Run it again.") from error
 
 
 def build_lock_name(workspace: Path) -> str:
@@ -276,11 +261,7 @@ def _open_protected(workspace: Path, name: str, lock: int, kind: int) -> int | N
     """
     _create_placeholder(workspace, name, lock, kind)
     try:
-        folder = open_parent(workspace, name)
-        try:
-            descriptor = os.open(name.rpartition("/")[2], _OPEN_ITSELF, dir_fd=folder)
-        finally:
-            os.close(folder)
+        descriptor = open_path(workspace, name)
     except (FileNotFoundError, NotADirectoryError):
         return None
     mode = os.fstat(descriptor).st_mode

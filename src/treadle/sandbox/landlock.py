@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from treadle.errors import BadInput
-from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
+from treadle.permissions.paths import GUARDED_NAMES
 from treadle.sandbox.base import CommandResult, Job, OnOutput
 from treadle.sandbox.bubblewrap import detect_machine
 from treadle.sandbox.environment import build_sandbox_environment
@@ -102,9 +102,8 @@ def _build_rules(job: Job, workspace: Path, folder: Path, tools: Toolchains) -> 
     rights |= dict.fromkeys(job.shown_folders, _READ_ONLY) | dict.fromkeys(job.writable_folders, all_rights)
     for top, granted in rights.items():
         found = find_guarded_paths(top)
-        exceptions = dict.fromkeys((*found.read_only, *(top / name for name in found.named)), _READ_ONLY)
-        hidden = (*found.own_files, *found.unseen, *(() if job.show_env_files else found.env_files))
-        exceptions |= dict.fromkeys(hidden, 0)
+        exceptions = dict.fromkeys((*found.read_only, *(top / name for name in found.named_by_git)), _READ_ONLY)
+        exceptions |= dict.fromkeys(found.list_hidden(show_env_files=job.show_env_files), 0)
         yield from _split_folder(top, exceptions, granted)
 
 
@@ -117,7 +116,7 @@ def _split_folder(folder: Path, exceptions: Mapping[Path, int], rights: int) -> 
         path = Path(entry.path)
         if entry.is_symlink():
             continue  # its target has its own rule, or none
-        if entry.name in (*PROTECTED, *OPENED_WITH_FOLDER) and path not in exceptions:
+        if entry.name in GUARDED_NAMES and path not in exceptions:
             yield entry.path, _READ_ONLY
         elif path in exceptions:
             if exceptions[path]:

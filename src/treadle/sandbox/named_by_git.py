@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
+from treadle.permissions.paths import GUARDED_NAMES
 from treadle.sandbox.git_settings import NO_REPOSITORY, NamedPath, SettingsUnreadable, read_named_paths
 
 _MAX_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def find_named_by_git(folder: Path, entries: Iterable[str]) -> NamedByGit:
         if not parts or plain != real:
             shown = plain.relative_to(folder) if parts else "the workspace itself"
             why = f"Settings of git name {shown}, which cannot be protected, so the command could only read."
-        elif ".git" not in parts and parts[0] not in (*PROTECTED, *OPENED_WITH_FOLDER):
+        elif ".git" not in parts and parts[0] not in GUARDED_NAMES:
             paths["/".join(parts)] = stat.S_IFDIR if is_folder else stat.S_IFREG
     return NamedByGit(paths, why)
 

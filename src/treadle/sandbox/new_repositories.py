@@ -52,7 +52,7 @@ class NewRepositories:
         self.known = dict(known)
         self.is_complete = False
 
-    def adopt(self) -> tuple[GitReport, ...]:
+    def clean(self) -> tuple[GitReport, ...]:
         """Clean each new repository, or rename what cannot be cleaned. `is_complete` says that none is left."""
         reports: list[GitReport] = []
         for _ in range(_MAX_ROUNDS):
@@ -66,7 +66,7 @@ class NewRepositories:
             if not new:
                 self.is_complete = True
                 break
-            reports += [report for name, kind in new.items() if (report := self._adopt_one(name, kind)) is not None]
+            reports += [report for name, kind in new.items() if (report := self._clean_one(name, kind)) is not None]
         return tuple(reports)
 
     def is_clean(self, entry: str) -> bool:
@@ -81,7 +81,7 @@ class NewRepositories:
         mode = stat.S_IFMT(os.lstat(path).st_mode) if os.path.lexists(path) else 0
         return mode not in (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK) or is_missing_or_empty(path)
 
-    def _adopt_one(self, name: str, kind: str) -> GitReport | None:
+    def _clean_one(self, name: str, kind: str) -> GitReport | None:
         if kind == "closed":
             return self._open_closed(name)
         path, is_bare = self._workspace / name, kind == "bare"
@@ -130,7 +130,7 @@ class NewRepositories:
         return name
 
 
-class RepositoryWatch:
+class RepositoryCleaner:
     """Cleans the repositories that commands make in a folder. The last command that runs there does it."""
 
     def __init__(self, folder: Path, found: FoundPaths) -> None:
@@ -143,7 +143,7 @@ class RepositoryWatch:
     def _clean_up(self, known: Mapping[str, str]) -> Mapping[str, str]:
         """Do what commands of killed processes have left undone. Return what is there now."""
         new = NewRepositories(self._folder, known)
-        self._left_over = new.adopt()
+        self._left_over = new.clean()
         return new.known
 
     def was_there_before(self, name: str) -> bool:
@@ -154,13 +154,13 @@ class RepositoryWatch:
         """Tell whether git finds nothing of a command's own at a `.git` in the folder."""
         return self._new.is_clean(entry)
 
-    def adopt(self) -> tuple[GitReport, ...]:
+    def clean(self) -> tuple[GitReport, ...]:
         """Clean new repositories, unless another command still runs: it could change what is cleaned."""
         is_last = self._group is not None and self._group.is_last()
-        return (*self._left_over, *(self._new.adopt() if is_last else ()))
+        return (*self._left_over, *(self._new.clean() if is_last else ()))
 
     def close(self) -> None:
-        """Let other commands start. Call it once what `adopt` found is settled."""
+        """Let other commands start. Call it after `clean`, and after everything else was taken back."""
         group, self._group = self._group, None
         if group is not None:
             group.leave(is_clean=self._new.is_complete)

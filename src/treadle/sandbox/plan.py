@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
+from treadle.permissions.paths import GUARDED_NAMES
 from treadle.sandbox import process
-from treadle.sandbox.base import GitReport, Job
+from treadle.sandbox.base import GitReport, HeldMount, Job
 from treadle.sandbox.caches import TRIM_SECONDS, hold_cache, trim_caches
 from treadle.sandbox.environment import build_sandbox_environment
 from treadle.sandbox.extra_folders import ExtraFolder, hold_extra_folders
@@ -38,15 +38,6 @@ HOME = "/tmp/home"
 
 _MAX_MOUNTS = 2000
 """Mounts for files found in a workspace: bubblewrap takes 9000 words, and each mount takes time."""
-
-
-class HeldMount(Struct, frozen=True):
-    """What is mounted at `target`: an open descriptor, or `source` where bubblewrap takes no descriptors."""
-
-    target: str
-    source: str
-    descriptor: int
-    is_writable: bool
 
 
 class PlanKind(Struct, frozen=True):
@@ -89,11 +80,9 @@ class BubblewrapPlan(Struct, frozen=True):
         # The parent folders come first, because protected paths may be inside of them.
         for path, descriptor in sorted(own.items(), key=lambda item: item[0] not in self.parent_folders):
             yield HeldMount(path, path, descriptor, path in self.parent_folders)
-        for mount in self.git.mounts if self.git is not None else ():
-            yield HeldMount(mount.target, str(mount.source), mount.descriptor, mount.is_writable)
+        yield from self.git.mounts if self.git is not None else ()
         for folder in self.extra_folders:
-            for path, descriptor, is_writable in folder.list_mounts():
-                yield HeldMount(path, path, descriptor, is_writable)
+            yield from folder.list_mounts()
 
     def list_masked(self) -> tuple[Path, ...]:
         """List the files and folders that are hidden."""
@@ -121,14 +110,14 @@ async def build_plan(job: Job, stack: ExitStack, kind: PlanKind) -> BubblewrapPl
     async def prepare() -> None:
         workspace = resolve_sandbox_workspace(job)
         cwd = resolve_working_folder(job, workspace)
-        plans.append(await asyncio.to_thread(_hold_workspace, job, workspace, cwd, stack, kind))
+        plans.append(await asyncio.to_thread(_prepare_plan, job, workspace, cwd, stack, kind))
 
     # Otherwise a cancelled command could leave placeholders behind.
     await process.finish_despite_cancel(prepare())
     return plans[0]
 
 
-def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: PlanKind) -> BubblewrapPlan:
+def _prepare_plan(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: PlanKind) -> BubblewrapPlan:
     found = GuardedPaths() if kind.is_private else find_guarded_paths(workspace)
     notes = found.explain_read_only() if job.writable else ()
     job = msgspec.structs.replace(job, writable=job.writable and not notes)
@@ -136,40 +125,56 @@ def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind
     if kind.is_command:
         git = GitCopies(job, workspace, found)
         stack.callback(git.close)
-    covered = {workspace / name for name in git.entries} if git is not None else set[Path]()
-    read_only = [path for path in found.read_only if path not in covered]
-    gitlinks = dict.fromkeys(git.gitlinks if git is not None else (), stat.S_IFSOCK)
-    placeholders = {**gitlinks, **found.named} if job.writable else {}
-    masked = (*found.own_files, *found.unseen, *(() if job.show_env_files else found.env_files))
-    _check_count(workspace, len(masked), len(read_only) + len(placeholders))
-    held = {*read_only, *found.own_files, *found.closed, *covered, *(workspace / name for name in placeholders)}
-    parents = find_parent_folders(workspace, held) if job.writable else ()
-    below = (*parents, *read_only) if job.writable else ()
-    # A command that may only read needs no more placeholders, and lists none.
-    names = (*PROTECTED, *OPENED_WITH_FOLDER) if job.writable else PROTECTED
-    holding = hold_protected_paths(workspace, below, names=names, placeholders=placeholders)
-    needed = (*names, *(found.named if job.writable else ()))
-    descriptors = {} if kind.is_private else stack.enter_context(holding)
-    if not kind.is_private and any(name not in descriptors and not (workspace / name).is_symlink() for name in needed):
+    held = _HeldPaths() if kind.is_private else _hold_paths(job, workspace, found, git, stack)
+    if not held.is_complete:
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
-    if git is not None and ".git" not in descriptors:
+    if git is not None and ".git" not in held.descriptors:
         git.drop_empty()
     tools = find_toolchains(workspace)
     return BubblewrapPlan(
-        job,
-        workspace,
-        cwd,
-        descriptors,
-        frozenset(map(str, parents)),
-        masked,
-        _build_environment(job, workspace, tools, git),
-        tools,
-        _hold_cache(workspace, stack) if kind.is_command else None,
-        _hold_extra_folders(job, stack),
-        git,
-        notes,
+        job=job,
+        workspace=workspace,
+        cwd=cwd,
+        descriptors=held.descriptors,
+        parent_folders=frozenset(map(str, held.parents)),
+        masked=found.list_hidden(show_env_files=job.show_env_files),
+        environment=_build_environment(job, workspace, tools, git),
+        tools=tools,
+        cache=_hold_cache(workspace, stack) if kind.is_command else None,
+        extra_folders=_hold_extra_folders(job, stack),
+        git=git,
+        notes=notes,
     )
+
+
+class _HeldPaths(Struct, frozen=True):
+    """Descriptors of protected paths, by their names in the workspace, and the folders above such paths.
+
+    `is_complete` is False when a path that must be protected is missing and may not be created.
+    """
+
+    descriptors: Mapping[str, int] = {}
+    parents: tuple[Path, ...] = ()
+    is_complete: bool = True
+
+
+def _hold_paths(job: Job, workspace: Path, found: GuardedPaths, git: GitCopies | None, stack: ExitStack) -> _HeldPaths:
+    """Hold what a command may not change, and create placeholders for what is missing."""
+    covered = {workspace / name for name in git.entries} if git is not None else set[Path]()
+    read_only = [path for path in found.read_only if path not in covered]
+    gitlinks = dict.fromkeys(git.gitlinks if git is not None else (), stat.S_IFSOCK)
+    placeholders = {**gitlinks, **found.named_by_git} if job.writable else {}
+    hidden = found.list_hidden(show_env_files=job.show_env_files)
+    _check_count(workspace, len(hidden), len(read_only) + len(placeholders))
+    if not job.writable:  # nothing can be moved or created, so only what a copy is mounted on must exist
+        return _HeldPaths(stack.enter_context(hold_protected_paths(workspace)))
+    held = {*read_only, *found.own_files, *found.closed, *covered, *(workspace / name for name in placeholders)}
+    parents = find_parent_folders(workspace, held)
+    holding = hold_protected_paths(workspace, (*parents, *read_only), names=GUARDED_NAMES, placeholders=placeholders)
+    descriptors = stack.enter_context(holding)
+    missing = [name for name in (*GUARDED_NAMES, *found.named_by_git) if name not in descriptors]
+    return _HeldPaths(descriptors, parents, all((workspace / name).is_symlink() for name in missing))
 
 
 def _check_count(workspace: Path, masked: int, protected: int) -> None:

@@ -51,6 +51,18 @@ def is_inside(path: Path, folders: AbstractSet[Path]) -> bool:
     return not folders.isdisjoint((path, *path.parents))
 
 
+def read_head(file: Path | str, size: int) -> bytes:
+    """Read the beginning of a regular file; empty for anything else. A link is not followed."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, size) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    finally:
+        os.close(descriptor)
+
+
 def list_homes() -> tuple[Path, ...]:
     """List this user's home, and the one that the system knows when `HOME` names another."""
     found = [Path.home()]

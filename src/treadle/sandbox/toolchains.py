@@ -6,7 +6,6 @@ Only the search path, the environment and known folders choose. A file or link o
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ from treadle.sandbox.shown_paths import (
     is_below,
     is_changed_by_others,
     is_inside,
+    read_head,
     resolve_links,
 )
 from treadle.sandbox.tool_roots import (
@@ -202,7 +202,7 @@ class _Search:
         versions = resolve_links(home / VERSIONS_FILE, self._untrusted) if root.name in READS_VERSIONS_FILE else None
         if versions is not None:
             self.watched.add(str(versions.real))
-            self._home_files[VERSIONS_FILE] = _read_head(versions.real, _MAX_VERSIONS_BYTES)
+            self._home_files[VERSIONS_FILE] = read_head(versions.real, _MAX_VERSIONS_BYTES)
 
     def _add_installation(self, variable: str, marker: str) -> None:
         """Show the installation that a variable names. Its `marker` tells it from any other folder."""
@@ -341,21 +341,9 @@ class _Search:
         return path in self._mounts or any(parent in self._mounts for parent in path.parents)
 
 
-def _read_head(file: Path | str, size: int) -> bytes:
-    """Read the beginning of a regular file. A link is not followed."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, size) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-    finally:
-        os.close(descriptor)
-
-
 def _read_interpreter(script: str) -> str:
     """Read the interpreter that a script names, unless the system has it."""
-    first = _read_head(script, 500).partition(b"\n")[0]
+    first = read_head(script, 500).partition(b"\n")[0]
     words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
     return words[0] if words and words[0].startswith("/") and not words[0].startswith(("/usr/", "/bin/")) else ""
 

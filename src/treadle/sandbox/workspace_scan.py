@@ -39,21 +39,21 @@ _SETTLED_NS = 2_000_000_000
 _TRUSTED_SYSTEMS = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
 """File systems that note each change of a folder at once. On others each scan lists every folder."""
 
-_NAMED = frozenset((*paths.PROTECTED, *paths.OPENED_WITH_FOLDER, *paths.RUN_BY_GIT))
+_RUN_OUTSIDE = frozenset(paths.RUN_OUTSIDE)
 _GIT_NAMES = frozenset(("HEAD", "objects", "refs", "commondir"))
 
 
 class FoundPaths(Struct, frozen=True):
     """What a scan found, relative to the workspace, nearest first.
 
-    A repository of the name "" is the workspace itself, which looks like a bare one. `named` are `.treadle` and the
-    files of editors, agents and hooks. `logs` may be logs of sessions. `half_bare` look like a repository and lack
+    A repository of the name "" is the workspace itself, which looks like a bare one. `run_outside` are `.treadle` and
+    the files of editors, agents and hooks. `logs` may be logs of sessions. `half_bare` look like a repository and lack
     something. `too_deep` and `closed` are folders whose content was not looked at: the path is too long, or we may not
     list it. `is_complete` is False when there are too many folders.
     """
 
     env_files: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
+    run_outside: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
     repositories: dict[str, GitKind] = {}
     half_bare: tuple[str, ...] = ()
@@ -110,6 +110,15 @@ def open_parent(workspace: Path, name: str) -> int:
         os.close(here)
         raise
     return here
+
+
+def open_path(workspace: Path, name: str) -> int:
+    """Open what is at a path in the workspace, only to mount it, through no link. The caller closes it."""
+    folder = open_parent(workspace, name)
+    try:
+        return os.open(name.rpartition("/")[2], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def open_folders(workspace: Path, name: str) -> None:
@@ -222,7 +231,7 @@ class _Scan:
                 if name[0] == "." or name in _GIT_NAMES or name.endswith(paths.LOG_FILE_SUFFIXES[1:]):
                     names[name] = "folder" if is_folder else "link" if entry.is_symlink() else "file"
         logs = [name.removesuffix("-wal") for name in names if name.endswith("-wal")]
-        kept = {name: kind for name, kind in names.items() if name in _NAMED or paths.is_env_file(name)}
+        kept = {name: kind for name, kind in names.items() if name in _RUN_OUTSIDE or paths.is_env_file(name)}
         kept |= dict.fromkeys(logs, "log")
         if "HEAD" in names and names.keys() & _GIT_NAMES - {"HEAD"}:
             is_bare = "commondir" in names or {"objects", "refs"} <= names.keys()
@@ -239,7 +248,7 @@ class _Scan:
             self._found.append((path, folder))
 
     def collect(self) -> FoundPaths:
-        env_files, named, logs, half_bare = list[str](), list[str](), list[str](), list[str]()
+        env_files, run_outside, logs, half_bare = list[str](), list[str](), list[str](), list[str]()
         repositories: dict[str, GitKind] = {}
         for path, folder in sorted(self._found, key=lambda found: (found[0].count("/"), found[0])):
             for name, kind in folder.names:
@@ -252,13 +261,13 @@ class _Scan:
                     repositories[path] = "bare"
                 elif name == ".git":
                     repositories[place] = "folder" if kind == "folder" else "link" if kind == "link" else "file"
-                elif name in _NAMED:
-                    named.append(place)
+                elif name in _RUN_OUTSIDE:
+                    run_outside.append(place)
                 if paths.is_env_file(name):
                     env_files.append(place)
         return FoundPaths(
             env_files=tuple(env_files),
-            named=tuple(named),
+            run_outside=tuple(run_outside),
             logs=tuple(logs),
             repositories=repositories,
             half_bare=tuple(half_bare),

@@ -22,7 +22,7 @@ from treadle.git.session_worktrees import (
     read_checked_out,
     read_tip,
 )
-from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, RUN_BY_GIT, split_path
+from treadle.permissions.paths import RUN_OUTSIDE, split_path
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
 from treadle.sandbox.repositories import find_repositories
 
@@ -125,8 +125,7 @@ async def merge_branch(sandbox: Sandbox, worktree: Worktree) -> str:
     listed = await _run_git(sandbox, origin, ('git diff --name-only -z --no-renames "HEAD...$1" --', worktree.branch))
     if listed.code != 0:
         raise Conflict(f"git could not compare {worktree.branch} with {origin}: {listed.explanation}. {by_hand}")
-    protected = {*PROTECTED, *OPENED_WITH_FOLDER, *RUN_BY_GIT}
-    if guarded := [name for name in listed.output.split("\0") if not protected.isdisjoint(split_path(name))]:
+    if guarded := [name for name in listed.output.split("\0") if not set(RUN_OUTSIDE).isdisjoint(split_path(name))]:
         raise Conflict(
             f"{worktree.branch} changes {', '.join(guarded[:3])}, which runs or instructs programs when the folder is "
             f"opened, so no command writes it. Look at it first. {by_hand}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
+from treadle.permissions.paths import GUARDED_NAMES
 from treadle.sandbox.base import CommandResult, Job
 
 MAX_HINTS = 3
@@ -156,9 +156,8 @@ class _Failure(Struct, frozen=True):
 
     def _explain_writing(self) -> Iterator[str]:
         lines = [line for line in self.tail.splitlines() if _NOT_PERMITTED.search(line)]
-        names = (*PROTECTED, *OPENED_WITH_FOLDER)
         found = next(
-            (name for name in names for line in lines if re.search(rf"(?<![\w.]){re.escape(name)}\b", line)), ""
+            (name for name in GUARDED_NAMES for line in lines if re.search(rf"(?<![\w.]){re.escape(name)}\b", line)), ""
         )
         is_read_only = any(map(_READ_ONLY.search, lines))
         if is_read_only and not self.facts.job.writable:

@@ -56,7 +56,7 @@ def read_all_refs(folder: GitFolder, form: ObjectFormat) -> dict[str, str]:
     return {name: value for name, value in found.items() if is_ref_name(name) and not value.startswith("ref:")}
 
 
-def compare_refs(before: Mapping[str, str], after: Mapping[str, str], tops: tuple[str, ...]) -> RefMoves:
+def find_ref_moves(before: Mapping[str, str], after: Mapping[str, str], tops: tuple[str, ...]) -> RefMoves:
     """Find the refs below some folders that an exchange has changed. A tag that was there stays."""
     names = sorted({name for name in (*before, *after) if name.startswith(tops)})
     moves = {name: (before.get(name, ""), after.get(name, "")) for name in names}

@@ -112,7 +112,7 @@ class GitChanges(Struct):
         if len(refs) > MAX_MOVED:
             unknown.append(f"… and {len(refs) - MAX_MOVED} more refs")
         unknown += (name for name in before.operations if name not in now.operations)
-        self.left_out += (locate_ref(now.name, ref) for ref in unknown)
+        self.left_out += (build_ref_path(now.name, ref) for ref in unknown)
 
 
 def keep_repository(state: RepositoryState, store: ContentStore) -> KeptRepository:
@@ -130,9 +130,9 @@ def compare_reports(
         if not report.changes and report.index_before is None:
             continue
         try:
-            now = read_repository(workspace, report.repository, [STASH])
+            now = read_repository_state(workspace, report.repository, [STASH])
         except TreadleError:
-            changes.left_out.append(locate_repository(report.repository))
+            changes.left_out.append(build_git_path(report.repository))
             continue
         head, index = now.get_value(HEAD), now.index if report.index_before is None else report.index_before
         then = {HEAD: head, **{change.ref: change.before for change in report.changes}}
@@ -160,7 +160,7 @@ def compare_states(
             replace(one, values={k: v for k, v in one.values.items() if k not in others}) for one in (then, now)
         )
         changes.add(then, now, store)
-    changes.left_out += (locate_repository(name) for name in before if name not in present)
+    changes.left_out += (build_git_path(name) for name in before if name not in present)
     return changes
 
 
@@ -169,11 +169,11 @@ def read_repositories(workspace: Path, names: Iterable[str]) -> dict[str, Reposi
     found: dict[str, RepositoryState] = {}
     for name in list(names)[:MAX_REPOSITORIES]:
         with suppress(TreadleError):
-            found[name] = read_repository(workspace, name)
+            found[name] = read_repository_state(workspace, name)
     return found
 
 
-def read_repository(workspace: Path, name: str, refs: Iterable[str] | None = None) -> RepositoryState:
+def read_repository_state(workspace: Path, name: str, refs: Iterable[str] | None = None) -> RepositoryState:
     """Read a repository with these refs, or with all. No git runs, and no link is followed.
 
     Raises `NoRepository`, `RepositoryUnsupported` and `UnsafeFile`.
@@ -240,11 +240,11 @@ def get_branch(head: str) -> str:
     return head.removeprefix(_SYMBOLIC) if head.startswith(_SYMBOLIC) else HEAD
 
 
-def locate_ref(repository: str, ref: str) -> str:
-    """Return the path by which a ref is shown, such as `.git/refs/heads/main`."""
-    return f"{locate_repository(repository)}/{ref}"
+def build_ref_path(repository: str, ref: str) -> str:
+    """Build the path by which a ref is shown, such as `.git/refs/heads/main`."""
+    return f"{build_git_path(repository)}/{ref}"
 
 
-def locate_repository(name: str) -> str:
-    """Return the path by which a repository is shown."""
+def build_git_path(name: str) -> str:
+    """Build the path by which a repository is shown."""
     return f"{name}/.git" if name else ".git"

@@ -29,13 +29,13 @@ from treadle.history.git_changes import (
     INDEX,
     KeptRepository,
     RepositoryState,
+    build_git_path,
+    build_ref_path,
     get_branch,
     hash_entries,
     is_kept_ref,
     list_staged,
-    locate_ref,
-    locate_repository,
-    read_repository,
+    read_repository_state,
 )
 from treadle.sandbox.base import RefChange
 
@@ -77,7 +77,7 @@ class RefStep(Struct, frozen=True):
     def restore(self, root: Path, store: ContentStore) -> str:
         """Restore the ref, and say why if it stays. No commit is lost: if need be, HEAD's log names it."""
         name, ref = self.key
-        state = read_repository(root, name, [ref])
+        state = read_repository_state(root, name, [ref])
         assert state.places is not None
         if state.get_value(ref) != self.now:
             return CHANGED_BY_OTHERS
@@ -119,7 +119,7 @@ class RefHistory:
         seen: set[tuple[Path, str]] = set()  # what linked worktrees have in common is added once
         for before in repositories:
             with suppress(TreadleError):  # the repository is gone, or the old index is
-                now = read_repository(root, before.name)
+                now = read_repository_state(root, before.name)
                 index = store.get(before.contents[INDEX]) if INDEX in before.contents else b""
                 values = {**before.values, INDEX: hash_entries(index, now.form)}
                 for ref in dict.fromkeys((*values, *now.values)):
@@ -176,16 +176,16 @@ def compare_refs(history: RefHistory, root: Path, store: ContentStore, to: int, 
         since = {ref: versions for (other, ref), versions in changed.items() if other == name}
         head = since[HEAD][0].kept.before if HEAD in since else ""
         try:
-            states[name] = read_repository(root, name, (*since, get_branch(head)))
+            states[name] = read_repository_state(root, name, (*since, get_branch(head)))
         except TreadleError as error:
-            skipped.append(SkippedFile(locate_repository(name), str(error)))
+            skipped.append(SkippedFile(build_git_path(name), str(error)))
             continue
         comparison = _Comparison(states[name], since, store, back)
         for ref in since:
             try:
                 step = comparison.compare_ref(ref)
             except (NotFound, StoreDamaged) as error:
-                skipped.append(SkippedFile(locate_ref(name, ref), str(error)))
+                skipped.append(SkippedFile(build_ref_path(name, ref), str(error)))
             else:
                 steps += [step] if step is not None else []
     return RefPlan(steps, states, skipped)
@@ -214,7 +214,7 @@ class _Comparison(Struct, frozen=True):
         kind, lines = self._describe_index(kept) if ref == INDEX else self._describe_move(ref, then, now)
         more = [f"… and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
         text = "\n".join((*lines[:_MAX_LINES], *more))
-        change = RewindChange(locate_ref(state.name, ref), kind, text, calls, others)
+        change = RewindChange(build_ref_path(state.name, ref), kind, text, calls, others)
         return RefStep((state.name, ref), now, then, change, state.get_file(ref), kept.content)
 
     def _is_valid(self, kept: KeptRef) -> bool:

@@ -132,6 +132,8 @@ def _prepare_plan(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: 
     if git is not None and ".git" not in held.descriptors:
         git.drop_empty()
     tools = find_toolchains(workspace)
+    settings = {"GIT_CONFIG_SYSTEM": USER_CONFIG} if git is not None else {}
+    extra = hold_extra_folders(job.shown_folders, job.writable_folders, show_env_files=job.show_env_files)
     return BubblewrapPlan(
         job=job,
         workspace=workspace,
@@ -139,10 +141,14 @@ def _prepare_plan(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: 
         descriptors=held.descriptors,
         parent_folders=frozenset(map(str, held.parents)),
         masked=found.list_hidden(show_env_files=job.show_env_files),
-        environment=_build_environment(job, workspace, tools, git),
+        environment={
+            **build_proxy_environment(job),
+            **settings,
+            **build_sandbox_environment(job, workspace, HOME, tools),
+        },
         tools=tools,
         cache=_hold_cache(workspace, stack) if kind.is_command else None,
-        extra_folders=_hold_extra_folders(job, stack),
+        extra_folders=stack.enter_context(extra),
         git=git,
         notes=notes,
     )
@@ -186,11 +192,6 @@ def _check_count(workspace: Path, masked: int, protected: int) -> None:
         )
 
 
-def _build_environment(job: Job, workspace: Path, tools: Toolchains, git: GitCopies | None) -> dict[str, str]:
-    settings = {"GIT_CONFIG_SYSTEM": USER_CONFIG} if git is not None else {}
-    return {**build_proxy_environment(job), **settings, **build_sandbox_environment(job, workspace, HOME, tools)}
-
-
 def _hold_cache(workspace: Path, stack: ExitStack) -> Path | None:
     """Hold the cache of a workspace. Return None when we cannot write there: then nothing is kept."""
     try:
@@ -198,10 +199,3 @@ def _hold_cache(workspace: Path, stack: ExitStack) -> Path | None:
         return stack.enter_context(hold_cache(workspace))
     except OSError:
         return None
-
-
-def _hold_extra_folders(job: Job, stack: ExitStack) -> tuple[ExtraFolder, ...]:
-    if not job.shown_folders and not job.writable_folders:
-        return ()
-    folders = hold_extra_folders(job.shown_folders, job.writable_folders, show_env_files=job.show_env_files)
-    return stack.enter_context(folders)

@@ -21,8 +21,8 @@ from treadle.git.real_repository import RealRepository
 from treadle.git.received import (
     MAX_SHALLOW_BYTES,
     NewRepository,
-    compare_refs,
     create_clone,
+    find_ref_moves,
     note_pushed,
     read_all_refs,
     set_upstream,
@@ -120,7 +120,7 @@ class RemoteTransfer:
         if result.code != 0 and not keeps_tags:
             return Transfer([f"Nothing was fetched from {plan.address.shown}.", *self._explain(result, text)], ok=False)
         after = await run_in_thread(_read_exchange, git_dir, form)
-        moves = compare_refs(before.refs, after.refs, tops)
+        moves = find_ref_moves(before.refs, after.refs, tops)
         new_shallow = after.shallow if after.shallow != shallow else None
         notes = await _finish_in_thread(take_over_fetched, places, git_dir, moves, new_shallow)
         lines = [_describe_move(ref, *values) for ref, values in list(moves.items())[:_MAX_LISTED]]

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -231,64 +231,82 @@ class Shell(Tool):
         return ParsedArguments(given, given)
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
-        command, bounds = parsed.arguments["command"], replace(self._bounds, wall_s=parsed.arguments["timeout_s"])
         workspace, folder = context.workspace.resolve(), parsed.arguments.get("folder", "")
-        path = workspace / folder
-        if folder and (path.resolve() != path or not path.is_relative_to(workspace) or not path.is_dir()):
-            await context.services.save_note(FOLDER_NOTE, "")  # elsewhere, the command would act on other files
-            raise ToolError(
-                f"Not run: the folder {folder}, in which the last command ended, is gone. "
-                "The next command starts in the workspace itself."
-            )
-        requests, in_sandbox = CommandRequests(context, command), context.tier != "full"
-        shown, writable = list(self.shown_folders), list(self.writable_folders)
-        if in_sandbox:
-            given = parsed.arguments
-            writable += await requests.find_folders(given.get("write_folders", ()), writable, is_writable=True)
-            granted = [*shown, *writable]
-            shown += await requests.find_folders(given.get("read_folders", ()), granted, is_writable=False)
-        output = _Output(context)
-        is_safe = classify_command(parse_command(command), str(workspace), folder)[0] == "safe"
-        job = Job(
-            argv=("bash", "-c", output.add_report(command)),
-            workspace=workspace,
-            cwd=folder,
-            network=self._network,
-            allow_hosts=self._allow_hosts,
-            bounds=bounds,
-            read_only=tuple(folder for folder in self.readable_folders if folder.is_dir()),
-            show_env_files=self._show_env_files,
-            writable=not is_safe,  # if the classification was wrong, the command still changes nothing
-            shown_folders=tuple([*shown, *writable] if is_safe else shown),
-            writable_folders=() if is_safe else tuple(writable),
-            ask_host=requests.ask_host if in_sandbox and not is_safe else None,
-        )
+        await _check_start_folder(context, workspace, folder)
+        output, in_sandbox = _Output(context), context.tier != "full"
+        job = await self._build_job(parsed, context, output)
         run = self._sandbox.run_in_sandbox if in_sandbox else self._sandbox.run_on_host
-        recording = record_changes(self.kept, context) if self.kept and not is_safe else contextlib.nullcontext()
+        recording = record_changes(self.kept, context) if self.kept and job.writable else contextlib.nullcontext()
         try:
             async with recording as snapshot:
                 result = await run(job, output.feed)
-                if snapshot is not None and context.tier != "full":
+                if snapshot is not None and in_sandbox:
                     snapshot.reports = result.git
         except SandboxUnavailable as error:
             raise ToolError(str(error)) from None
         notes = [
             await _save_folder(context, workspace, folder, output.finish()),
-            _ENDINGS[result.reason].format(result=result, bounds=bounds) if result.code != 0 else "",
+            _ENDINGS[result.reason].format(result=result, bounds=job.bounds) if result.code != 0 else "",
             describe_refused(result.refused_hosts),
             *list_git_notes(result.git),
         ]
-        if context.tier != "full" and result.code != 0:
-            notes += find_hints(command, output.text, result, collect_hint_facts(job))
-        # A command does not say what it writes, so changed files that instruct agents or programs are named.
-        if files := sorted(filter(is_instruction_path, snapshot.left if snapshot is not None else ())):
-            more = f" and {len(files) - _MAX_NAMED_FILES} more" if len(files) > _MAX_NAMED_FILES else ""
-            notes.append(
-                f"it changed {', '.join(files[:_MAX_NAMED_FILES])}{more}, which tells agents, editors or build "
-                "services what to do: say so to the user"
-            )
+        if in_sandbox and result.code != 0:
+            notes += find_hints(parsed.arguments["command"], output.text, result, collect_hint_facts(job))
+        notes.append(_name_instruction_files(snapshot.left if snapshot is not None else ()))
         text = "\n".join([output.text.rstrip("\n"), *(f"[{note}]" for note in notes if note)]).lstrip("\n")
         return ToolResult(text or "[no output]", ok=result.code == 0, timed_out=result.reason == "wall")
+
+    async def _build_job(self, parsed: ParsedArguments, context: ToolContext, output: _Output) -> Job:
+        """Build the job of a command, and ask for the folders that it names. A command that only reads may not write.
+
+        If the classification was wrong, the command still changes nothing.
+        """
+        arguments, workspace, in_sandbox = parsed.arguments, context.workspace.resolve(), context.tier != "full"
+        command, folder = arguments["command"], arguments.get("folder", "")
+        is_safe = classify_command(parse_command(command), str(workspace), folder)[0] == "safe"
+        requests = CommandRequests(context, command)
+        shown, writable = list(self.shown_folders), list(self.writable_folders)
+        if in_sandbox:
+            writable += await requests.find_folders(arguments.get("write_folders", ()), writable, is_writable=True)
+            granted = [*shown, *writable]
+            shown += await requests.find_folders(arguments.get("read_folders", ()), granted, is_writable=False)
+        return Job(
+            argv=("bash", "-c", output.add_report(command)),
+            workspace=workspace,
+            cwd=folder,
+            network=self._network,
+            allow_hosts=self._allow_hosts,
+            bounds=replace(self._bounds, wall_s=arguments["timeout_s"]),
+            read_only=tuple(folder for folder in self.readable_folders if folder.is_dir()),
+            show_env_files=self._show_env_files,
+            writable=not is_safe,
+            shown_folders=tuple([*shown, *writable] if is_safe else shown),
+            writable_folders=() if is_safe else tuple(writable),
+            ask_host=requests.ask_host if in_sandbox and not is_safe else None,
+        )
+
+
+async def _check_start_folder(context: ToolContext, workspace: Path, folder: str) -> None:
+    """Check that the folder in which the last command ended is there. Elsewhere, a command would act on other files."""
+    path = workspace / folder
+    if folder and (path.resolve() != path or not path.is_relative_to(workspace) or not path.is_dir()):
+        await context.services.save_note(FOLDER_NOTE, "")
+        raise ToolError(
+            f"Not run: the folder {folder}, in which the last command ended, is gone. "
+            "The next command starts in the workspace itself."
+        )
+
+
+def _name_instruction_files(changed: Iterable[str]) -> str:
+    """Name the changed files that instruct agents or programs. A command does not say what it writes."""
+    files = sorted(filter(is_instruction_path, changed))
+    if not files:
+        return ""
+    more = f" and {len(files) - _MAX_NAMED_FILES} more" if len(files) > _MAX_NAMED_FILES else ""
+    return (
+        f"it changed {', '.join(files[:_MAX_NAMED_FILES])}{more}, which tells agents, editors or build services what "
+        "to do: say so to the user"
+    )
 
 
 def collect_hint_facts(job: Job) -> HintFacts:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
+from tests.kit.host_git import set_identity
 from tests.kit.user_repository import UserRepository, needs_full_sandbox
 from treadle.app.session_worktree import (
     WORKTREE_NOTE,
@@ -29,8 +30,7 @@ pytestmark = needs_full_sandbox
 @pytest.fixture
 def repo(tmp_path: Path) -> UserRepository:
     repo = UserRepository(tmp_path / "project")
-    repo.git("config", "user.name", "Ada")
-    repo.git("config", "user.email", "ada@example.org")
+    set_identity(repo.folder)
     return repo
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.git_rewinding import GitPlace, create_repository, git_place, set_identity
-from tests.kit.host_git import run_git
+from tests.kit.git_rewinding import GitPlace, create_repository, git_place
+from tests.kit.host_git import run_git, set_identity
 from tests.kit.rewinding import positions
 from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.sessions import Store, either_store, resume_run, run_to_end, select_events
@@ -249,13 +249,20 @@ async def test_a_repository_in_a_folder_goes_back_alone(place: GitPlace, store: 
         place.check_objects("sub")
 
 
-async def test_an_unfinished_merge_keeps_its_repository_as_it_is(place: GitPlace, store: Store) -> None:
+BEGIN_MERGE = "echo mine > a.txt; git commit -qam Mine; git merge -q other || true"
+
+
+def add_other_branch(place: GitPlace) -> None:
+    """Add a branch that conflicts with `BEGIN_MERGE`."""
     place.git("switch", "-qc", "other")
     place.put("a.txt", "other\n")
     place.git("commit", "-qam", "Other")
     place.git("switch", "-q", "main")
-    command = "echo mine > a.txt; git commit -qam Mine; git merge -q other || true"
-    async with place.run_shell(store, command) as session:
+
+
+async def test_an_unfinished_merge_keeps_its_repository_as_it_is(place: GitPlace, store: Store) -> None:
+    add_other_branch(place)
+    async with place.run_shell(store, BEGIN_MERGE) as session:
         now = place.git("rev-parse", "HEAD")
         done = await session.rewind(1, "files", force=True)
         assert {one.path for one in done.skipped} == {".git/refs/heads/main", ".git/index"}
@@ -267,12 +274,8 @@ async def test_an_unfinished_merge_keeps_its_repository_as_it_is(place: GitPlace
 
 
 async def test_a_rewind_into_a_merge_says_that_its_state_is_not_restored(place: GitPlace, store: Store) -> None:
-    place.git("switch", "-qc", "other")
-    place.put("a.txt", "other\n")
-    place.git("commit", "-qam", "Other")
-    place.git("switch", "-q", "main")
-    start = "echo mine > a.txt; git commit -qam Mine; git merge -q other || true"
-    async with place.run_shell(store, start, "git add .; git commit -qm Merged") as session:
+    add_other_branch(place)
+    async with place.run_shell(store, BEGIN_MERGE, "git add .; git commit -qm Merged") as session:
         done = await session.rewind((await positions(session))[1], "files")
         assert [one.path for one in done.skipped] == [".git/MERGE_HEAD"]
         assert place.git("log", "-1", "--format=%s") == "Mine"

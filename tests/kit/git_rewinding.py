@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.host_git import GIT_ENVIRONMENT, run_git
+from tests.kit.host_git import GIT_ENVIRONMENT, run_git, set_identity
 from tests.kit.rewinding import Place
 from tests.kit.sessions import Store, run_to_end
 from treadle import Session, ToolContext, ToolResult, tool
@@ -85,12 +85,6 @@ def create_repository(folder: Path) -> None:
     (folder / "a.txt").write_text("one\n")
     run_git(folder, "add", ".")
     run_git(folder, "commit", "-qm", "First")
-
-
-def set_identity(folder: Path) -> None:
-    """Tell a repository who commits, because the developer's own settings do not count."""
-    run_git(folder, "config", "user.name", "Ada")
-    run_git(folder, "config", "user.email", "ada@example.org")
 
 
 class GitPlace(Place):

@@ -127,3 +127,16 @@ async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.01)
+
+
+def make_deep_folder(top: Path, depth: int, with_git: tuple[int, ...] = ()) -> None:
+    """Make folders `d/d/d/…` below a folder, deeper than a path can be long, some of them with a `.git`."""
+    here = os.open(top, os.O_RDONLY)
+    for number in range(depth):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+        if number in with_git:
+            os.mkdir(".git", dir_fd=here)
+    os.close(here)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.kit.git_places import LAYOUTS, GitPlace, user_settings
-from tests.kit.sandbox import inside, needs_bubblewrap, until
+from tests.kit.sandbox import inside, make_deep_folder, needs_bubblewrap, until
 from treadle.git.git_folder import remove_tree
 from treadle.sandbox.base import Bounds, GitReport
 
@@ -238,13 +238,7 @@ async def test_a_home_behind_a_link_serves_for_private_copies(place: GitPlace, m
 def test_whatever_a_command_left_in_a_folder_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    here = os.open(folder, os.O_RDONLY)
-    for _ in range(3000):
-        os.mkdir("d", dir_fd=here)
-        inner = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = inner
-    os.close(here)
+    make_deep_folder(folder, 3000)
     (folder / "closed").mkdir()
     (folder / "closed/file").touch()
     (folder / "closed").chmod(0)

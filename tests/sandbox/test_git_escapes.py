@@ -87,52 +87,30 @@ def borrowed_keys(place: GitPlace) -> None:
     place.host(f"echo {place.home}/.ssh/objects > .git/objects/info/alternates")
 
 
-def tokens(place: GitPlace) -> None:
-    plain(place)
-    place.host(
-        f"git config http.extraheader 'Authorization: {SECRET}'; git config credential.helper '!echo {SECRET}'; "
-        f"git remote add origin https://me:{SECRET}@example.org/x; git remote add two 'https://example.org/?t={SECRET}'"
-    )
+def run_in_plain(script: str) -> Prepare:
+    """Prepare a plain repository in which the user has run a script."""
+
+    def prepare(place: GitPlace) -> None:
+        plain(place)
+        place.host(script)
+
+    return prepare
 
 
-def hard_linked(place: GitPlace) -> None:
-    plain(place)
-    place.host(f"git clone -q {place.workspace} {place.folder}/linked")
-
-
-def own_hooks(place: GitPlace) -> None:
-    plain(place)
-    place.host("git config core.hooksPath tools/hooks; mkdir -p tools/hooks; touch tools/hooks/x tools/y")
-
-
-def missing_hooks(place: GitPlace) -> None:
-    plain(place)
-    place.host("git config core.hooksPath tools/hooks")
-
-
-def linked_hooks(place: GitPlace) -> None:
-    plain(place)
-    place.host("git config core.hooksPath hooks; mkdir real; ln -s real hooks")
-
-
-def included(place: GitPlace) -> None:
-    plain(place)
-    place.host("git config include.path ../.gitconfig; git config -f .gitconfig core.hooksPath h; mkdir h; touch h/x")
-
-
-def included_missing(place: GitPlace) -> None:
-    plain(place)
-    place.host("git config includeIf.gitdir:/.path ../conf/git")
-
-
-def hooks_of_the_user(place: GitPlace) -> None:
-    plain(place)
-    place.host("git config --global core.hooksPath hooks; mkdir hooks; touch hooks/x")
-
-
-def settings_of_the_user(place: GitPlace) -> None:
-    plain(place)
-    place.host("mv ~/.gitconfig gitconfig; ln -s $PWD/gitconfig ~/.gitconfig")
+hard_linked = run_in_plain("git clone -q . ../linked")
+own_hooks = run_in_plain("git config core.hooksPath tools/hooks; mkdir -p tools/hooks; touch tools/hooks/x tools/y")
+missing_hooks = run_in_plain("git config core.hooksPath tools/hooks")
+linked_hooks = run_in_plain("git config core.hooksPath hooks; mkdir real; ln -s real hooks")
+included = run_in_plain(
+    "git config include.path ../.gitconfig; git config -f .gitconfig core.hooksPath h; mkdir h; touch h/x"
+)
+included_missing = run_in_plain("git config includeIf.gitdir:/.path ../conf/git")
+hooks_of_the_user = run_in_plain("git config --global core.hooksPath hooks; mkdir hooks; touch hooks/x")
+settings_of_the_user = run_in_plain("mv ~/.gitconfig gitconfig; ln -s $PWD/gitconfig ~/.gitconfig")
+tokens = run_in_plain(
+    f"git config http.extraheader 'Authorization: {SECRET}'; git config credential.helper '!echo {SECRET}'; "
+    f"git remote add origin https://me:{SECRET}@example.org/x; git remote add two 'https://example.org/?t={SECRET}'"
+)
 
 
 def hooks_of_the_folder_above(place: GitPlace) -> None:

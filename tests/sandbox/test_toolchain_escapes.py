@@ -140,16 +140,6 @@ BESIDE = {
 }
 
 
-def keep_beside(file: str) -> Prepare:
-    def prepare(home: ToolHome) -> None:
-        install_all(home)
-        path = home.folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(SECRET)
-
-    return prepare
-
-
 def keep_key(prepare: Prepare, name: str = "key") -> Prepare:
     def prepare_both(home: ToolHome) -> None:
         prepare(home)
@@ -162,7 +152,7 @@ def keep_key(prepare: Prepare, name: str = "key") -> Prepare:
 
 KEY, OTHER_KEY = "key", "secret-place/key"
 ATTEMPTS = [
-    *(Attempt(name, file, keep_beside(file)) for name, file in BESIDE.items()),
+    *(Attempt(name, file, keep_key(install_all, file)) for name, file in BESIDE.items()),
     Attempt("pip's index of a virtual environment", "envs/a/pip.conf", keep_key(use_environment, "envs/a/pip.conf")),
     Attempt("pip's index by a link in its prefix", ".pyenv/versions/3.98/settings/real.conf", use_settings),
     *(

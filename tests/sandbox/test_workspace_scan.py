@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.sandbox import make_deep_folder
 from treadle.git.git_folder import remove_tree
 from treadle.sandbox import workspace_scan
 from treadle.sandbox.workspace_scan import scan_workspace
@@ -125,15 +126,7 @@ def test_an_exchanged_folder_is_seen(exchange: str, tmp_path: Path, settled: Non
 def test_a_very_deep_folder_is_searched_and_one_that_cannot_be_named_is_told(tmp_path: Path) -> None:
     top = tmp_path / "deep"
     top.mkdir()
-    here = os.open(top, os.O_RDONLY)
-    for number in range(1600):
-        os.mkdir("d", dir_fd=here)
-        inner = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = inner
-        if number in (400, 1598):
-            os.mkdir(".git", dir_fd=here)
-    os.close(here)
+    make_deep_folder(top, 1600, with_git=(400, 1598))
     try:
         found = scan_workspace(top)
     finally:

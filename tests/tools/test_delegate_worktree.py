@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.host_git import set_identity
 from tests.kit.user_repository import UserRepository, needs_full_sandbox
 from tests.tools.test_delegate import FamilyModel, HelperScript, call_then_answer, get_helper
 from treadle import Agent, CallFinished, Runtime
@@ -27,8 +28,7 @@ COMMIT = call("shell", command="echo two > b.txt && git add b.txt && git commit 
 @pytest.fixture
 def repo(tmp_path: Path) -> UserRepository:
     repo = UserRepository(tmp_path / "project")
-    repo.git("config", "user.name", "Ada")
-    repo.git("config", "user.email", "ada@example.org")
+    set_identity(repo.folder)
     return repo
 
 

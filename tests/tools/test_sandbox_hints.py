@@ -1,4 +1,4 @@
-"""A command that meets a wall of the sandbox is told which, and what to do."""
+"""A command that fails because of the sandbox is told why, and what to do."""
 
 import os
 from pathlib import Path

@@ -92,7 +92,8 @@ def _care_for_caches(*, clear: bool) -> int:
     for cache in left:
         sys.stdout.write(f"{cache.size / (1 << 20):9.1f} MiB  {escape_controls(str(cache.workspace))}\n")
     if clear:
-        print_note(f"removed {len(caches) - len(left)} of {len(caches)} caches; commands use the others")
+        rest = "; commands use the others" if left else ""
+        print_note(f"removed {len(caches) - len(left)} of {len(caches)} caches{rest}")
     else:
         print_note(f"{len(caches)} cache{'s' * (len(caches) != 1)} in {find_cache_folder()}")
     return 1 if clear and left else 0

@@ -1,7 +1,7 @@
 """Which names of refs and paths are safe, and how a name is shown. Pure functions.
 
 A tree or an index with an entry below `.git` would let a checkout write settings and hooks. git refuses such names
-itself; this is the second wall.
+itself; this is a second check.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class _TakeBack:
                     lock.replace(render_index(result, form))
                     self._index_before = current
         except (UnsafeFile, DamagedIndex, LockHeld) as error:
-            self._rejected.append(f"What was staged was not kept: {show_name(str(error))}. Stage it again.")
+            self._rejected.append(f"What was staged was not kept: {show_name(str(error).rstrip('.'))}. Stage it again.")
 
     def _report_ignored(self, signatures: Mapping[str, Signature]) -> None:
         """Name what the command changed and what is never taken over."""

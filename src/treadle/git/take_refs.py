@@ -121,7 +121,7 @@ class RefTaker:
 
     def _keep_aside(self, name: str, value: str, reason: str) -> None:
         """Give a commit that found no place a branch of its own, so that nothing is lost."""
-        short = name.removeprefix("refs/heads/").removeprefix("refs/")
+        short, reason = name.removeprefix("refs/heads/").removeprefix("refs/"), reason.rstrip(".")
         if not value or name.startswith("refs/tags/"):
             what = "was not changed" if value else "was not deleted"
             self._refuse(name, f"{show_name(name)} {what}: {show_name(reason)}.")
@@ -213,7 +213,7 @@ class RefTaker:
             except (RefMoved, LockHeld, UnsafeFile) as error:
                 if isinstance(error, RefMoved) and error.value == after:
                     return
-                reason = "the user changed it meanwhile" if isinstance(error, RefMoved) else str(error)
+                reason = "the user changed it meanwhile" if isinstance(error, RefMoved) else str(error).rstrip(".")
                 self.rejected.append(f"HEAD was not changed to {show_name(after)}: {reason}.")
                 return
             self.changes.append(RefChange("HEAD", before, after))

@@ -26,7 +26,7 @@ def list_git_notes(reports: Iterable[GitReport]) -> list[str]:
         for sentence in report.rejected
     ]
     more = len(notes) - _MAX_NOTES
-    return [*notes[:_MAX_NOTES], *([f"git: {more} more sentences of this kind were left out"] if more > 0 else [])]
+    return [*notes[:_MAX_NOTES], *([f"git: {more} more changes were not kept"] if more > 0 else [])]
 
 
 def _show(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a failed command is told about the sandbox: which wall it met, and what to do. Pure but for two questions.
+"""What a failed command is told about the sandbox: what it ran into, and what to do. Pure but for two questions.
 
 It names files outside only if the command itself named them.
 """
@@ -91,7 +91,7 @@ class HintFacts(Struct, frozen=True):
 
 
 def find_hints(command: str, output: str, result: CommandResult, facts: HintFacts) -> tuple[str, ...]:
-    """Find what to tell about walls that a command met. Nothing if it did what it should."""
+    """Find out what of the sandbox made a command fail, and what to do. Nothing if it did what it should."""
     if result.code == 0:
         return ()
     failure = _Failure(command[:_HEAD_CHARACTERS], output[-_TAIL_CHARACTERS:], result, facts)
@@ -107,7 +107,7 @@ class _Failure(Struct, frozen=True):
     facts: HintFacts
 
     def explain(self) -> Iterator[str]:
-        """Explain all walls, the surest first."""
+        """Explain all possible reasons, the surest first."""
         if self.result.reason in _LIMITS:
             yield _LIMITS[self.result.reason]
         if _ROOT_COMMAND.search(self.command):

@@ -11,6 +11,7 @@ from tests.kit.user_repository import UserRepository, needs_full_sandbox
 from treadle.app.session_worktree import (
     WORKTREE_NOTE,
     Worktree,
+    WorktreeAction,
     describe_folder,
     end_worktree,
     list_project_folders,
@@ -276,3 +277,63 @@ async def test_a_commit_needs_no_name_of_the_user(repo: UserRepository) -> None:
     (started.folder / "b.txt").write_text("two\n")
     ended = await end_worktree(started.log, "s1", "drop")
     assert repo.git("show", f"{ended.commits[0]}:b.txt") == "two"
+
+
+@pytest.mark.parametrize("action", ["merge", "drop"])
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_a_repository_in_a_worktree_is_not_removed_with_it(
+    repo: UserRepository, action: WorktreeAction, is_committed: bool
+) -> None:
+    started = await start(repo)
+    inner = started.folder / "sub/inner"
+    inner.mkdir(parents=True)
+    repo.git("init", "-q", folder=inner)
+    repo.commit("precious.txt", "precious\n", inner)
+    if is_committed:
+        repo.git("add", "-A", folder=started.folder)
+        repo.git("commit", "-qm", "Add a link to it", folder=started.folder)
+    with pytest.raises(Conflict, match=r"repositories in it, whose commits may be nowhere else: sub/inner"):
+        await end_worktree(started.log, "s1", action, commit=True)
+    assert (inner / "precious.txt").exists() and repo.list_worktrees() == [str(started.folder)]
+    assert repo.git("ls-tree", "-r", "--name-only", "HEAD") == "a.txt"
+
+
+async def test_conflicts_are_not_committed_into_the_users_branch(repo: UserRepository) -> None:
+    started = await start(repo)
+    repo.git("switch", "-qc", "other", folder=started.folder)
+    repo.commit("a.txt", "other\n", started.folder)
+    repo.git("switch", "-q", "treadle/fix", folder=started.folder)
+    repo.commit("a.txt", "mine\n", started.folder)
+    repo.git("merge", "other", folder=started.folder, code=1)
+    with pytest.raises(Conflict, match=r"has conflicts that nobody has resolved yet, for example a\.txt"):
+        await end_worktree(started.log, "s1", "merge", commit=True)
+    assert (repo.folder / "a.txt").read_text() == "one\n"
+    dropped = await end_worktree(started.log, "s1", "drop")
+    assert "<<<<<<<" in repo.git("show", f"{dropped.commits[0]}:a.txt")
+
+
+async def test_new_files_count_also_if_the_user_hides_them_in_git_status(repo: UserRepository) -> None:
+    started = await start(repo)
+    repo.git("config", "status.showUntrackedFiles", "no")
+    (started.folder / "new.txt").write_text("new\n")
+    with pytest.raises(Conflict, match=r"uncommitted change, for example new\.txt"):
+        await end_worktree(started.log, "s1", "merge")
+    dropped = await end_worktree(started.log, "s1", "drop")
+    assert repo.git("show", f"{dropped.commits[0]}:new.txt") == "new"
+
+
+async def test_what_git_ignores_is_named_when_it_is_removed(repo: UserRepository) -> None:
+    repo.commit(".gitignore", "out/\n")
+    started = await start(repo)
+    (started.folder / "out").mkdir()
+    (started.folder / "out/result").write_text("result\n")
+    assert (await end_worktree(started.log, "s1", "merge")).ignored == ("out/",)
+
+
+async def test_nothing_is_merged_where_no_branch_is_checked_out(repo: UserRepository) -> None:
+    started = await start(repo)
+    repo.commit("b.txt", "two\n", started.folder)
+    repo.git("checkout", "-q", "--detach")
+    with pytest.raises(Conflict, match="No branch is checked out here"):
+        await end_worktree(started.log, "s1", "merge")
+    assert not (repo.folder / "b.txt").exists() and repo.list_worktrees() == [str(started.folder)]

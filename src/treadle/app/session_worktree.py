@@ -27,10 +27,11 @@ from treadle.sandbox import backend
 from treadle.sandbox.base import Sandbox
 from treadle.sandbox.worktree_commands import (
     WorktreeState,
+    check_complete,
     commit_worktree,
     find_top_repository,
     inspect_worktree,
-    list_changed_files,
+    list_changes,
     merge_branch,
     start_worktree,
 )
@@ -42,11 +43,12 @@ WorktreeAction = Literal["merge", "keep", "drop"]
 class WorktreeEnd(Struct, frozen=True):
     """What was done with a worktree. `commits` were on its branch or checked out: git keeps them for some weeks.
 
-    `output` is what git said about the merge.
+    `ignored` is what git ignores: it was in the folder and in no commit. `output` is what git said about the merge.
     """
 
     worktree: Worktree
     commits: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
     output: str = ""
 
 
@@ -64,7 +66,7 @@ async def start_session_worktree(
     """Create a worktree of the workspace for a session that the block creates. After an error it is removed again."""
     folder = settings.folder
     async with start_worktree(sandbox, folder, name, settings.worktree_parent) as worktree:
-        left_out = len(await list_changed_files(sandbox, folder))
+        left_out = len((await list_changes(sandbox, folder)).files)
         note = f"worktree: {worktree.folder} on the branch {worktree.branch}"
         if left_out:
             note += f"; it does not have the {left_out} uncommitted change{'s' * (left_out != 1)} of {folder}"
@@ -126,12 +128,14 @@ async def end_worktree(
             f"{worktree.folder} has {state.checked_out} checked out, and not {worktree.branch}. Nothing was changed. "
             "Switch back to the branch, or merge with git yourself"
         )
-    if state.changed_files:
+    if action != "keep" or state.changes.files:
+        check_complete(worktree, state, is_kept=action != "drop")
+    if state.changes.files:
         if action != "drop" and not commit:
-            count = len(state.changed_files)
+            count = len(state.changes.files)
             raise Conflict(
                 f"{worktree.folder} has {count} uncommitted change{'s' * (count != 1)}, for example "
-                f"{state.changed_files[0]}. Nothing was changed. `--commit` commits first"
+                f"{state.changes.files[0]}. Nothing was changed. `--commit` commits first"
             )
         name = (await log.get_info(session_id)).name
         await commit_worktree(sandbox, worktree, f"Work of the session {name or session_id[:12]}")
@@ -140,4 +144,5 @@ async def end_worktree(
     if action != "keep":
         remove_worktree(worktree, state.tip)
         await log.post(session_id, [validate_fact(Custom(name=WORKTREE_NOTE, data=None))], wake=False)
-    return WorktreeEnd(worktree, tuple(dict.fromkeys(filter(None, (state.tip, state.detached)))), output)
+    commits = tuple(dict.fromkeys(filter(None, (state.tip, state.detached))))
+    return WorktreeEnd(worktree, commits, state.changes.ignored, output)

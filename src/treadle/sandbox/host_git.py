@@ -61,7 +61,6 @@ _FIXED = {
 }
 _SETTINGS_FILES = (".gitconfig", ".config/git/config", ".ssh", ".ssh/config", ".netrc", ".git-credentials")
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
-_SAFE_SCHEMES = ("https", "ssh", "git")
 
 
 class RemoteCommand(Struct, frozen=True):
@@ -112,13 +111,12 @@ def build_git_environment(workspace: Path, scheme: str) -> dict[str, str]:
     chosen = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     places = {name: os.environ[name] for name in _PATHS if name in os.environ}
     chosen |= {name: value for name, value in places.items() if not _is_inside(Path(value), workspace)}
-    schemes = (*_SAFE_SCHEMES, scheme) if scheme not in _SAFE_SCHEMES else _SAFE_SCHEMES
     return {
         "HOME": str(home),
         **chosen,
         **_FIXED,
         "PATH": os.pathsep.join(dict.fromkeys(usable)),
-        "GIT_ALLOW_PROTOCOL": ":".join(schemes),
+        "GIT_ALLOW_PROTOCOL": scheme,
     }
 
 

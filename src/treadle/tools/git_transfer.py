@@ -45,6 +45,7 @@ _DEFAULT_BRANCH = re.compile(r"^ref: (refs/heads/\S+)\tHEAD$", re.MULTILINE)
 _REMOTE_HEAD = re.compile(r"^[0-9a-f]{40,64}\tHEAD$", re.MULTILINE)
 _MAX_TEXT = 6000
 _MAX_LISTED = 40
+_BROKEN_OFF = re.compile(r"hung up|disconnect|RPC failed|reset by peer|Broken pipe|early EOF|Empty reply")
 _FLAGS = {"*": "new", "=": "was there already", "!": "rejected", "+": "replaced"}
 _HINTS = (
     (
@@ -55,7 +56,6 @@ _HINTS = (
     (r"Could not resolve host|Name or service not known|unable to look up", "The host {host} was not found."),
     (r"returned error: 30\d|redirect", "{host} redirects to another address. Redirects are not followed."),
     (r"non-fast-forward|fetch first|stale info", "The remote has commits that are missing here. Fetch them first."),
-    (r"transport '\w+' not allowed", "The user's own settings lead to a kind of address that is not used here."),
 )
 
 
@@ -100,7 +100,8 @@ class RemoteTransfer:
         done = {ref: value for ref, value in plan.pushed.items() if ref in told and told[ref][0] != "!"}
         notes = await _finish_in_thread(note_pushed, places, arguments["remote"], done) if done else []
         if result.code != 0:
-            head = f"Not everything was pushed to {plan.address.shown}." if done else "Nothing was pushed."
+            is_unknown = not told and (result.code is None or _BROKEN_OFF.search(text) is not None)
+            head = _describe_failed_push(plan, len(done), is_unknown=is_unknown)
             return Transfer([head, *lines, *notes, *self._explain(result, text)], ok=False)
         if arguments.get("set_upstream"):
             names = arguments["branch"], arguments["remote"]
@@ -159,7 +160,7 @@ class RemoteTransfer:
         if "branch" in arguments and f"refs/remotes/origin/{branch}" not in _read_exchange(git_dir, SHA1).refs:
             raise ToolError(f"Nothing was cloned: the remote has no branch {branch!r}.")
         folder = arguments["folder"]
-        new = NewRepository(self._workspace, folder, plan.address.text, branch)
+        new = NewRepository(self._workspace, folder, arguments["url"], branch)
         commit = await _finish_in_thread(create_clone, new, git_dir)
         lines = [f"Cloned {plan.address.shown} into {folder}."]
         return await self._check_out(lines, folder, branch, commit)
@@ -201,7 +202,7 @@ class RemoteTransfer:
         host = self._plan.address.host or "this machine"
         hints = [hint.format(host=host) for pattern, hint in _HINTS if re.search(pattern, text, re.IGNORECASE)]
         if result.reason == "wall":
-            hints.append(f"{host} did not answer in time. A push may have had an effect: fetch before you repeat it.")
+            hints.append(f"{host} did not answer in time.")
         elif result.code is None:
             hints.append(f"It was stopped, because it used too much ({result.reason}).")
         said = [line for line in text.splitlines() if line.strip() and not _PUSHED.match(line)]
@@ -240,6 +241,15 @@ def _prepare(git_dir: Path, plan: RemotePlan, places: Repository, tops: tuple[st
 def _read_exchange(git_dir: Path, form: ObjectFormat) -> _ExchangeState:
     with GitFolder(git_dir) as folder:
         return _ExchangeState(read_all_refs(folder, form), folder.read_file("shallow", MAX_SHALLOW_BYTES) or b"")
+
+
+def _describe_failed_push(plan: RemotePlan, count: int, *, is_unknown: bool) -> str:
+    """Describe what a remote took of a push that failed: `count` refs, or what nobody knows."""
+    if is_unknown:
+        return f"It is not known whether {plan.address.shown} took the push. Fetch before you repeat it."
+    if count == len(plan.pushed):
+        return f"Pushed to {plan.address.shown}, but git reported an error:"
+    return f"Not everything was pushed to {plan.address.shown}." if count else "Nothing was pushed."
 
 
 def _describe_move(ref: str, before: str, after: str) -> str:

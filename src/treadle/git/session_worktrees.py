@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
@@ -217,6 +217,11 @@ def _write_links(worktree: Worktree, common: GitFolder) -> None:
 def has_folder(worktree: Worktree) -> bool:
     """Whether the folder of the worktree exists. The user may have removed it."""
     return Path(worktree.folder).is_dir()
+
+
+def find_inner_repositories(worktree: Worktree, names: Iterable[str]) -> tuple[str, ...]:
+    """Find which of some folders in the worktree are repositories of their own."""
+    return tuple(sorted(name for name in names if os.path.lexists(Path(worktree.folder, name, ".git"))))
 
 
 def read_tip(worktree: Worktree) -> str:

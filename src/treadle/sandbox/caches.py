@@ -19,6 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.permissions.paths import find_data_folder
+from treadle.sandbox.private_folder import lock_file
 
 MAX_BYTES = 10 << 30
 """All caches together. The least recently used are dropped first."""
@@ -74,18 +75,13 @@ def hold_cache(workspace: Path) -> Generator[Path]:
     top = Path(os.path.realpath(folder))
     name = hashlib.blake2b(os.fsencode(workspace), digest_size=16).hexdigest()
     path = top / f"{name}.lock"
-    while True:  # who removes a cache removes the file, so it must still be the one at its path
-        lock = _open_lock(path)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(lock)):
-                break
-        os.close(lock)
+    lock = lock_file(path, fcntl.LOCK_SH)
     try:
         folder = top / name
         folder.mkdir(mode=0o700, exist_ok=True)
         if not os.pread(lock, 1, 0):
-            os.pwrite(lock, os.fsencode(workspace), 0)
+            with open(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "wb") as file:
+                file.write(os.fsencode(workspace))  # at the beginning, so that two at once write the same
             os.utime(top)  # who reads the list of workspaces reads it again
         os.utime(lock)
         yield folder
@@ -105,12 +101,13 @@ def list_cached_workspaces() -> tuple[Path, ...]:
 def list_caches() -> list[Cache]:
     """List all caches with their sizes, the least recently used first."""
     top = find_cache_folder()
-    locks = sorted(top.glob("*.lock")) if top.is_dir() else []
-    caches = (
-        Cache(folder, Path(os.fsdecode(lock.read_bytes())), lock.stat().st_mtime, measure_folder(folder))
-        for lock in locks
-        if (folder := lock.with_suffix("")).is_dir()
-    )
+    caches: list[Cache] = []
+    for lock in top.glob("*.lock"):
+        folder = lock.with_suffix("")
+        with suppress(FileNotFoundError):  # another process has removed it meanwhile
+            workspace, used = Path(os.fsdecode(lock.read_bytes())), lock.stat().st_mtime
+            if folder.is_dir():
+                caches.append(Cache(folder, workspace, used, measure_folder(folder)))
     return sorted(caches, key=lambda cache: cache.used)
 
 
@@ -120,17 +117,17 @@ def remove_cache(cache: Cache) -> bool:
     That an agent has worked in its workspace stays known as long as the workspace exists.
     """
     path = cache.folder.with_suffix(".lock")
-    lock = _open_lock(path)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    try:
         # These programs cope with folders of any depth, and Go makes its folders read-only.
         for command in (("/bin/chmod", "-R", "u+rwx"), ("/bin/rm", "-rf")):
             subprocess.run([*command, "--", cache.folder], env={}, cwd="/", stderr=subprocess.DEVNULL, check=False)
         if not cache.workspace.exists():
             path.unlink()
         return not cache.folder.exists()
-    except BlockingIOError:
-        return False
     finally:
         os.close(lock)
 
@@ -147,11 +144,13 @@ def trim_caches(limit: int = MAX_BYTES, *, every: float = 0.0) -> None:
     if stamp.parent.is_dir():
         stamp.touch()
     caches, now = list_caches(), time.time()
-    total = sum(cache.size for cache in caches)
+    # One that is too large alone, or cannot be measured, takes no room from the others: it is removed itself.
+    total = sum(cache.size for cache in caches if cache.size <= limit)
     for cache in caches:
         is_orphan = now - cache.used > _ORPHAN_SECONDS and not cache.workspace.exists()
-        if (is_orphan or total > limit) and remove_cache(cache):
-            total -= cache.size
+        is_too_large = cache.size > limit
+        if (is_orphan or is_too_large or total > limit) and remove_cache(cache):
+            total -= 0 if is_too_large else cache.size
 
 
 def find_cache_folder() -> Path:
@@ -177,11 +176,10 @@ def measure_folder(folder: Path) -> int:
     return total
 
 
-def _open_lock(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
 @lru_cache(maxsize=4)
 def _read_workspaces(top: Path, changed: int) -> tuple[Path, ...]:
-    texts = (lock.read_bytes() for lock in sorted(top.glob("*.lock")))
+    texts: list[bytes] = []
+    for lock in sorted(top.glob("*.lock")):
+        with suppress(FileNotFoundError):  # another process has removed it meanwhile
+            texts.append(lock.read_bytes())
     return tuple(Path(os.fsdecode(text)) for text in texts if text)

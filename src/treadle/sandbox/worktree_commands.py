@@ -6,7 +6,7 @@ All of them run in the sandbox. A repository chooses programs that git starts, a
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from treadle.git.repository import Repository
 from treadle.git.session_worktrees import (
     Worktree,
     create_worktree,
+    find_inner_repositories,
     has_folder,
     note_filled,
     plan_worktree,
@@ -113,12 +114,8 @@ async def inspect_worktree(sandbox: Sandbox, worktree: Worktree) -> WorktreeStat
     links = (await _run_in_worktree(sandbox, worktree, "git ls-files --stage -z")).output.split("\0")
     named = {line.partition("\t")[2] for line in links if line.startswith("160000 ")}
     named |= {name.rstrip("/") for name in changes.files if name.endswith("/")}  # git lists no other folders
-    inner = _keep_repositories(Path(worktree.folder), named)
+    inner = find_inner_repositories(worktree, named)
     return WorktreeState(tip, changes=changes, repositories=inner, checked_out=read_checked_out(worktree))
-
-
-def _keep_repositories(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(name for name in names if os.path.lexists(folder / name / ".git")))
 
 
 async def list_changes(sandbox: Sandbox, workspace: Path, folder: str = "") -> Changes:

@@ -77,7 +77,7 @@ async def test_a_branch_that_is_rejected_is_explained(
     home.commit(work, "ours")
     result = await caller.run("push")
     assert not result.ok and "Nothing was pushed" in result.text and "rejected" in result.text, result.text
-    assert "Fetch them first" in result.text
+    assert "Fetch them first" in result.text and "force_with_lease" in result.text
     assert read_served(home, shared) == theirs
 
 
@@ -107,6 +107,7 @@ async def test_a_forced_push_replaces_only_the_commit_that_was_last_fetched(
     shown = await caller.bind("push", force_with_lease=True)
     assessment = caller.tool.assess(caller.bound, work)
     assert assessment.is_once_only and "replaces commits" in assessment.why
+    assert shown["operation"].endswith("/app.git, replacing commits"), "a rule for exactly this push does not cover it"
     assert shown["known_there"] == known
     theirs = home.commit(tmp_path / "first", "theirs")
     home.git("push", "-q", str(shared / "app.git"), "main", at=tmp_path / "first")

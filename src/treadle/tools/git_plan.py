@@ -106,7 +106,8 @@ def plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
             "replaced safely. Name one branch, and fetch first."
         )
     what = " and ".join(filter(None, (branch, "all tags" if request.tags else "")))
-    shown: dict[str, Json] = {"operation": f"push {what} to {address.shown}", "action": "push"}
+    forced = ", replacing commits" if request.force_with_lease else ""
+    shown: dict[str, Json] = {"operation": f"push {what} to {address.shown}{forced}", "action": "push"}
     shown |= _show_target(address, remote, opened.places)
     if ref:
         shown |= {"branch": branch, "commit": pushed[ref]}

@@ -55,7 +55,11 @@ _HINTS = (
     (r"Host key verification failed", "ssh does not know {host} yet. The user can connect once in a terminal."),
     (r"Could not resolve host|Name or service not known|unable to look up", "The host {host} was not found."),
     (r"returned error: 30\d|redirect", "{host} redirects to another address. Redirects are not followed."),
-    (r"non-fast-forward|fetch first|stale info", "The remote has commits that are missing here. Fetch them first."),
+    (
+        r"non-fast-forward|fetch first|stale info",
+        "The remote has commits that are missing here. Fetch them first, then merge or rebase. To replace them after "
+        "the fetch, use force_with_lease.",
+    ),
 )
 
 

@@ -237,6 +237,34 @@ async def test_a_session_that_works_keeps_its_worktree(repo: UserRepository) -> 
     assert started.folder.exists()
 
 
+async def test_a_fork_that_works_there_keeps_the_worktree(repo: UserRepository) -> None:
+    started = await start(repo)
+    created = SessionCreated(session_id="s2", agent=AgentConfig("a"), workspace=started.worktree.folder)
+    await started.log.create("s2", [created, MessageReceived(id="m1", parts=(TextPart("go"),))])
+    claim = await started.log.claim(make_owner_name(), 60, "s2")
+    assert claim is not None
+    await started.log.append(claim, 2, [RunStarted(run_id="r1", limits=Limits())])
+    with pytest.raises(Conflict, match="s2 is running: let it end, or cancel it"):
+        await end_worktree(started.log, "s1", "drop")
+    assert started.folder.exists()
+
+
+async def test_of_two_merges_at_once_one_waits_and_leaves_nothing_behind(repo: UserRepository) -> None:
+    one, two = await start(repo, "one"), await start(repo, "two")
+    repo.commit("b.txt", "two\n", one.folder)
+    repo.commit("c.txt", "three\n", two.folder)
+    merges = [end_worktree(started.log, "s1", "merge") for started in (one, two)]
+    ended = await asyncio.gather(*merges, return_exceptions=True)
+    assert repo.git("status", "--porcelain") == ""
+    for started, end in zip((one, two), ended, strict=True):
+        if isinstance(end, BaseException):
+            assert isinstance(end, Conflict) and "Run it again" in str(end)
+            await end_worktree(started.log, "s1", "merge")
+    assert repo.list_branches() == ["main"] and repo.git("status", "--porcelain") == ""
+    assert (repo.folder / "b.txt").exists() and (repo.folder / "c.txt").exists()
+    repo.check()
+
+
 async def test_a_session_that_cannot_be_created_leaves_no_worktree(repo: UserRepository) -> None:
     settings = Settings(workspace=str(repo.folder), worktree_folder=str(repo.folder.parent / "state"))
 

@@ -22,7 +22,7 @@ from treadle.git.session_worktrees import (
     parse_worktree,
     remove_worktree,
 )
-from treadle.log.base import Log
+from treadle.log.base import Log, SessionQuery
 from treadle.sandbox import backend
 from treadle.sandbox.base import Sandbox
 from treadle.sandbox.worktree_commands import (
@@ -103,12 +103,14 @@ def describe_next_steps(worktree: Worktree, session_id: str) -> str:
 async def inspect_session_worktree(
     log: Log, session_id: str, sandbox: Sandbox = backend
 ) -> tuple[Worktree, WorktreeState]:
-    """Find the worktree of a session and what is in it. Raises `Conflict` while the session works."""
+    """Find the worktree of a session and what is in it. Raises `Conflict` while the session, or a fork, works there."""
     worktree, info = read_worktree(await log.read(session_id)), await log.get_info(session_id)
     if worktree is None:
         raise NotFound(f"session {session_id[:12]} has no worktree, or it was merged or dropped. Nothing was changed")
-    if info.status in ("running", "waiting") and not is_abandoned(info):
-        raise Conflict(f"session {session_id[:12]} is {info.status}: let it end, or cancel it. Nothing was changed")
+    others = [one async for one in log.iterate_sessions(SessionQuery(workspace=worktree.folder))]
+    for one in (info, *others):
+        if one.status in ("running", "waiting") and not is_abandoned(one):
+            raise Conflict(f"session {one.id[:12]} is {one.status}: let it end, or cancel it. Nothing was changed")
     return worktree, await inspect_worktree(sandbox, worktree)
 
 

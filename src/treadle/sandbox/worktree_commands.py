@@ -26,7 +26,10 @@ from treadle.git.session_worktrees import (
 )
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, RUN_BY_GIT, split_path
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
+from treadle.sandbox.guarded_paths import build_lock_name
+from treadle.sandbox.private_folder import hold_lock_file
 from treadle.sandbox.repositories import find_repositories
+from treadle.sandbox.runtime_folder import make_runtime_folder
 
 _BOUNDS = Bounds(wall_s=900.0, memory_mb=8192, file_mb=1 << 20, disk_mb=1 << 20)
 """A checkout is as large as the repository."""
@@ -173,7 +176,11 @@ async def merge_branch(sandbox: Sandbox, worktree: Worktree) -> str:
             f"{worktree.branch} changes {', '.join(guarded[:3])}, which runs or instructs programs when the folder is "
             f"opened, so no command writes it. Look at it first. {by_hand}"
         )
-    done = await _run_git(sandbox, origin, (_MERGE, worktree.branch))
+    try:  # of two merges at once the branch could take over only one
+        with hold_lock_file(make_runtime_folder() / f"merge-{build_lock_name(origin)}"):
+            done = await _run_git(sandbox, origin, (_MERGE, worktree.branch))
+    except BlockingIOError:
+        raise Conflict(f"Another worktree is merged into {origin} just now. Run it again. {by_hand}") from None
     if done.code == 1:
         raise Conflict(f"{worktree.branch} and {origin} changed the same lines:\n{done.explanation}\n{by_hand}")
     if done.code != 0:

@@ -104,8 +104,11 @@ class RemoteTransfer:
         done = {ref: value for ref, value in plan.pushed.items() if ref in told and told[ref][0] != "!"}
         notes = await _finish_in_thread(note_pushed, places, arguments["remote"], done) if done else []
         if result.code != 0:
-            is_unknown = not told and (result.code is None or _BROKEN_OFF.search(text) is not None)
-            head = _describe_failed_push(plan, len(done), is_unknown=is_unknown)
+            head = f"Not everything was pushed to {plan.address.shown}." if done else "Nothing was pushed."
+            if not told and (result.code is None or _BROKEN_OFF.search(text)):
+                head = f"It is not known whether {plan.address.shown} took the push. Fetch before you repeat it."
+            elif len(done) == len(plan.pushed):
+                head = f"Pushed to {plan.address.shown}, but git reported an error:"
             return Transfer([head, *lines, *notes, *self._explain(result, text)], ok=False)
         if arguments.get("set_upstream"):
             names = arguments["branch"], arguments["remote"]
@@ -245,15 +248,6 @@ def _prepare(git_dir: Path, plan: RemotePlan, places: Repository, tops: tuple[st
 def _read_exchange(git_dir: Path, form: ObjectFormat) -> _ExchangeState:
     with GitFolder(git_dir) as folder:
         return _ExchangeState(read_all_refs(folder, form), folder.read_file("shallow", MAX_SHALLOW_BYTES) or b"")
-
-
-def _describe_failed_push(plan: RemotePlan, count: int, *, is_unknown: bool) -> str:
-    """Describe what a remote took of a push that failed: `count` refs, or what nobody knows."""
-    if is_unknown:
-        return f"It is not known whether {plan.address.shown} took the push. Fetch before you repeat it."
-    if count == len(plan.pushed):
-        return f"Pushed to {plan.address.shown}, but git reported an error:"
-    return f"Not everything was pushed to {plan.address.shown}." if count else "Nothing was pushed."
 
 
 def _describe_move(ref: str, before: str, after: str) -> str:

@@ -173,7 +173,7 @@ def _remove_unfinished(parent: Path) -> None:
             try:
                 data = record.read_bytes()
                 worktree = msgspec.json.decode(data, type=Worktree)
-                if not (data.endswith(_FILLED) and _has_changed(worktree, record.stat().st_mtime_ns)):
+                if not (data.endswith(_FILLED) and has_changed_since(worktree, record.stat().st_mtime_ns)):
                     _undo(worktree)
             except msgspec.DecodeError:  # it was not written yet, so nothing was begun
                 pass
@@ -182,7 +182,7 @@ def _remove_unfinished(parent: Path) -> None:
             record.unlink()
 
 
-def _has_changed(worktree: Worktree, since: int) -> bool:
+def has_changed_since(worktree: Worktree, since: int) -> bool:
     """Tell whether anything in a worktree was changed after a time: a session works there, although its start died."""
     for place in (worktree.folder, f"{worktree.common_dir}/{worktree.git_dir}"):
         for top, _, names in os.walk(place):

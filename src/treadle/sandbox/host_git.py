@@ -108,7 +108,7 @@ async def run_host_git(command: RemoteCommand, on_output: OnOutput, bounds: Boun
     except SettingsUnreadable as error:
         raise BadInput(f"{error} Nothing was run.") from None
     users = [(one.key, one.value) for one in settings if not one.is_own and _PROGRAM_SETTINGS.fullmatch(one.key)]
-    _check_programs(
+    check_user_programs(
         [*users, *((name, environment.get(name, "")) for name in ("GIT_SSH_COMMAND", "GIT_SSH"))], workspace
     )
     argv = (program, "--no-pager", f"--git-dir={place}", *command.arguments)
@@ -138,7 +138,7 @@ def build_git_environment(workspace: Path, scheme: str) -> dict[str, str]:
     }
 
 
-def _check_programs(named: Iterable[tuple[str, str]], workspace: Path) -> None:
+def check_user_programs(named: Iterable[tuple[str, str]], workspace: Path) -> None:
     """Check that no program or file that the user's own settings name is in the workspace; raises `BadInput`."""
     for name, text in named:
         for word in re.split(r"[\s'\"=;!]+", os.path.expandvars(text)):

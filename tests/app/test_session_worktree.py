@@ -12,6 +12,7 @@ from tests.kit.user_repository import UserRepository, needs_full_sandbox
 from treadle.app.session_worktree import (
     WORKTREE_NOTE,
     Worktree,
+    WorktreeAction,
     describe_folder,
     end_worktree,
     list_project_folders,
@@ -236,6 +237,34 @@ async def test_a_session_that_works_keeps_its_worktree(repo: UserRepository) -> 
     assert started.folder.exists()
 
 
+async def test_a_fork_that_works_there_keeps_the_worktree(repo: UserRepository) -> None:
+    started = await start(repo)
+    created = SessionCreated(session_id="s2", agent=AgentConfig("a"), workspace=started.worktree.folder)
+    await started.log.create("s2", [created, MessageReceived(id="m1", parts=(TextPart("go"),))])
+    claim = await started.log.claim(make_owner_name(), 60, "s2")
+    assert claim is not None
+    await started.log.append(claim, 2, [RunStarted(run_id="r1", limits=Limits())])
+    with pytest.raises(Conflict, match="s2 is running: let it end, or cancel it"):
+        await end_worktree(started.log, "s1", "drop")
+    assert started.folder.exists()
+
+
+async def test_of_two_merges_at_once_one_waits_and_leaves_nothing_behind(repo: UserRepository) -> None:
+    one, two = await start(repo, "one"), await start(repo, "two")
+    repo.commit("b.txt", "two\n", one.folder)
+    repo.commit("c.txt", "three\n", two.folder)
+    merges = [end_worktree(started.log, "s1", "merge") for started in (one, two)]
+    ended = await asyncio.gather(*merges, return_exceptions=True)
+    assert repo.git("status", "--porcelain") == ""
+    for started, end in zip((one, two), ended, strict=True):
+        if isinstance(end, BaseException):
+            assert isinstance(end, Conflict) and "Run it again" in str(end)
+            await end_worktree(started.log, "s1", "merge")
+    assert repo.list_branches() == ["main"] and repo.git("status", "--porcelain") == ""
+    assert (repo.folder / "b.txt").exists() and (repo.folder / "c.txt").exists()
+    repo.check()
+
+
 async def test_a_session_that_cannot_be_created_leaves_no_worktree(repo: UserRepository) -> None:
     settings = Settings(workspace=str(repo.folder), worktree_folder=str(repo.folder.parent / "state"))
 
@@ -276,3 +305,63 @@ async def test_a_commit_needs_no_name_of_the_user(repo: UserRepository) -> None:
     (started.folder / "b.txt").write_text("two\n")
     ended = await end_worktree(started.log, "s1", "drop")
     assert repo.git("show", f"{ended.commits[0]}:b.txt") == "two"
+
+
+@pytest.mark.parametrize("action", ["merge", "drop"])
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_a_repository_in_a_worktree_is_not_removed_with_it(
+    repo: UserRepository, action: WorktreeAction, is_committed: bool
+) -> None:
+    started = await start(repo)
+    inner = started.folder / "sub/inner"
+    inner.mkdir(parents=True)
+    repo.git("init", "-q", folder=inner)
+    repo.commit("precious.txt", "precious\n", inner)
+    if is_committed:
+        repo.git("add", "-A", folder=started.folder)
+        repo.git("commit", "-qm", "Add a link to it", folder=started.folder)
+    with pytest.raises(Conflict, match=r"repositories in it, whose commits may be nowhere else: sub/inner"):
+        await end_worktree(started.log, "s1", action, commit=True)
+    assert (inner / "precious.txt").exists() and repo.list_worktrees() == [str(started.folder)]
+    assert repo.git("ls-tree", "-r", "--name-only", "HEAD") == "a.txt"
+
+
+async def test_conflicts_are_not_committed_into_the_users_branch(repo: UserRepository) -> None:
+    started = await start(repo)
+    repo.git("switch", "-qc", "other", folder=started.folder)
+    repo.commit("a.txt", "other\n", started.folder)
+    repo.git("switch", "-q", "treadle/fix", folder=started.folder)
+    repo.commit("a.txt", "mine\n", started.folder)
+    repo.git("merge", "other", folder=started.folder, code=1)
+    with pytest.raises(Conflict, match=r"has conflicts that nobody has resolved yet, for example a\.txt"):
+        await end_worktree(started.log, "s1", "merge", commit=True)
+    assert (repo.folder / "a.txt").read_text() == "one\n"
+    dropped = await end_worktree(started.log, "s1", "drop")
+    assert "<<<<<<<" in repo.git("show", f"{dropped.commits[0]}:a.txt")
+
+
+async def test_new_files_count_also_if_the_user_hides_them_in_git_status(repo: UserRepository) -> None:
+    started = await start(repo)
+    repo.git("config", "status.showUntrackedFiles", "no")
+    (started.folder / "new.txt").write_text("new\n")
+    with pytest.raises(Conflict, match=r"uncommitted change, for example new\.txt"):
+        await end_worktree(started.log, "s1", "merge")
+    dropped = await end_worktree(started.log, "s1", "drop")
+    assert repo.git("show", f"{dropped.commits[0]}:new.txt") == "new"
+
+
+async def test_what_git_ignores_is_named_when_it_is_removed(repo: UserRepository) -> None:
+    repo.commit(".gitignore", "out/\n")
+    started = await start(repo)
+    (started.folder / "out").mkdir()
+    (started.folder / "out/result").write_text("result\n")
+    assert (await end_worktree(started.log, "s1", "merge")).ignored == ("out/",)
+
+
+async def test_nothing_is_merged_where_no_branch_is_checked_out(repo: UserRepository) -> None:
+    started = await start(repo)
+    repo.commit("b.txt", "two\n", started.folder)
+    repo.git("checkout", "-q", "--detach")
+    with pytest.raises(Conflict, match="No branch is checked out here"):
+        await end_worktree(started.log, "s1", "merge")
+    assert not (repo.folder / "b.txt").exists() and repo.list_worktrees() == [str(started.folder)]

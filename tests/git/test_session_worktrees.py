@@ -147,12 +147,14 @@ elif step == "links":
         end_here() if count[0] == int(sys.argv[4]) else write(self, name, data, mode)
     GitFolder.write_file = counted
 repository = find_top_repository(Path(sys.argv[1]))
-with worktrees.create_worktree(worktrees.plan_worktree(repository, "fix", Path(sys.argv[2]))):
+with worktrees.create_worktree(worktrees.plan_worktree(repository, "fix", Path(sys.argv[2]))) as record:
+    if step == "session":
+        worktrees.note_filled(record)
     end_here()
 """
 
 
-@pytest.mark.parametrize("step", ["record", "branch", "links 1", "links 2", "links 3", "links 4", "filled"])
+@pytest.mark.parametrize("step", ["record", "branch", "links 1", "links 2", "links 3", "links 4", "filled", "session"])
 def test_after_a_kill_in_the_middle_the_next_one_removes_the_rest(
     repo: UserRepository, parent: Path, step: str
 ) -> None:
@@ -164,6 +166,25 @@ def test_after_a_kill_in_the_middle_the_next_one_removes_the_rest(
     assert repo.list_worktrees() == [worktree.folder] and repo.list_branches() == ["main", "treadle/fix"]
     assert sorted(path.name for path in parent.iterdir()) == [".lock", worktree.holder.name]
     repo.check()
+
+
+@pytest.mark.parametrize("change", ["new file", "index"])
+def test_a_worktree_that_a_session_used_after_a_kill_is_not_removed(
+    repo: UserRepository, parent: Path, change: str
+) -> None:
+    command = [sys.executable, "-c", CRASH, str(repo.folder), str(parent), "session"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    [folder] = repo.list_worktrees()
+    marked = next(parent.glob("*.unfinished")).stat().st_mtime_ns
+    while (parent / ".lock").stat().st_ctime_ns <= marked:  # until the clock of the files has moved on
+        (parent / ".lock").touch()
+    if change == "index":
+        repo.git("reset", "-q", "--hard", folder=Path(folder))
+    else:
+        (Path(folder) / "work.txt").write_text("not committed")
+    create(repo, parent, "other")
+    assert folder in repo.list_worktrees() and Path(folder).is_dir()
+    assert not list(parent.glob("*.unfinished"))
 
 
 @pytest.mark.parametrize("name", ["unfinished.json", ".unfinished", "x.unfinished"])

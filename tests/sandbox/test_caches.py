@@ -157,3 +157,15 @@ def test_a_cache_that_resists_is_removed(tmp_path: Path) -> None:
 def test_nobody_else_can_open_the_caches(tmp_path: Path) -> None:
     with hold_cache(tmp_path / "a") as folder:
         assert folder.stat().st_mode & 0o077 == 0 and folder.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_cache_that_cannot_be_measured_takes_no_room_from_others(tmp_path: Path) -> None:
+    others = [fill(tmp_path / name, 300_000, used) for name, used in (("a", 1e9), ("b", 2e9))]
+    hostile = fill(tmp_path / "c", 1000, 3e9)
+    deep = f"import os\nos.chdir({str(hostile)!r})\nfor _ in range(100): os.mkdir('d' * 50); os.chdir('d' * 50)\n"
+    subprocess.run([sys.executable, "-c", deep], check=True)
+    with hold_cache(tmp_path / "c"):
+        trim_caches()
+        assert all(folder.exists() for folder in others) and hostile.exists(), "it is in use"
+    trim_caches()
+    assert all(folder.exists() for folder in others) and not hostile.exists()

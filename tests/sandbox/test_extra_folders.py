@@ -99,6 +99,18 @@ def read_tree(folder: Path) -> dict[Path, str]:
 
 
 @needs_bubblewrap
+async def test_a_folder_is_what_its_own_entry_says_and_not_that_of_one_around_it(place: Place, data: Path) -> None:
+    (data / "sub/out").mkdir()
+    code = (
+        f"cd {data}; echo x > plain/new; echo x > sub/out/new; echo x > sub/new; echo x > new; echo x > sub/.git/config"
+    )
+    await inside(build_job(place, code, shown=(data / "plain", data / "sub"), writable=(data / "sub/out", data)))
+    assert (data / "sub/out/new").exists() and (data / "new").exists()
+    assert not (data / "plain/new").exists() and not (data / "sub/new").exists()
+    assert (data / "sub/.git/config").read_text() == "[core]\n"
+
+
+@needs_bubblewrap
 async def test_growth_of_a_writable_folder_counts(place: Place, data: Path) -> None:
     code = f"while true; do head -c 1000000 /dev/zero >> {data}/big; done"
     job = Job(("/bin/sh", "-c", code), place.workspace, writable_folders=(data,), bounds=Bounds(disk_mb=20, wall_s=50))

@@ -77,8 +77,26 @@ async def test_a_branch_that_is_rejected_is_explained(
     home.commit(work, "ours")
     result = await caller.run("push")
     assert not result.ok and "Nothing was pushed" in result.text and "rejected" in result.text, result.text
-    assert "Fetch them first" in result.text
+    assert "Fetch them first" in result.text and "force_with_lease" in result.text
     assert read_served(home, shared) == theirs
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("head -c 3000000 /dev/zero | tr '\\0' a >&2", "It is not known whether"),
+        ("kill -9 $PPID", "git reported an error"),
+    ],
+)
+async def test_a_push_that_ends_badly_is_not_called_undone(
+    home: GitHome, shared: Path, work: Path, caller: RemoteCaller, ending: str, said: str
+) -> None:
+    home.write_program(shared / "app.git/hooks/post-receive", ending)
+    commit = home.commit(work, "new.txt")
+    result = await caller.run("push")
+    assert read_served(home, shared) == commit, "the server took it"
+    assert not result.ok and said in result.text, result.text
+    assert "Nothing was pushed" not in result.text and "Not everything" not in result.text
 
 
 async def test_a_forced_push_replaces_only_the_commit_that_was_last_fetched(
@@ -89,6 +107,7 @@ async def test_a_forced_push_replaces_only_the_commit_that_was_last_fetched(
     shown = await caller.bind("push", force_with_lease=True)
     assessment = caller.tool.assess(caller.bound, work)
     assert assessment.is_once_only and "replaces commits" in assessment.why
+    assert shown["operation"].endswith("/app.git, replacing commits"), "a rule for exactly this push does not cover it"
     assert shown["known_there"] == known
     theirs = home.commit(tmp_path / "first", "theirs")
     home.git("push", "-q", str(shared / "app.git"), "main", at=tmp_path / "first")
@@ -262,7 +281,8 @@ async def test_a_call_that_hangs_can_be_cancelled_and_leaves_no_process(
         with pytest.raises(asyncio.CancelledError):
             await running
         assert not find_processes("fetch --no-write-fetch-head")
-    assert list((Path(os.environ["TREADLE_DATA_DIR"]) / "exchange").glob("*/")) == []
+    kept = Path(os.environ["TREADLE_DATA_DIR"], "sandbox/git")
+    assert kept.is_dir() and list(kept.iterdir()) == []
 
 
 def find_processes(words: str) -> list[str]:

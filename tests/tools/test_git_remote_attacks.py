@@ -219,6 +219,33 @@ async def test_settings_that_commands_can_change_are_not_used(target: Target, na
     assert not target.was_started()
 
 
+@pytest.mark.parametrize(
+    ("setting", "variable"),
+    [
+        ("[include]\n\tpath = {work}/mine\n", ""),
+        ('[includeIf "gitdir:{work}/"]\n\tpath = {home}/more\n', ""),
+        ("[core]\n\tgitProxy = {work}/run\n", ""),
+        ("[credential]\n\thelper = !sh -c '{work}/run x'\n", ""),
+        ('[credential "https://git.example.org"]\n\thelper = ~/../work/run\n', ""),
+        ("", "env X=1 {work}/run"),
+    ],
+)
+async def test_a_program_that_commands_can_change_is_not_run_for_the_user(
+    target: Target, monkeypatch: pytest.MonkeyPatch, setting: str, variable: str
+) -> None:
+    home, work = target.home, target.work
+    home.write_program(work / "run", str(target.canary))
+    for file in (work / "mine", home.folder / "more"):
+        file.write_text(f"[core]\n\tgitProxy = {work}/run\n")
+    home.configure(setting.format(work=work, home=home.folder))
+    if variable:
+        target.configure("remote.origin.url", "git@127.0.0.1:app.git")
+        monkeypatch.setenv("GIT_SSH_COMMAND", variable.format(work=work))
+    with pytest.raises(TreadleError, match="commands can change what git does"):
+        await RemoteCaller(work).run("fetch")
+    assert not target.was_started()
+
+
 async def test_programs_of_the_workspace_are_passed_over(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_programs_on_path(target)
     (target.home.folder / "link").symlink_to(target.work / "bin")

@@ -56,6 +56,8 @@ def hint(
         ("curl x.org", "curl: (6) Could not resolve host: x.org", "There is no network in the sandbox"),
         ("pip install x", "Temporary failure in name resolution", "There is no network in the sandbox"),
         ("make && git push origin main", "fatal: unable to access", "Run a plain `git push` as a command of its own"),
+        ("git push --force", "Could not resolve host: github.com", "`git push --force-with-lease` replaces commits"),
+        ("git push origin :old", "Could not resolve host: github.com", "only the user deletes branches of a remote"),
         ("git -C sub pull", "Could not resolve host: github.com", "Run a plain `git pull` as a command of its own"),
         ("git ls-remote origin", "Could not resolve host: github.com", "Run a plain `git fetch` as a command"),
         ("sudo make install", "sudo: not found", "There is no root in the sandbox"),

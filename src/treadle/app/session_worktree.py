@@ -22,15 +22,16 @@ from treadle.git.session_worktrees import (
     parse_worktree,
     remove_worktree,
 )
-from treadle.log.base import Log
+from treadle.log.base import Log, SessionQuery
 from treadle.sandbox import backend
 from treadle.sandbox.base import Sandbox
 from treadle.sandbox.worktree_commands import (
     WorktreeState,
+    check_complete,
     commit_worktree,
     find_top_repository,
     inspect_worktree,
-    list_changed_files,
+    list_changes,
     merge_branch,
     start_worktree,
 )
@@ -42,11 +43,12 @@ WorktreeAction = Literal["merge", "keep", "drop"]
 class WorktreeEnd(Struct, frozen=True):
     """What was done with a worktree. `commits` were on its branch or checked out: git keeps them for some weeks.
 
-    `output` is what git said about the merge.
+    `ignored` is what git ignores: it was in the folder and in no commit. `output` is what git said about the merge.
     """
 
     worktree: Worktree
     commits: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
     output: str = ""
 
 
@@ -64,7 +66,7 @@ async def start_session_worktree(
     """Create a worktree of the workspace for a session that the block creates. After an error it is removed again."""
     folder = settings.folder
     async with start_worktree(sandbox, folder, name, settings.worktree_parent) as worktree:
-        left_out = len(await list_changed_files(sandbox, folder))
+        left_out = len((await list_changes(sandbox, folder)).files)
         note = f"worktree: {worktree.folder} on the branch {worktree.branch}"
         if left_out:
             note += f"; it does not have the {left_out} uncommitted change{'s' * (left_out != 1)} of {folder}"
@@ -101,12 +103,14 @@ def describe_next_steps(worktree: Worktree, session_id: str) -> str:
 async def inspect_session_worktree(
     log: Log, session_id: str, sandbox: Sandbox = backend
 ) -> tuple[Worktree, WorktreeState]:
-    """Find the worktree of a session and what is in it. Raises `Conflict` while the session works."""
+    """Find the worktree of a session and what is in it. Raises `Conflict` while the session, or a fork, works there."""
     worktree, info = read_worktree(await log.read(session_id)), await log.get_info(session_id)
     if worktree is None:
         raise NotFound(f"session {session_id[:12]} has no worktree, or it was merged or dropped. Nothing was changed")
-    if info.status in ("running", "waiting") and not is_abandoned(info):
-        raise Conflict(f"session {session_id[:12]} is {info.status}: let it end, or cancel it. Nothing was changed")
+    others = [one async for one in log.iterate_sessions(SessionQuery(workspace=worktree.folder))]
+    for one in (info, *others):
+        if one.status in ("running", "waiting") and not is_abandoned(one):
+            raise Conflict(f"session {one.id[:12]} is {one.status}: let it end, or cancel it. Nothing was changed")
     return worktree, await inspect_worktree(sandbox, worktree)
 
 
@@ -126,12 +130,14 @@ async def end_worktree(
             f"{worktree.folder} has {state.checked_out} checked out, and not {worktree.branch}. Nothing was changed. "
             "Switch back to the branch, or merge with git yourself"
         )
-    if state.changed_files:
+    if action != "keep" or state.changes.files:
+        check_complete(worktree, state, is_kept=action != "drop")
+    if state.changes.files:
         if action != "drop" and not commit:
-            count = len(state.changed_files)
+            count = len(state.changes.files)
             raise Conflict(
                 f"{worktree.folder} has {count} uncommitted change{'s' * (count != 1)}, for example "
-                f"{state.changed_files[0]}. Nothing was changed. `--commit` commits first"
+                f"{state.changes.files[0]}. Nothing was changed. `--commit` commits first"
             )
         name = (await log.get_info(session_id)).name
         await commit_worktree(sandbox, worktree, f"Work of the session {name or session_id[:12]}")
@@ -140,4 +146,5 @@ async def end_worktree(
     if action != "keep":
         remove_worktree(worktree, state.tip)
         await log.post(session_id, [validate_fact(Custom(name=WORKTREE_NOTE, data=None))], wake=False)
-    return WorktreeEnd(worktree, tuple(dict.fromkeys(filter(None, (state.tip, state.detached)))), output)
+    commits = tuple(dict.fromkeys(filter(None, (state.tip, state.detached))))
+    return WorktreeEnd(worktree, commits, state.changes.ignored, output)

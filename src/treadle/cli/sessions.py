@@ -294,21 +294,29 @@ async def _merge_worktree(args: argparse.Namespace, log: Log) -> int:
     info = await find_session(log, args.session)
     if args.end == "drop" and not args.yes:
         worktree, state = await inspect_session_worktree(log, info.id)
-        changed = f" and {len(state.changed_files)} uncommitted changes" if state.changed_files else ""
-        question = f"remove {worktree.folder} and the branch {worktree.branch}{changed} without a merge?"
+        changed = f" and {len(state.changes.files)} uncommitted changes" if state.changes.files else ""
+        ignored = _describe_ignored(state.changes.ignored)
+        question = f"remove {worktree.folder} and the branch {worktree.branch}{changed}{ignored} without a merge?"
         if not await _confirm(question, "--yes drops it without asking. Nothing was changed"):
             console.print_note("nothing was changed")
             return 1
     ended = await end_worktree(log, info.id, args.end, commit=args.commit)
     worktree, commits = ended.worktree, ", ".join(ended.commits)
     if args.end == "drop":
-        restore = f"; `git branch NAME {ended.commits[0]}` restores it" if ended.commits else ""
+        ways = " and ".join(f"`git branch NAME {commit}`" for commit in ended.commits)
+        restore = f"; {ways} restores it" if ways else ""
         console.print_note(f"removed {worktree.folder} and the branch {worktree.branch}{restore}")
         return 0
     console.print_line(ended.output)
-    removed = "" if args.end == "keep" else f"; the worktree {worktree.folder} and its branch are removed"
+    ignored = _describe_ignored(ended.ignored)
+    removed = "" if args.end == "keep" else f"; the worktree {worktree.folder} and its branch are removed{ignored}"
     console.print_note(f"merged {worktree.branch} ({commits[:12]}) into {worktree.repository}{removed}")
     return 0
+
+
+def _describe_ignored(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f", with what git ignores ({', '.join(names[:3])}{more})" if names else ""
 
 
 async def _confirm(question: str, advice: str) -> bool:

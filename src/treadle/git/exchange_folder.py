@@ -38,6 +38,9 @@ _SETTINGS = """\
 [extensions]
 {extensions}[remote "treadle"]
 	url = {url}
+[url {url}]
+	insteadOf = {url}
+	pushInsteadOf = {url}
 [push]
 	default = nothing
 	followTags = false
@@ -68,8 +71,9 @@ _SETTINGS = """\
 """
 """Settings of the user's own that would send or change more than was shown are overridden here.
 
-`: #` is a shell command that does nothing: without it git would run in the repository that shares its objects. Files
-beside those objects that could tell lies about them (a commit graph, bitmaps) are not read.
+The address is rewritten to itself, so that git uses the one that was shown. `: #` is a shell command that does nothing:
+without it git would run in the repository that shares its objects. Files beside those objects that could tell lies
+about them (a commit graph, bitmaps) are not read.
 """
 
 _OBJECT_FOLDERS = ("pack", *(f"{first:02x}" for first in range(256)))

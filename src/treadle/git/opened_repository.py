@@ -17,12 +17,23 @@ from treadle.git.commit_list import read_commits
 from treadle.git.names import is_ref_name
 from treadle.git.real_repository import RealRepository
 from treadle.git.received import read_all_refs
-from treadle.git.remote_address import RemoteAddress, hide_accounts, parse_address
+from treadle.git.remote_address import RemoteAddress, Rewrite, hide_accounts, parse_address, rewrite_address
 from treadle.git.repository import Repository
 
 MAX_LISTED_COMMITS = 20
 _MAX_COUNTED = 1000
 _REMOTE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def parse_users_address(text: str, workspace: Path) -> RemoteAddress:
+    """Check an address that is the user's own. It may be a folder outside of the workspace. Raises `BadInput`."""
+    address = parse_address(text, is_configured=True)
+    if address.scheme == "file":
+        place = Path(address.shown).resolve()
+        owner = place.stat().st_uid if place.exists() else None
+        if place.is_relative_to(workspace) or owner not in (0, os.getuid()):
+            raise BadInput(f"{place} is in the workspace, is missing or belongs to somebody else. It is not used.")
+    return address
 
 
 class OpenedRepository(Struct, frozen=True):
@@ -33,6 +44,7 @@ class OpenedRepository(Struct, frozen=True):
     settings: Mapping[str, Sequence[str]]
     head: str
     refs: Mapping[str, str]
+    rewrites: Sequence[Rewrite] = ()
 
     @property
     def branch(self) -> str:
@@ -60,19 +72,13 @@ class OpenedRepository(Struct, frozen=True):
         return remote
 
     def read_address(self, remote: str, *, is_push: bool) -> RemoteAddress:
-        """Read the address of a remote from the repository's own settings."""
-        texts = self.settings.get(f"remote.{remote}.url", ())
-        if is_push:
-            texts = self.settings.get(f"remote.{remote}.pushurl", ()) or texts
-            if len(texts) > 1:
-                raise BadInput(f"{remote} has several addresses. Only the user can push to all of them.")
-        address = parse_address(texts[0], is_configured=True)
-        if address.scheme == "file":
-            place = Path(address.shown).resolve()
-            owner = place.stat().st_uid if place.exists() else None
-            if place.is_relative_to(self.workspace) or owner not in (0, os.getuid()):
-                raise BadInput(f"{place} is in the workspace, is missing or belongs to somebody else. It is not used.")
-        return address
+        """Read the address of a remote from the repository's own settings, as the user's own settings rewrite it."""
+        texts, own = self.settings.get(f"remote.{remote}.url", ()), self.settings.get(f"remote.{remote}.pushurl", ())
+        texts = own if is_push and own else texts
+        if is_push and len(texts) > 1:
+            raise BadInput(f"{remote} has several addresses. Only the user can push to all of them.")
+        text = rewrite_address(texts[0], self.rewrites, is_push=is_push and not own)
+        return parse_users_address(text, self.workspace)
 
     def find_ref(self, name: str) -> str:
         """Find the branch or the tag of a name."""
@@ -91,9 +97,10 @@ class OpenedRepository(Struct, frozen=True):
         return [*found[:MAX_LISTED_COMMITS], *rest]
 
 
-def read_repository(workspace: Path, places: Repository, settings: Mapping[str, Sequence[str]]) -> OpenedRepository:
-    """Read the refs of a repository. `settings` are all values of its own settings."""
+def read_repository(
+    workspace: Path, places: Repository, settings: Mapping[str, Sequence[str]], rewrites: Sequence[Rewrite]
+) -> OpenedRepository:
+    """Read the refs of a repository. `settings` are all values of its own settings, `rewrites` are the user's."""
     with RealRepository(places) as real:
-        return OpenedRepository(
-            workspace, places, settings, real.read_ref("HEAD"), read_all_refs(real.common, real.form)
-        )
+        refs = read_all_refs(real.common, real.form)
+        return OpenedRepository(workspace, places, settings, real.read_ref("HEAD"), refs, rewrites)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from msgspec import Struct
@@ -22,6 +25,7 @@ _PROGRAM = re.compile(r"[A-Za-z0-9+.-]*::")
 _FORMS = "https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH or git://HOST/PATH"
 _IN_OUTPUT = re.compile(r"(?<=://)[^\s/@']+(?:@[^\s/@']+)*@")
 
+_REWRITE = re.compile(r"url\.(.+)\.(push)?insteadof", re.DOTALL)
 _USER_PART = re.compile(r"([a-z][a-z0-9+.-]*)://([^/@]*)@", re.IGNORECASE)
 
 
@@ -45,20 +49,50 @@ class RemoteAddress(Struct, frozen=True):
     @property
     def warning(self) -> str:
         """What a person should know before data goes there, or nothing."""
-        if self.scheme in ("http", "git"):
-            return f"{self.scheme}:// is not encrypted, so others can read and change what is sent"
+        is_open = self.scheme in ("http", "git")
+        open_words = f"{self.scheme}:// is not encrypted, so others can read and change what is sent" if is_open else ""
         name = re.sub(r":\d+$", "", self.host) if not self.host.endswith("]") else self.host
+        with suppress(OSError):
+            name = socket.inet_ntoa(socket.inet_aton(name))  # `127.1` and `2130706433` are addresses too
         try:
             is_near = not ipaddress.ip_address(name.strip("[]")).is_global
         except ValueError:
             is_near = name == "localhost" or name.endswith(".localhost")
-        return "it is this machine or its network" if is_near else ""
+        return "; ".join(filter(None, ("it is this machine or its network" if is_near else "", open_words)))
 
     def remove_secrets(self, text: str) -> str:
         """Remove the account of any address, and this one's password, from a text of git."""
         password = self.user.partition(":")[2]
         shown = hide_accounts(text)
         return shown.replace(password, "[secret]") if len(password) > 3 else shown
+
+
+class Rewrite(Struct, frozen=True):
+    """A setting of the user that replaces the `beginning` of addresses by `base`: `url.BASE.insteadOf`."""
+
+    base: str
+    beginning: str
+    is_for_push: bool = False
+
+
+def list_rewrites(settings: Iterable[tuple[str, str]]) -> tuple[Rewrite, ...]:
+    """List the rewrites among settings of git."""
+    found = ((_REWRITE.fullmatch(key), value) for key, value in settings)
+    return tuple(Rewrite(match[1], value, bool(match[2])) for match, value in found if match and value)
+
+
+def rewrite_address(text: str, rewrites: Sequence[Rewrite], *, is_push: bool = False) -> str:
+    """Rewrite an address as git does: the longest beginning counts, and for a push those that are for pushes alone."""
+    rewritten = text
+    for is_for_push in (True, False) if is_push else (False,):
+        fitting = [one for one in rewrites if one.is_for_push == is_for_push and text.startswith(one.beginning)]
+        if fitting:
+            best = max(fitting, key=lambda one: len(one.beginning))
+            rewritten = best.base + text.removeprefix(best.beginning)
+            break
+    if any(one.beginning == rewritten != one.base for one in rewrites):  # git would rewrite it a second time
+        raise AddressRefused("the user's own settings of git rewrite this address in two steps, which is not used.")
+    return rewritten
 
 
 def hide_accounts(text: str) -> str:

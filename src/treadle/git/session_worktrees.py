@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
@@ -29,6 +29,7 @@ WORKTREE_NOTE = "treadle.worktree"
 BRANCH_PREFIX = "treadle/"
 _FOLDER_PREFIX = "treadle-"
 _UNFINISHED = ".unfinished"
+_FILLED = b"\n"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _MAX_BYTES = 16 * 1024
 _MAX_WORKTREES = 10_000
@@ -103,10 +104,11 @@ def plan_worktree(repository: Repository, name: str, parent: Path) -> Worktree:
 
 
 @contextmanager
-def create_worktree(worktree: Worktree) -> Generator[None]:
+def create_worktree(worktree: Worktree) -> Generator[int]:
     """Create a worktree without its files, for the time of the block. It stays when the block ends without an error.
 
-    After an error it is removed. After a crash in the block, the next one that is created removes it first.
+    After an error it is removed. After a crash in the block, the next one that is created removes it first, unless
+    somebody has worked in it since the block said `note_filled`. Yields the descriptor of its record.
     """
     with _open_record(worktree) as record:
         try:
@@ -115,12 +117,17 @@ def create_worktree(worktree: Worktree) -> Generator[None]:
             with _open_common(worktree) as real:
                 real.update_ref(worktree.ref, "", worktree.base)
                 _write_links(worktree, real.common)
-            yield
+            yield record
         except BaseException:
             _undo(worktree)
             worktree.record.unlink()
             raise
         worktree.record.unlink()
+
+
+def note_filled(record: int) -> None:
+    """Note that the files of a new worktree are there. A session may use it from now on."""
+    os.write(record, _FILLED)
 
 
 @contextmanager
@@ -164,12 +171,27 @@ def _remove_unfinished(parent: Path) -> None:
     for record in sorted(parent.glob(f"*{_UNFINISHED}")):
         with suppress(BlockingIOError), _open_locked(record, fcntl.LOCK_EX | fcntl.LOCK_NB):
             try:
-                _undo(msgspec.json.decode(record.read_bytes(), type=Worktree))
+                data = record.read_bytes()
+                worktree = msgspec.json.decode(data, type=Worktree)
+                if not (data.endswith(_FILLED) and has_changed_since(worktree, record.stat().st_mtime_ns)):
+                    _undo(worktree)
             except msgspec.DecodeError:  # it was not written yet, so nothing was begun
                 pass
             except TreadleError:  # its repository is gone or in use: there is nothing to undo now
                 continue
             record.unlink()
+
+
+def has_changed_since(worktree: Worktree, since: int) -> bool:
+    """Tell whether anything in a worktree was changed after a time: a session works there, although its start died."""
+    for place in (worktree.folder, f"{worktree.common_dir}/{worktree.git_dir}"):
+        for top, _, names in os.walk(place):
+            try:
+                if any(os.lstat(path).st_ctime_ns > since for path in (top, *(f"{top}/{name}" for name in names))):
+                    return True
+            except FileNotFoundError:  # it is removed just now
+                return True
+    return False
 
 
 def _undo(worktree: Worktree) -> None:
@@ -195,6 +217,11 @@ def _write_links(worktree: Worktree, common: GitFolder) -> None:
 def has_folder(worktree: Worktree) -> bool:
     """Whether the folder of the worktree exists. The user may have removed it."""
     return Path(worktree.folder).is_dir()
+
+
+def find_inner_repositories(worktree: Worktree, names: Iterable[str]) -> tuple[str, ...]:
+    """Find which of some folders in the worktree are repositories of their own."""
+    return tuple(sorted(name for name in names if os.path.lexists(Path(worktree.folder, name, ".git"))))
 
 
 def read_tip(worktree: Worktree) -> str:

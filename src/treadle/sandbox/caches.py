@@ -80,7 +80,8 @@ def hold_cache(workspace: Path) -> Generator[Path]:
         folder = top / name
         folder.mkdir(mode=0o700, exist_ok=True)
         if not os.pread(lock, 1, 0):
-            os.write(lock, os.fsencode(workspace))
+            with open(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "wb") as file:
+                file.write(os.fsencode(workspace))  # at the beginning, so that two at once write the same
             os.utime(top)  # who reads the list of workspaces reads it again
         os.utime(lock)
         yield folder
@@ -100,12 +101,13 @@ def list_cached_workspaces() -> tuple[Path, ...]:
 def list_caches() -> list[Cache]:
     """List all caches with their sizes, the least recently used first."""
     top = find_cache_folder()
-    locks = sorted(top.glob("*.lock")) if top.is_dir() else []
-    caches = (
-        Cache(folder, Path(os.fsdecode(lock.read_bytes())), lock.stat().st_mtime, measure_folder(folder))
-        for lock in locks
-        if (folder := lock.with_suffix("")).is_dir()
-    )
+    caches: list[Cache] = []
+    for lock in top.glob("*.lock"):
+        folder = lock.with_suffix("")
+        with suppress(FileNotFoundError):  # another process has removed it meanwhile
+            workspace, used = Path(os.fsdecode(lock.read_bytes())), lock.stat().st_mtime
+            if folder.is_dir():
+                caches.append(Cache(folder, workspace, used, measure_folder(folder)))
     return sorted(caches, key=lambda cache: cache.used)
 
 
@@ -141,11 +143,13 @@ def trim_caches(limit: int = MAX_BYTES, *, every: float = 0.0) -> None:
     if stamp.parent.is_dir():
         stamp.touch()
     caches, now = list_caches(), time.time()
-    total = sum(cache.size for cache in caches)
+    # One that is too large alone, or cannot be measured, takes no room from the others: it is removed itself.
+    total = sum(cache.size for cache in caches if cache.size <= limit)
     for cache in caches:
         is_orphan = now - cache.used > _ORPHAN_SECONDS and not cache.workspace.exists()
-        if (is_orphan or total > limit) and remove_cache(cache):
-            total -= cache.size
+        is_too_large = cache.size > limit
+        if (is_orphan or is_too_large or total > limit) and remove_cache(cache):
+            total -= 0 if is_too_large else cache.size
 
 
 def find_cache_folder() -> Path:
@@ -173,5 +177,8 @@ def measure_folder(folder: Path) -> int:
 
 @lru_cache(maxsize=4)
 def _read_workspaces(top: Path, changed: int) -> tuple[Path, ...]:
-    texts = (lock.read_bytes() for lock in sorted(top.glob("*.lock")))
+    texts: list[bytes] = []
+    for lock in sorted(top.glob("*.lock")):
+        with suppress(FileNotFoundError):  # another process has removed it meanwhile
+            texts.append(lock.read_bytes())
     return tuple(Path(os.fsdecode(text)) for text in texts if text)

@@ -119,16 +119,20 @@ def _is_run(folder: Path) -> bool:
 def hold_extra_folders(
     read_only: Iterable[Path], writable: Iterable[Path], *, show_env_files: bool
 ) -> Generator[tuple[ExtraFolder, ...]]:
-    """Hold folders for the time of a command, and what is protected in them. Those that can be written come last."""
+    """Hold folders for the time of a command, and what is protected in them.
+
+    A folder comes after those around it, so that each is what its own entry says. One that is named twice is writable.
+    """
+    kinds = dict.fromkeys(read_only, False) | dict.fromkeys(writable, True)
     with ExitStack() as stack:
-        folders = [
-            _hold_folder(folder, stack, is_writable=False, show_env_files=show_env_files) for folder in read_only
-        ]
-        folders += [_hold_folder(folder, stack, is_writable=True, show_env_files=show_env_files) for folder in writable]
-        yield tuple(folders)
+        yield tuple(
+            hold_extra_folder(folder, stack, is_writable=is_writable, show_env_files=show_env_files)
+            for folder, is_writable in sorted(kinds.items())
+        )
 
 
-def _hold_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show_env_files: bool) -> ExtraFolder:
+def hold_extra_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show_env_files: bool) -> ExtraFolder:
+    """Hold one folder; raises `BadInput` when commands may not use it as it is now."""
     try:
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

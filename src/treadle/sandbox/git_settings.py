@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -90,13 +90,14 @@ _memory: OrderedDict[str, _Remembered] = OrderedDict()
 _memory_lock = threading.Lock()
 
 
-def read_settings(git_dir: Path, common_dir: Path) -> tuple[Setting, ...]:
+def read_settings(git_dir: Path, common_dir: Path, environment: Mapping[str, str] = os.environ) -> tuple[Setting, ...]:
     """Read the settings that hold in a repository, in the order in which git applies them.
 
+    `environment` has the variables that name the user's own files.
     They are remembered until one of their files changes, and for a minute at most: a file that is included may be new.
     Raises `SettingsUnreadable`. Where git is not installed, there are none.
     """
-    return _read(git_dir, common_dir).settings
+    return _read(git_dir, common_dir, environment).settings
 
 
 def read_named_paths(git_dir: Path, common_dir: Path) -> tuple[NamedPath, ...]:
@@ -104,8 +105,8 @@ def read_named_paths(git_dir: Path, common_dir: Path) -> tuple[NamedPath, ...]:
     return _read(git_dir, common_dir).named
 
 
-def _read(git_dir: Path, common_dir: Path) -> _Remembered:
-    variables = {name: os.environ[name] for name in _USER_VARIABLES if name in os.environ}
+def _read(git_dir: Path, common_dir: Path, environment: Mapping[str, str] = os.environ) -> _Remembered:
+    variables = {name: environment[name] for name in _USER_VARIABLES if name in environment}
     key = repr((str(git_dir), variables))
     with _memory_lock:
         known = _memory.get(key)

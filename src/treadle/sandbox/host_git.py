@@ -6,15 +6,19 @@ the workspace. It has no terminal and no input, and no process outlives it.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
 
 from treadle.errors import BadInput
 from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput
+from treadle.sandbox.git_settings import SettingsUnreadable, read_settings
 from treadle.sandbox.host import SupervisorConfig, run_supervised
 
 EXCHANGE_BOUNDS = Bounds(wall_s=600.0, memory_mb=4096, file_mb=8192, disk_mb=8192, output_bytes=1024 * 1024)
@@ -60,8 +64,16 @@ _FIXED = {
     "GIT_PAGER": "cat",
 }
 _SETTINGS_FILES = (".gitconfig", ".config/git/config", ".ssh", ".ssh/config", ".netrc", ".git-credentials")
+_PROGRAM_SETTINGS = re.compile(
+    r"credential\.(.+\.)?helper|core\.(sshcommand|gitproxy|askpass)|include(if\..+)?\.path", re.DOTALL
+)
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
-_SAFE_SCHEMES = ("https", "ssh", "git")
+
+
+_REFUSAL = (
+    "{what} is in the workspace, so commands can change what git does with your credentials. Nothing was run. Use git "
+    "in a terminal, or a workspace without it."
+)
 
 
 class RemoteCommand(Struct, frozen=True):
@@ -91,6 +103,14 @@ async def run_host_git(command: RemoteCommand, on_output: OnOutput, bounds: Boun
     # The path leads through the work tree, because git compares it with the user's `includeIf`.
     near, git_dir = command.near.resolve(), str(command.git_dir.resolve()).lstrip("/")
     place = f"{near}/{'../' * (len(near.parts) - 1)}{git_dir}"
+    try:
+        settings = await asyncio.to_thread(read_settings, Path(place), command.git_dir, environment)
+    except SettingsUnreadable as error:
+        raise BadInput(f"{error} Nothing was run.") from None
+    users = [(one.key, one.value) for one in settings if not one.is_own and _PROGRAM_SETTINGS.fullmatch(one.key)]
+    check_user_programs(
+        [*users, *((name, environment.get(name, "")) for name in ("GIT_SSH_COMMAND", "GIT_SSH"))], workspace
+    )
     argv = (program, "--no-pager", f"--git-dir={place}", *command.arguments)
     config = SupervisorConfig(argv=argv, cwd="/", env=environment)
     job = Job(argv, workspace, bounds=bounds)
@@ -103,23 +123,28 @@ def build_git_environment(workspace: Path, scheme: str) -> dict[str, str]:
     folders = [home, *(home / name for name in _SETTINGS_FILES)]
     inside = next((place for place in folders if _is_inside(place, workspace)), None)
     if inside is not None:
-        raise BadInput(
-            f"{inside} is in the workspace, so commands can change what git does with your credentials. Nothing was "
-            "run. Use git in a terminal, or a workspace without it."
-        )
+        raise BadInput(_REFUSAL.format(what=inside))
     own = [entry for entry in os.environ.get("PATH", "").split(os.pathsep) if entry.startswith("/")]
     usable = [entry for entry in (*own, *_SYSTEM_PATH) if not _is_inside(Path(entry), workspace)]
     chosen = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     places = {name: os.environ[name] for name in _PATHS if name in os.environ}
     chosen |= {name: value for name, value in places.items() if not _is_inside(Path(value), workspace)}
-    schemes = (*_SAFE_SCHEMES, scheme) if scheme not in _SAFE_SCHEMES else _SAFE_SCHEMES
     return {
         "HOME": str(home),
         **chosen,
         **_FIXED,
         "PATH": os.pathsep.join(dict.fromkeys(usable)),
-        "GIT_ALLOW_PROTOCOL": ":".join(schemes),
+        "GIT_ALLOW_PROTOCOL": scheme,
     }
+
+
+def check_user_programs(named: Iterable[tuple[str, str]], workspace: Path) -> None:
+    """Check that no program or file that the user's own settings name is in the workspace; raises `BadInput`."""
+    for name, text in named:
+        for word in re.split(r"[\s'\"=;!]+", os.path.expandvars(text)):
+            place = Path.home() / os.path.expanduser(word)
+            if "/" in word and _is_inside(place, workspace):
+                raise BadInput(_REFUSAL.format(what=f"{place}, which {name} of your own settings names,"))
 
 
 def _is_inside(place: Path, workspace: Path) -> bool:

@@ -59,6 +59,17 @@ def lock_file(path: Path, operation: int) -> int:
         os.close(lock)
 
 
+@contextmanager
+def hold_lock_file(path: Path) -> Generator[None]:
+    """Hold a lock that nobody else has; raises `BlockingIOError` if somebody has it."""
+    lock = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(lock)
+
+
 @lru_cache(maxsize=4)
 def _remove_leftovers(top: Path) -> None:
     """Remove the folders of killed processes, once in a process."""

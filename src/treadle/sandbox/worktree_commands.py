@@ -17,14 +17,19 @@ from treadle.git.repository import Repository
 from treadle.git.session_worktrees import (
     Worktree,
     create_worktree,
+    find_inner_repositories,
     has_folder,
+    note_filled,
     plan_worktree,
     read_checked_out,
     read_tip,
 )
 from treadle.permissions.paths import RUN_OUTSIDE, split_path
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
+from treadle.sandbox.guarded_paths import build_lock_name
+from treadle.sandbox.private_folder import hold_lock_file
 from treadle.sandbox.repositories import find_repositories
+from treadle.sandbox.runtime_folder import make_runtime_folder
 
 _BOUNDS = Bounds(wall_s=900.0, memory_mb=8192, file_mb=1 << 20, disk_mb=1 << 20)
 """A checkout is as large as the repository."""
@@ -38,22 +43,35 @@ fi
 git add -A && git -c core.hooksPath=/dev/null commit -q -m "$1"
 """
 _MERGE = """\
+if ! git symbolic-ref -q HEAD >/dev/null; then echo "No branch is checked out here, to merge into."; exit 2; fi
 if git rev-parse -q --verify MERGE_HEAD >/dev/null; then echo "A merge is not finished here."; exit 2; fi
 git merge --no-edit "$1" && exit 0
 git rev-parse -q --verify MERGE_HEAD >/dev/null || exit 2
 git merge --abort && exit 1"""
+_STATUS = "git status --porcelain --no-renames --untracked-files=all --ignored=matching"
+_UNMERGED = ("DD", "AU", "UD", "UA", "DU", "AA", "UU")
+
+
+class Changes(Struct, frozen=True):
+    """What is in a work tree and not committed: changed and new `files`, those with conflicts, what git ignores."""
+
+    files: tuple[str, ...] = ()
+    unmerged: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 class WorktreeState(Struct, frozen=True):
     """What a session left in its worktree.
 
-    `tip` is the commit of its branch, empty if the branch is gone. `changed_files` are not committed. `checked_out` is
-    the branch or commit that the folder has instead of its own branch, and `detached` that commit.
+    `tip` is the commit of its branch, empty if the branch is gone. `changes` are not committed. `repositories` in it
+    have commits of their own. `checked_out` is the branch or commit that the folder has instead of its own branch, and
+    `detached` that commit.
     """
 
     tip: str
     has_folder: bool = True
-    changed_files: tuple[str, ...] = ()
+    changes: Changes = Changes()
+    repositories: tuple[str, ...] = ()
     checked_out: str = ""
 
     @property
@@ -80,12 +98,13 @@ async def start_worktree(sandbox: Sandbox, folder: Path, name: str, parent: Path
     if found.level != "bubblewrap":
         raise SandboxUnavailable(f"No worktree was created: git needs the full sandbox. {found.why} {found.hint}")
     worktree = plan_worktree(find_top_repository(folder), name, parent)
-    with create_worktree(worktree):
+    with create_worktree(worktree) as record:
         done = await _run_in_worktree(sandbox, worktree, "git -c core.hooksPath=/dev/null reset -q --hard")
         if done.code != 0:
             raise BadInput(
                 f"The files of the worktree could not be written, so it was removed again: {done.explanation}"
             )
+        note_filled(record)
         yield worktree
 
 
@@ -94,18 +113,44 @@ async def inspect_worktree(sandbox: Sandbox, worktree: Worktree) -> WorktreeStat
     tip = read_tip(worktree)
     if not has_folder(worktree):
         return WorktreeState(tip, has_folder=False)
-    files = await list_changed_files(sandbox, worktree.holder, Path(worktree.folder).name)
-    return WorktreeState(tip, changed_files=files, checked_out=read_checked_out(worktree))
+    changes = await list_changes(sandbox, worktree.holder, Path(worktree.folder).name)
+    links = (await _run_in_worktree(sandbox, worktree, "git ls-files --stage -z")).output.split("\0")
+    named = {line.partition("\t")[2] for line in links if line.startswith("160000 ")}
+    named |= {name.rstrip("/") for name in changes.files if name.endswith("/")}  # git lists no other folders
+    inner = find_inner_repositories(worktree, named)
+    return WorktreeState(tip, changes=changes, repositories=inner, checked_out=read_checked_out(worktree))
 
 
-async def list_changed_files(sandbox: Sandbox, workspace: Path, folder: str = "") -> tuple[str, ...]:
-    """List the files of a work tree that are changed or new, and not committed."""
-    done = await _run_git(sandbox, workspace, ("git status --porcelain --no-renames",), folder)
+async def list_changes(sandbox: Sandbox, workspace: Path, folder: str = "") -> Changes:
+    """List what is in a work tree and not committed, whatever the user's settings show."""
+    done = await _run_git(sandbox, workspace, (_STATUS,), folder)
     if done.code != 0:
         raise Conflict(
             f"git could not say what is changed in {workspace / folder}: {done.explanation}. Nothing was done."
         )
-    return tuple(line[3:] for line in done.output.splitlines())
+    lines = [(line[:2], line[3:]) for line in done.output.splitlines()]
+    return Changes(
+        files=tuple(name for kind, name in lines if kind != "!!"),
+        unmerged=tuple(name for kind, name in lines if kind in _UNMERGED),
+        ignored=tuple(name for kind, name in lines if kind == "!!"),
+    )
+
+
+def check_complete(worktree: Worktree, state: WorktreeState, *, is_kept: bool = False) -> None:
+    """Check that a commit of everything in a worktree would have it all; raises `Conflict`.
+
+    A commit that `is_kept` is merged afterwards, so it may not have conflicts in it.
+    """
+    if state.repositories:
+        raise Conflict(
+            f"{worktree.folder} has repositories in it, whose commits may be nowhere else: "
+            f"{', '.join(state.repositories[:3])}. Nothing was changed. Move or delete them first"
+        )
+    if is_kept and state.changes.unmerged:
+        raise Conflict(
+            f"{worktree.folder} has conflicts that nobody has resolved yet, for example {state.changes.unmerged[0]}. "
+            "Nothing was changed. Resolve and commit them first"
+        )
 
 
 async def commit_worktree(sandbox: Sandbox, worktree: Worktree, message: str) -> None:
@@ -130,7 +175,11 @@ async def merge_branch(sandbox: Sandbox, worktree: Worktree) -> str:
             f"{worktree.branch} changes {', '.join(guarded[:3])}, which runs or instructs programs when the folder is "
             f"opened, so no command writes it. Look at it first. {by_hand}"
         )
-    done = await _run_git(sandbox, origin, (_MERGE, worktree.branch))
+    try:  # of two merges at once the branch could take over only one
+        with hold_lock_file(make_runtime_folder() / f"merge-{build_lock_name(origin)}"):
+            done = await _run_git(sandbox, origin, (_MERGE, worktree.branch))
+    except BlockingIOError:
+        raise Conflict(f"Another worktree is merged into {origin} just now. Run it again. {by_hand}") from None
     if done.code == 1:
         raise Conflict(f"{worktree.branch} and {origin} changed the same lines:\n{done.explanation}\n{by_hand}")
     if done.code != 0:

@@ -6,7 +6,7 @@ The plan is made before a person is asked, and again before it is carried out. O
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,10 +14,11 @@ from msgspec import Struct
 
 from treadle.errors import TreadleError
 from treadle.git.names import is_ref_name
-from treadle.git.opened_repository import MAX_LISTED_COMMITS, OpenedRepository, read_repository
-from treadle.git.remote_address import RemoteAddress, parse_address
+from treadle.git.opened_repository import MAX_LISTED_COMMITS, OpenedRepository, parse_users_address, read_repository
+from treadle.git.remote_address import RemoteAddress, Rewrite, list_rewrites, parse_address, rewrite_address
 from treadle.git.repository import Repository
 from treadle.messages import Json
+from treadle.sandbox.git_settings import NO_REPOSITORY, Setting, SettingsUnreadable, read_settings
 from treadle.sandbox.repositories import find_nearest_repository
 from treadle.tools.base import ToolInputError
 from treadle.workspace.folder import Folder, PathRefused
@@ -72,11 +73,11 @@ def make_plan(request: RemoteRequest, workspace: Path) -> RemotePlan:
         for setting in found.settings:
             if setting.is_own:
                 settings.setdefault(setting.key, []).append(setting.value)
-        opened = read_repository(workspace, found.repository, settings)
+        opened = read_repository(workspace, found.repository, settings, _list_user_rewrites(found.settings))
         return plan_push(request, opened) if request.action == "push" else plan_fetch(request, opened)
     except ToolInputError:
         raise
-    except TreadleError as error:
+    except (TreadleError, SettingsUnreadable) as error:
         raise ToolInputError(f"git_remote: {error}") from None
     except OSError as error:
         raise ToolInputError(f"git_remote: the repository cannot be read: {error.strerror}.") from None
@@ -105,7 +106,8 @@ def plan_push(request: RemoteRequest, opened: OpenedRepository) -> RemotePlan:
             "replaced safely. Name one branch, and fetch first."
         )
     what = " and ".join(filter(None, (branch, "all tags" if request.tags else "")))
-    shown: dict[str, Json] = {"operation": f"push {what} to {address.shown}", "action": "push"}
+    forced = ", replacing commits" if request.force_with_lease else ""
+    shown: dict[str, Json] = {"operation": f"push {what} to {address.shown}{forced}", "action": "push"}
     shown |= _show_target(address, remote, opened.places)
     if ref:
         shown |= {"branch": branch, "commit": pushed[ref]}
@@ -158,7 +160,9 @@ def plan_clone(request: RemoteRequest, workspace: Path) -> RemotePlan:
     """Plan a clone: from which address, into which folder."""
     if not request.url:
         raise ToolInputError("git_remote: name the url to clone.")
-    address = parse_address(request.url)
+    parse_address(request.url)  # what a model may name is less than what the user's own settings may make of it
+    rewrites = _list_user_rewrites(read_settings(NO_REPOSITORY, NO_REPOSITORY))
+    address = parse_users_address(rewrite_address(request.url, rewrites), workspace.resolve())
     if request.branch and not is_ref_name(f"refs/heads/{request.branch}"):
         raise ToolInputError(f"git_remote: {request.branch!r} is no name of a branch.")
     if not 0 <= request.depth <= _MAX_DEPTH:
@@ -167,13 +171,17 @@ def plan_clone(request: RemoteRequest, workspace: Path) -> RemotePlan:
     shown: dict[str, Json] = {
         "operation": f"clone {address.shown} into {folder}",
         "action": "clone",
-        "host": address.host,
+        "host": address.host or "this machine",
         "url": request.url,
         "folder": folder,
     }
     shown |= {"branch": request.branch} if request.branch else {}
     shown |= {"depth": request.depth} if request.depth else {}
     return RemotePlan(shown, _add_warning(f"it fetches a repository from {_describe_place(address)}", address), address)
+
+
+def _list_user_rewrites(settings: Sequence[Setting]) -> tuple[Rewrite, ...]:
+    return list_rewrites((one.key, one.value) for one in settings if not one.is_own)
 
 
 def _choose_clone_folder(request: RemoteRequest, address: RemoteAddress, workspace: Path) -> str:

@@ -45,6 +45,7 @@ _DEFAULT_BRANCH = re.compile(r"^ref: (refs/heads/\S+)\tHEAD$", re.MULTILINE)
 _REMOTE_HEAD = re.compile(r"^[0-9a-f]{40,64}\tHEAD$", re.MULTILINE)
 _MAX_TEXT = 6000
 _MAX_LISTED = 40
+_BROKEN_OFF = re.compile(r"hung up|disconnect|RPC failed|reset by peer|Broken pipe|early EOF|Empty reply")
 _FLAGS = {"*": "new", "=": "was there already", "!": "rejected", "+": "replaced"}
 _HINTS = (
     (
@@ -54,8 +55,11 @@ _HINTS = (
     (r"Host key verification failed", "ssh does not know {host} yet. The user can connect once in a terminal."),
     (r"Could not resolve host|Name or service not known|unable to look up", "The host {host} was not found."),
     (r"returned error: 30\d|redirect", "{host} redirects to another address. Redirects are not followed."),
-    (r"non-fast-forward|fetch first|stale info", "The remote has commits that are missing here. Fetch them first."),
-    (r"transport '\w+' not allowed", "The user's own settings lead to a kind of address that is not used here."),
+    (
+        r"non-fast-forward|fetch first|stale info",
+        "The remote has commits that are missing here. Fetch them first, then merge or rebase. To replace them after "
+        "the fetch, use force_with_lease.",
+    ),
 )
 
 
@@ -101,6 +105,10 @@ class RemoteTransfer:
         notes = await _finish_in_thread(note_pushed, places, arguments["remote"], done) if done else []
         if result.code != 0:
             head = f"Not everything was pushed to {plan.address.shown}." if done else "Nothing was pushed."
+            if not told and (result.code is None or _BROKEN_OFF.search(text)):
+                head = f"It is not known whether {plan.address.shown} took the push. Fetch before you repeat it."
+            elif len(done) == len(plan.pushed):
+                head = f"Pushed to {plan.address.shown}, but git reported an error:"
             return Transfer([head, *lines, *notes, *self._explain(result, text)], ok=False)
         if arguments.get("set_upstream"):
             names = arguments["branch"], arguments["remote"]
@@ -159,7 +167,7 @@ class RemoteTransfer:
         if "branch" in arguments and f"refs/remotes/origin/{branch}" not in _read_exchange(git_dir, SHA1).refs:
             raise ToolError(f"Nothing was cloned: the remote has no branch {branch!r}.")
         folder = arguments["folder"]
-        new = NewRepository(self._workspace, folder, plan.address.text, branch)
+        new = NewRepository(self._workspace, folder, arguments["url"], branch)
         commit = await _finish_in_thread(create_clone, new, git_dir)
         lines = [f"Cloned {plan.address.shown} into {folder}."]
         return await self._check_out(lines, folder, branch, commit)
@@ -201,7 +209,7 @@ class RemoteTransfer:
         host = self._plan.address.host or "this machine"
         hints = [hint.format(host=host) for pattern, hint in _HINTS if re.search(pattern, text, re.IGNORECASE)]
         if result.reason == "wall":
-            hints.append(f"{host} did not answer in time. A push may have had an effect: fetch before you repeat it.")
+            hints.append(f"{host} did not answer in time.")
         elif result.code is None:
             hints.append(f"It was stopped, because it used too much ({result.reason}).")
         said = [line for line in text.splitlines() if line.strip() and not _PUSHED.match(line)]

@@ -7,7 +7,7 @@ import asyncio
 from treadle.errors import TreadleError
 from treadle.git.session_worktrees import Worktree, remove_worktree
 from treadle.sandbox.base import Sandbox
-from treadle.sandbox.worktree_commands import commit_worktree, inspect_worktree
+from treadle.sandbox.worktree_commands import check_complete, commit_worktree, inspect_worktree
 
 _MAX_SUBJECT = 60
 
@@ -19,13 +19,16 @@ async def finish_helper_worktree(sandbox: Sandbox, worktree: Worktree, task: str
     """
     try:
         state = await inspect_worktree(sandbox, worktree)
-        if state.changed_files:
+        check_complete(worktree, state, is_kept=True)
+        if state.changes.files:
             subject = " ".join(task.split())
             await commit_worktree(sandbox, worktree, f"Work in progress: {subject[:_MAX_SUBJECT]}")
             state = await inspect_worktree(sandbox, worktree)
         if state.tip in ("", worktree.base) and not state.checked_out:
             await asyncio.to_thread(remove_worktree, worktree, state.tip)
-            return True, "It changed no files, so its worktree was removed."
+            ignored = ", ".join(state.changes.ignored[:5])
+            more = f", with what git ignores: {ignored}" if ignored else ""
+            return True, f"It changed no files, so its worktree was removed{more}."
     except TreadleError as error:
         return False, f"Its worktree {worktree.folder} on the branch {worktree.branch} is kept: {error}"
     source = (state.checked_out or worktree.branch).removeprefix("refs/heads/")

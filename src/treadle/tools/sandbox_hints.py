@@ -31,6 +31,7 @@ _NO_NAMES = re.compile(
     r"network is unreachable|ENETUNREACH|failed to lookup address|failed to establish a new connection",
     re.I,
 )
+_FORCED_PUSH = re.compile(r"\bgit\b.*\bpush\b.*\s(--force\b(?!-with)|-f\b|--delete\b|-d\b|--mirror\b|[+:]\S)")
 _GIT_REMOTE = re.compile(r"\bgit\b[^;&|\n]*?\s(push|fetch|pull|clone|ls-remote)\b")
 _ROOT_COMMAND = re.compile(r"(?:^|[\s;&|(])(?:sudo|su|doas|apt|apt-get|aptitude|dnf|yum|apk|pacman|zypper)\s")
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -129,6 +130,11 @@ class _Failure(Struct, frozen=True):
                 f"Run a plain `git {action}` as a command of its own, without a refspec: the user is asked, and it "
                 "runs outside the sandbox with the user's credentials."
             )
+            if _FORCED_PUSH.search(self.command):
+                yield (
+                    "`git push --force-with-lease` replaces commits of the remote after a fetch. No other option "
+                    "forces a push, and only the user deletes branches of a remote."
+                )
         if not remote and not self.result.refused_hosts and _NO_NAMES.search(self.tail):
             if self.facts.job.network:
                 yield "The network is reached only through the proxy in https_proxy, and only over HTTP and HTTPS."

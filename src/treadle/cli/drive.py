@@ -39,9 +39,6 @@ from treadle.messages import Json, Usage, render_parts
 ANSWERED, FAILED, USAGE, STOPPED, UNANSWERED, CANCELLED = 0, 1, 2, 3, 4, 130
 """The exit codes. Scripts rely on them."""
 
-NOBODY_ASKED = "the command line"
-"""The author of a denial when no user can be asked. It separates these denials from those of a user."""
-
 MAX_NAME = 48
 OutputMode = Literal["screen", "json", "jsonl"]
 Status = Literal["answered", "stopped", "failed", "waiting", "denied", "cancelled"]
@@ -107,7 +104,7 @@ class ReportBuilder(Struct):
                 self.asked[event.call_id] = event
             case events.ApprovalAnswered() | events.InputAnswered():
                 question = self.asked.pop(event.call_id, None)
-                if question is not None and event.by == NOBODY_ASKED:
+                if question is not None and event.by == events.NOBODY_ASKED:
                     self.refused.append(question)
                     self.denied[event.call_id] = _describe_question(question)
                 elif question is not None:  # a user answered first
@@ -288,7 +285,7 @@ class RunOutput:
             comment = "Nobody can be asked here" if question.during else f"Nobody can be asked here ({question.why})"
             comment += f". Keep to what the sandbox allows, or tell the user to allow it with {option}."
             comment += "" if question.during else " --full-access runs tools without the sandbox."
-        return Answer("deny", comment=comment, by=NOBODY_ASKED)
+        return Answer("deny", comment=comment, by=events.NOBODY_ASKED)
 
     def write_note(self, text: str) -> None:
         """Write a note: as a line on the screen, or as a JSON line of type `log` on stderr."""

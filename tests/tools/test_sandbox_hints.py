@@ -56,6 +56,12 @@ def hint(
         ("curl x.org", "curl: (6) Could not resolve host: x.org", "There is no network in the sandbox"),
         ("pip install x", "Temporary failure in name resolution", "There is no network in the sandbox"),
         ("make && git push origin main", "fatal: unable to access", "Run a plain `git push` as a command of its own"),
+        (
+            "curl localhost:80",
+            "curl: (7) Failed to connect to localhost port 80: Couldn't connect",
+            "no process outlives",
+        ),
+        ("psql", 'connection to server at "localhost" (127.0.0.1) failed: Connection refused', "no process outlives"),
         ("git -C sub pull", "Could not resolve host: github.com", "Run a plain `git pull` as a command of its own"),
         ("git ls-remote origin", "Could not resolve host: github.com", "Run a plain `git fetch` as a command"),
         ("sudo make install", "sudo: not found", "There is no root in the sandbox"),
@@ -148,3 +154,10 @@ def test_the_description_says_what_works_and_is_always_the_same(home: ToolHome) 
     allowed = Shell(sandbox, network=True, allow_hosts=("example.org",)).spec.description
     assert "the network reaches only example.org" in allowed and str(home.folder) not in found + allowed
     assert os.environ["PATH"].startswith(str(home.folder))
+
+
+def test_the_last_lines_of_a_pipe_are_looked_at_even_if_it_succeeded() -> None:
+    output = "bash: line 1: foo: command not found"
+    assert "`foo` is installed" in hint("foo 2>&1 | tail", output, code=0)
+    assert not hint("foo 2>&1 | tail", output + "\nok" * 10, code=0), "it went on"
+    assert not hint("foo", output, code=0) and not hint("grep -r foo | head", output, code=0, writable=False)

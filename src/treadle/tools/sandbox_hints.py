@@ -18,6 +18,7 @@ MAX_HINTS = 3
 _TAIL_CHARACTERS = 20_000
 _HEAD_CHARACTERS = 4_000
 _MAX_NAMES = 20
+_LAST_LINES = 10
 
 _PATH_WORD = re.compile(r"(?:^|[\s=:'\"(`])(~?/[^\s'\"`;|&<>()*?\[\]{}$\\:]*)")
 _MISSING_PROGRAM = re.compile(
@@ -49,6 +50,15 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
             re.I,
         ),
         "There is no terminal and no input. Use options that ask nothing, such as --yes.",
+    ),
+    (
+        re.compile(
+            r"(localhost|127\.0\.0\.1|\[?::1\]?)[^\n]*(refused|couldn't connect|ECONNREFUSED)|ECONNREFUSED|"
+            r"connection refused|failed to connect to (localhost|127\.)",
+            re.I,
+        ),
+        "Commands reach no program outside the sandbox, and no process outlives its command. Start the server and use "
+        "it in the same command.",
     ),
     (
         re.compile(r"No space left on device|ENOSPC"),
@@ -91,10 +101,16 @@ class HintFacts(Struct, frozen=True):
 
 
 def find_hints(command: str, output: str, result: CommandResult, facts: HintFacts) -> tuple[str, ...]:
-    """Find what to tell about walls that a command met. Nothing if it did what it should."""
+    """Find what to tell about walls that a command met. Nothing if it did what it should.
+
+    The code of `npm ci | tail` is that of `tail`. So the last lines of a pipe are looked at even if it succeeded.
+    """
+    tail = output[-_TAIL_CHARACTERS:]
     if result.code == 0:
-        return ()
-    failure = _Failure(command[:_HEAD_CHARACTERS], output[-_TAIL_CHARACTERS:], result, facts)
+        if "|" not in command or not facts.job.writable:
+            return ()
+        tail = "\n".join(tail.splitlines()[-_LAST_LINES:])
+    failure = _Failure(command[:_HEAD_CHARACTERS], tail, result, facts)
     return tuple(dict.fromkeys(failure.explain()))[:MAX_HINTS]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from treadle.sandbox.base import Job
 from treadle.sandbox.caches import build_cache_environment, list_cache_programs
+from treadle.sandbox.index_settings import build_index_environment
+from treadle.sandbox.network import has_proxy
 from treadle.sandbox.shown_paths import is_below
 from treadle.sandbox.toolchains import Toolchains, find_interpreter_folders
 
@@ -48,6 +50,7 @@ def build_sandbox_environment(job: Job, workspace: Path, home: str, tools: Toolc
         **_select_certificates(),
         **tools.variables,
         **build_cache_environment(cache),
+        **(build_index_environment() if has_proxy(job) else {}),
         "PATH": os.pathsep.join(dict.fromkeys((*usable, *_SYSTEM_PATH, *list_cache_programs(cache)))),
         "HOME": home,
         "USER": "user",

@@ -55,7 +55,8 @@ async def open_network(
     pid: int, job: Job, resolve: proxy.Resolve = proxy.resolve_host, public: proxy.IsPublic = proxy.is_public_address
 ) -> AsyncGenerator[proxy.HostAccess]:
     """Open the network of the sandbox of process `pid`, as far as its job grants one or may ask for one."""
-    rules = proxy.ProxyRules(job.allow_hosts if job.network else None, resolve, public, job.ask_host)
+    hosts = job.allow_hosts if job.network else None
+    rules = proxy.ProxyRules(hosts, resolve, public, job.ask_host, job.own_registries)
     access = proxy.HostAccess(rules)
     if not has_proxy(job):
         yield access

@@ -28,7 +28,7 @@ from treadle.permissions.shell.classify import LASTING_REASONS, classify_command
 from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
-from treadle.sandbox.registries import are_registries
+from treadle.sandbox.registries import are_registries, describe_hosts
 from treadle.sandbox.result_notes import describe_refused, list_git_notes
 from treadle.sandbox.shown_paths import SYSTEM_FOLDERS, choose_visible, is_below
 from treadle.sandbox.toolchains import find_toolchains, list_languages
@@ -105,12 +105,11 @@ def _build_description(hosts: Sequence[str] | None) -> str:
     """
     network = "there is no network: for a host"
     if hosts is not None:
-        names = "the package registries" if are_registries(hosts) else ", ".join(hosts) or "public hosts"
-        network = f"the network reaches only {names}: for another host"
+        network = f"the network reaches only {describe_hosts(hosts) or 'public hosts'}: for another host"
     languages = ", ".join(list_languages())
     return (
         "Run a command in bash, in the workspace. Its output is the result; when it fails, its exit code is told. "
-        "`cd` lasts until the next call, variables do not. There is no input and no terminal. "
+        "`cd` lasts until the next call; variables and processes do not. There is no input and no terminal. "
         f"In the sandbox only the workspace and /tmp can be written, and {network} that a program wants through its "
         f"proxy variables, the user is asked. {f'Languages here: {languages}. ' if languages else ''}"
         "git works, commit too; run push, fetch or clone as a command of its own, and the user is asked. "
@@ -149,6 +148,9 @@ class Shell(Tool):
 
     writable_folders: Sequence[Path] = ()
     """The user's folders that commands may change."""
+
+    own_registries: tuple[str, ...] = ()
+    """Package registries of the user's own network. They may have a private address."""
 
     remote: Tool | None = None
     """The tool that gets a plain `git push`, `fetch`, `pull` or `clone`: commands have no credentials."""
@@ -209,7 +211,7 @@ class Shell(Tool):
             own.add("host")
         elif self._network and not self._allow_hosts:
             own.add("untrusted")
-        elif self._network and are_registries(self._allow_hosts):
+        elif self._network and are_registries(self._allow_hosts, self.own_registries):
             own.add("registries")
         return frozenset(own)
 
@@ -262,6 +264,7 @@ class Shell(Tool):
             shown_folders=tuple([*shown, *writable] if is_safe else shown),
             writable_folders=() if is_safe else tuple(writable),
             ask_host=requests.ask_host if in_sandbox and not is_safe else None,
+            own_registries=self.own_registries,
         )
         run = self._sandbox.run_in_sandbox if in_sandbox else self._sandbox.run_on_host
         recording = record_changes(self.kept, context) if self.kept and not is_safe else contextlib.nullcontext()
@@ -278,7 +281,7 @@ class Shell(Tool):
             describe_refused(result.refused_hosts),
             *list_git_notes(result.git),
         ]
-        if context.tier != "full" and result.code != 0:
+        if context.tier != "full":
             notes += find_hints(command, output.text, result, collect_hint_facts(job))
         # A command does not say what it writes, so changed files that instruct agents or programs are named.
         if files := sorted(filter(is_instruction_path, snapshot.left if snapshot is not None else ())):

@@ -35,6 +35,7 @@ from treadle.cli.questions import AgentQuestion, Keyboard, QuestionQueue, Termin
 from treadle.cli.screen import Screen
 from treadle.errors import BadInput, TreadleError
 from treadle.messages import Json, Usage, render_parts
+from treadle.sandbox.registries import are_registries
 
 ANSWERED, FAILED, USAGE, STOPPED, UNANSWERED, CANCELLED = 0, 1, 2, 3, 4, 130
 """The exit codes. Scripts rely on them."""
@@ -282,6 +283,8 @@ class RunOutput:
             comment = "Nobody can be asked here. Decide yourself, and say what you assumed."
         else:
             option = f"--approve {question.rule!r}" if question.rule else "--approve-flow" if question.flow else "--yes"
+            if question.during and are_registries((str(question.arguments.get("host", "")),)):
+                option += ', or all package registries with network = "registries" in the configuration'
             comment = "Nobody can be asked here" if question.during else f"Nobody can be asked here ({question.why})"
             comment += f". Keep to what the sandbox allows, or tell the user to allow it with {option}."
             comment += "" if question.during else " --full-access runs tools without the sandbox."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from treadle.permissions.shell.classify import LASTING_REASONS, classify_command
 from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
+from treadle.sandbox.proxy import is_host_allowed
 from treadle.sandbox.registries import are_registries, describe_hosts
 from treadle.sandbox.result_notes import describe_refused, list_git_notes
 from treadle.sandbox.shown_paths import SYSTEM_FOLDERS, choose_visible, is_below
@@ -196,9 +198,15 @@ class Shell(Tool):
         if self.remote is None or tier == "full":
             return self, parsed
         arguments = read_git_command(parsed.arguments["command"], parsed.arguments.get("folder", ""))
-        if arguments is None or (arguments["action"] == "clone" and self._network):
+        if arguments is None or (arguments["action"] == "clone" and self._reaches(arguments["url"])):
             return self, parsed
         return await self.remote.bind_call(ParsedArguments(arguments, arguments), workspace, tier)
+
+    def _reaches(self, address: str) -> bool:
+        """Tell whether commands may reach an address without a question."""
+        found = re.match(r"https?://(?:[^/@]*@)?([^/:]+)(?::(\d+))?(?:/|$)", address)
+        port = int(found[2] or (443 if address.startswith("https") else 80)) if found else 0
+        return found is not None and self._network and is_host_allowed(self._allow_hosts, found[1], port)
 
     def find_hidden_tool(self, name: str) -> Tool | None:
         return self.remote if self.remote is not None and self.remote.name == name else None

@@ -33,6 +33,8 @@ _NO_NAMES = re.compile(
     re.I,
 )
 _GIT_REMOTE = re.compile(r"\bgit\b[^;&|\n]*?\s(push|fetch|pull|clone|ls-remote)\b")
+_HIDDEN_PLACE = re.compile(r"(?:~|/root|/home/[^/]+)/\.(?!cache\b)[^/]+")
+_BACKGROUND = re.compile(r"\b(?:nohup|setsid|disown)\b|(?<![&>|])&\s*(?:echo\b[^&|;]*)?$")
 _ROOT_COMMAND = re.compile(r"(?:^|[\s;&|(])(?:sudo|su|doas|apt|apt-get|aptitude|dnf|yum|apk|pacman|zypper)\s")
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
@@ -46,7 +48,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(
-            r"not a tty|inappropriate ioctl for device|no controlling tty|/dev/tty|is not a terminal|EOF when reading",
+            r"not a tty|inappropriate ioctl for device|no controlling tty|/dev/tty|not (?:a|to a|from a) terminal|"
+            r"EOF when reading",
             re.I,
         ),
         "There is no terminal and no input. Use options that ask nothing, such as --yes.",
@@ -83,6 +86,7 @@ _LIMITS = {
     "memory": "Run fewer processes at once, or work on less at a time.",
     "processes": "Run fewer processes at once.",
     "disk": "Write less, or remove what is not needed.",
+    "wall": "If it needs longer, set timeout_s. A server, and a program that waits for input, never ends by itself.",
 }
 
 
@@ -107,6 +111,8 @@ def find_hints(command: str, output: str, result: CommandResult, facts: HintFact
     """
     tail = output[-_TAIL_CHARACTERS:]
     if result.code == 0:
+        if _BACKGROUND.search(command.strip()):
+            return ("No process outlives its command: what still ran in the background was ended.",)
         if "|" not in command or not facts.job.writable:
             return ()
         tail = "\n".join(tail.splitlines()[-_LAST_LINES:])
@@ -146,7 +152,7 @@ class _Failure(Struct, frozen=True):
                 "runs outside the sandbox with the user's credentials."
             )
         if not remote and not self.result.refused_hosts and _NO_NAMES.search(self.tail):
-            if self.facts.job.network:
+            if self.facts.job.network or self.facts.job.ask_host is not None:
                 yield "The network is reached only through the proxy in https_proxy, and only over HTTP and HTTPS."
             else:
                 yield "There is no network in the sandbox. Use what is installed, or ask the user to allow a host."
@@ -167,6 +173,8 @@ class _Failure(Struct, frozen=True):
             path = Path(word)
             if path.is_relative_to("/tmp") and not any(path.is_relative_to(folder) for folder in self.facts.shown):
                 yield "/tmp is new for each command. Keep files in the workspace."
+            elif _HIDDEN_PLACE.match(word):
+                yield "Commands do not see hidden files of the home, such as keys and settings. Do without them."
             elif folder := self.facts.find_outside(word):
                 yield f'{word} is outside the sandbox. Call shell again with read_folders=["{folder}"] to ask the user.'
 

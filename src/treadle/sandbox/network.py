@@ -24,6 +24,11 @@ _LISTENER = Path(__file__).with_name("listener.py")
 _TIMEOUT = 20.0
 _ATTEMPTS = 2
 
+JAVA_PROXY_OPTIONS = " ".join(
+    f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort={PROXY_PORT}" for scheme in ("http", "https")
+)
+"""Options that tell Java's build tools to use the proxy. They do not read `https_proxy`."""
+
 _CLIENT_TIMEOUT_S = 900
 # A client must not give up while a person thinks about a host.
 _CLIENT_TIMEOUTS = {

@@ -178,7 +178,10 @@ class Shell(Tool):
     def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         parts = parse_command(parsed.arguments["command"])
         folder, in_sandbox = parsed.arguments.get("folder", ""), tier != "full"
-        safety, why = classify_command(parts, os.path.realpath(workspace), folder, in_sandbox=in_sandbox)
+        home, folders = os.path.expanduser("~/"), [str(one) for one in self.writable_folders]
+        writable = [*folders, *(f"~/{one.removeprefix(home)}" for one in folders if one.startswith(home))]
+        top = os.path.realpath(workspace)
+        safety, why = classify_command(parts, top, folder, in_sandbox=in_sandbox, writable=writable)
         moves = safety != "safe" or any(part.name == "cd" for part in parts)
         sends = not in_sandbox and sends_data(parts)
         traits: set[Trait] = {"network"} if sends else set()

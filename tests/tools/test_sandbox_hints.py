@@ -167,6 +167,10 @@ def test_the_last_lines_of_a_pipe_are_looked_at_even_if_it_succeeded() -> None:
     assert not hint("foo", output, code=0) and not hint("grep -r foo | head", output, code=0, writable=False)
 
 
+def test_a_transfer_of_git_gets_no_advice_about_servers() -> None:
+    assert "server" not in hint("git push d HEAD:refs/heads/x", "127.0.0.1: errno=Connection refused")
+
+
 @pytest.mark.parametrize("command", ["serve &", "serve > log 2>&1 &", "nohup serve", "serve & echo started"])
 def test_a_process_that_was_left_in_the_background_is_said_to_be_ended(command: str) -> None:
     assert "what still ran in the background was ended" in hint(command, code=0)

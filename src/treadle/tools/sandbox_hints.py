@@ -32,6 +32,7 @@ _NO_NAMES = re.compile(
     r"network is unreachable|ENETUNREACH|failed to lookup address|failed to establish a new connection",
     re.I,
 )
+_NO_SERVER = re.compile(r"ECONNREFUSED|connection refused|failed to connect to (localhost|127\.)", re.I)
 _GIT_REMOTE = re.compile(r"\bgit\b[^;&|\n]*?\s(push|fetch|pull|clone|ls-remote)\b")
 _HIDDEN_PLACE = re.compile(r"(?:~|/root|/home/[^/]+)/\.(?!cache\b)[^/]+")
 _BACKGROUND = re.compile(r"\b(?:nohup|setsid|disown)\b|(?<![&>|])&\s*(?:echo\b[^&|;]*)?$")
@@ -53,15 +54,6 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
             re.I,
         ),
         "There is no terminal and no input. Use options that ask nothing, such as --yes.",
-    ),
-    (
-        re.compile(
-            r"(localhost|127\.0\.0\.1|\[?::1\]?)[^\n]*(refused|couldn't connect|ECONNREFUSED)|ECONNREFUSED|"
-            r"connection refused|failed to connect to (localhost|127\.)",
-            re.I,
-        ),
-        "Commands reach no program outside the sandbox, and no process outlives its command. Start the server and use "
-        "it in the same command.",
     ),
     (
         re.compile(r"No space left on device|ENOSPC"),
@@ -150,6 +142,11 @@ class _Failure(Struct, frozen=True):
             yield (
                 f"Run a plain `git {action}` as a command of its own, without a refspec: the user is asked, and it "
                 "runs outside the sandbox with the user's credentials."
+            )
+        elif _NO_SERVER.search(self.tail):
+            yield (
+                "Commands reach no program outside the sandbox, and no process outlives its command. Start the server "
+                "and use it in the same command."
             )
         if not remote and not self.result.refused_hosts and _NO_NAMES.search(self.tail):
             if self.facts.job.network or self.facts.job.ask_host is not None:

@@ -31,6 +31,8 @@ ReplySignal = Literal["stuck", "uncertain", "yielded", "answered"]  # what a mod
 SignalKind = Literal[
     ReplySignal, "doom_loop", "empty_reply", "stray_calls", "invalid_output", "tool_retry", "compaction_failed"
 ]
+NOBODY_ASKED = "the command line"
+"""The author of a denial when no user can be asked. It separates these denials from those of a user."""
 TURN_CEILING = 200
 """The most turns of a run, unless the operator sets another ceiling."""
 

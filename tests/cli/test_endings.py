@@ -76,7 +76,10 @@ async def test_without_a_terminal_stdout_is_the_answer_and_nothing_has_escape_co
 
 @pytest.mark.parametrize(
     ("ask", "told"),
-    [(ASK, "Nobody can be asked here.*--yes"), (call_tool("ask_user", question="Which one?"), "Decide yourself")],
+    [
+        (ASK, "Denied: Nobody can be asked here.*--yes"),
+        (call_tool("ask_user", question="Which one?"), "Decide yourself"),
+    ],
     ids=["an approval", "a question"],
 )
 async def test_what_needs_a_person_is_denied_at_once_in_a_script_and_the_model_learns_it(

@@ -46,8 +46,16 @@ async def test_where_nobody_can_be_asked_the_run_ends_with_4_and_says_why(place:
     assert done.document["calls"] == [{"tool": "shell", "status": "ok"}]
     told = await read_result(place)
     assert "site.invalid:80 was not reached" in told and f"--approve '{RULE}'" in told
+    assert "registries" not in told
     (question,) = (line for line in done.log_lines if line["type"] == "approval_requested")
     assert question["during"] == "call_1" and question["call_id"] != "call_1"
+
+
+async def test_one_setting_is_named_if_the_host_is_a_package_registry(place: Place) -> None:
+    ask = call_tool("shell", command="python3 fetch.py http://pypi.org/")
+    async with StrictChat([ask, Reply(text="done")]) as fake:
+        await place.run("run", "go", *model_options(fake), "--json")
+    assert 'network = "registries" in the configuration' in await read_result(place)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,18 @@ async def test_explain_shows_what_is_mounted_and_why_and_runs_nothing(place: Pla
 
 
 @needs_bubblewrap
+async def test_a_command_sees_the_folders_of_the_settings(place: Place) -> None:
+    (place.home / "datasets").mkdir()
+    (place.home / "datasets/one.csv").write_text("1,2\n")
+    config = place.home / ".config/treadle/config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text('[sandbox]\nread_only = ["~/datasets"]\n')
+    place.env["TREADLE_CONFIG"] = str(config)
+    assert (await place.run("sandbox", "exec", "--", "cat", str(place.home / "datasets/one.csv"))).out == "1,2\n"
+    assert f"read      {place.home / 'datasets'}  (" in (await place.run("sandbox", "exec", "--explain")).out
+
+
+@needs_bubblewrap
 async def test_caches_are_listed_and_cleared(place: Place) -> None:
     assert (await place.run("sandbox", "caches")).err.startswith("0 caches")
     keep = await place.run("sandbox", "exec", "--", "sh", "-c", "head -c 3000000 /dev/urandom > ~/.cache/x")

@@ -187,6 +187,14 @@ print(proxy.recv(12))
 
 
 @needs_bubblewrap
+async def test_build_tools_of_java_are_told_of_the_proxy(place: Place) -> None:
+    show = place.job("sh", "-c", "echo $MAVEN_OPTS; echo $GRADLE_OPTS", network=True)
+    maven, gradle = (await inside(show)).output.splitlines()
+    assert "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=3128" in gradle and gradle in maven
+    assert "-Dmaven.repo.local=/tmp/home/.cache/" in maven
+
+
+@needs_bubblewrap
 async def test_without_the_network_there_is_no_proxy(place: Place) -> None:
     ran = await inside(
         place.python(f"import socket; socket.create_connection(('127.0.0.1', {network.PROXY_PORT}), 60)")

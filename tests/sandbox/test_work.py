@@ -36,9 +36,11 @@ WORK = {
     "a compiler": ("printf 'int main(){return 7;}' > c.c && cc c.c -o c.out; ./c.out; echo $?", "7"),
     "node": ("node -e 'console.log(6 * 7)'", "42"),
     "java": ("java -version", "version"),
+    "maven": ("mvn -v", "Apache Maven"),
+    "the name of the system": ("cat /etc/os-release", "NAME="),
     "a terminal of its own": (f"{PYTHON} -c \"import pty; print(pty.spawn(['true']))\"", "0"),
 }
-NEEDED = {"make": "make", "a compiler": "cc", "node": "node", "java": "java"}
+NEEDED = {"make": "make", "a compiler": "cc", "node": "node", "java": "java", "maven": "mvn"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, id=name.replace(" ", "_")) for name in WORK])

@@ -129,8 +129,20 @@ async def test_with_full_access_git_push_stays_a_command(work: Path) -> None:
     assert (await shell.bind_call(parsed, work, "sandbox"))[0].name == "git_remote"
 
 
-async def test_a_clone_stays_a_command_if_commands_have_a_network(work: Path) -> None:
-    shell = Shell(backend, network=True)
+@pytest.mark.parametrize(
+    ("hosts", "address", "is_command"),
+    [
+        ((), "https://git.example.org/x", True),
+        (("git.example.org",), "https://git.example.org/x", True),
+        (("git.example.org",), "https://git.example.org:8443/x", False),
+        (("git.example.org",), "me@git.example.org:x", False),
+        (("pypi.org",), "https://git.example.org/x", False),
+    ],
+)
+async def test_a_clone_stays_a_command_if_commands_reach_its_host(
+    work: Path, hosts: tuple[str, ...], address: str, is_command: bool
+) -> None:
+    shell = Shell(backend, network=True, allow_hosts=hosts)
     shell.remote = GitRemote(backend)
-    parsed = shell.parse('{"command": "git clone https://git.example.org/x"}')
-    assert (await shell.bind_call(parsed, work, "sandbox"))[0] is shell
+    parsed = shell.parse(f'{{"command": "git clone {address}"}}')
+    assert ((await shell.bind_call(parsed, work, "sandbox"))[0] is shell) is is_command

@@ -58,6 +58,14 @@ def hint(
         ("make && git push origin main", "fatal: unable to access", "Run a plain `git push` as a command of its own"),
         ("git push --force", "Could not resolve host: github.com", "`git push --force-with-lease` replaces commits"),
         ("git push origin :old", "Could not resolve host: github.com", "only the user deletes branches of a remote"),
+        (
+            "curl localhost:80",
+            "curl: (7) Failed to connect to localhost port 80: Couldn't connect",
+            "no process outlives",
+        ),
+        ("psql", 'connection to server at "localhost" (127.0.0.1) failed: Connection refused', "no process outlives"),
+        ("cat ~/.ssh/id_rsa", "cat: /tmp/home/.ssh/id_rsa: No such file or directory", "do not see hidden files"),
+        ("vim a", "Vim: Warning: Output is not to a terminal", "There is no terminal"),
         ("git -C sub pull", "Could not resolve host: github.com", "Run a plain `git pull` as a command of its own"),
         ("git ls-remote origin", "Could not resolve host: github.com", "Run a plain `git fetch` as a command"),
         ("sudo make install", "sudo: not found", "There is no root in the sandbox"),
@@ -84,7 +92,7 @@ def test_a_host_that_was_refused_is_not_explained_twice() -> None:
 
 def test_a_limit_says_what_to_do() -> None:
     assert hint("make -j64", reason="processes", code=None) == "Run fewer processes at once."
-    assert hint("x", reason="wall", code=None) == ""
+    assert "set timeout_s" in hint("sleep 999", reason="wall", code=None)
 
 
 def test_a_command_that_was_run_read_only_is_told_so() -> None:
@@ -129,7 +137,9 @@ async def test_the_shell_tells_about_real_walls(home: ToolHome) -> None:
     assert '~/datasets/a.csv is outside the sandbox. Call shell again with read_folders=["~/datasets"]' in text
     assert "outside the sandbox" not in await terminal.read("cat ~/datasets/none.csv; cat ~/.ssh/id_test")
     assert f"`foo` is installed in {home.folder}/.ssh/bin" in await terminal.read("foo")
-    assert "There is no network" in await terminal.read("python3 -c 'import socket; socket.getaddrinfo(\"x.org\", 1)'")
+    assert "only over HTTP and HTTPS" in await terminal.read(
+        "python3 -c 'import socket; socket.getaddrinfo(\"x.org\", 1)'"
+    )
     assert "Commands cannot write .vscode" in await terminal.read("touch .vscode/x")
     assert (await terminal.read("cat nothing")).count("[") == 1, "no hint, only the exit code"
 
@@ -150,3 +160,24 @@ def test_the_description_says_what_works_and_is_always_the_same(home: ToolHome) 
     allowed = Shell(sandbox, network=True, allow_hosts=("example.org",)).spec.description
     assert "the network reaches only example.org" in allowed and str(home.folder) not in found + allowed
     assert os.environ["PATH"].startswith(str(home.folder))
+
+
+def test_the_last_lines_of_a_pipe_are_looked_at_even_if_it_succeeded() -> None:
+    output = "bash: line 1: foo: command not found"
+    assert "`foo` is installed" in hint("foo 2>&1 | tail", output, code=0)
+    assert not hint("foo 2>&1 | tail", output + "\nok" * 10, code=0), "it went on"
+    assert not hint("foo", output, code=0) and not hint("grep -r foo | head", output, code=0, writable=False)
+
+
+def test_a_transfer_of_git_gets_no_advice_about_servers() -> None:
+    assert "server" not in hint("git push d HEAD:refs/heads/x", "127.0.0.1: errno=Connection refused")
+
+
+@pytest.mark.parametrize("command", ["serve &", "serve > log 2>&1 &", "nohup serve", "serve & echo started"])
+def test_a_process_that_was_left_in_the_background_is_said_to_be_ended(command: str) -> None:
+    assert "what still ran in the background was ended" in hint(command, code=0)
+
+
+@pytest.mark.parametrize("command", ["a && b", "a & wait", "serve & curl localhost; kill %1", "make 2>&1", "a |& b"])
+def test_nothing_is_said_of_other_commands(command: str) -> None:
+    assert not hint(command, code=0)

@@ -55,10 +55,18 @@ _TYPE_NAMES: dict[object, str] = {
 
 
 class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The table `[sandbox]`: folders outside the workspace that commands may read, or also change."""
+    """The table `[sandbox]`: folders outside the workspace that commands may read, or also change.
+
+    `registries` are package registries of the user's own network, as `HOST` or `HOST:PORT`.
+    """
 
     read_only: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
+    registries: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bad := [host for host in self.registries if not re.fullmatch(r"[\w.-]+(:\d+)?", host)]:
+            raise ValueError(f"registries has {bad[0]!r}; write a name such as packages.example.org or HOST:8443")
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -168,6 +168,7 @@ def build_agents(
     settings: Settings, model: str | Model, more: Sequence[Tool] = (), keyring: Keyring | None = None
 ) -> BuiltAgents:
     """Build every agent with the model from `choose_model`. `more` are tools besides the ready-made ones."""
+    from treadle.sandbox.registries import expand_hosts
     from treadle.tools.builtin import build_default_tools
     from treadle.tools.shell import Shell
 
@@ -181,10 +182,13 @@ def build_agents(
             raise BadInput(f"system_prompt: {file} cannot be read: {why}") from None
     knowledge = WorkspaceKnowledge(settings.folder, config_folder())
     web = settings.web and (settings.web_proxy or True)
-    tools = build_default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
+    own = settings.sandbox.registries
+    network = expand_hosts(settings.network, own)
+    tools = build_default_tools(web=web, network=network, kept=data_folder() / "kept")
     for tool in tools:
         if isinstance(tool, Shell):
             tool.readable_folders = (config_folder() / "skills",)  # skills come with scripts
+            tool.own_registries = own
             tool.shown_folders, tool.writable_folders = resolve_sandbox_folders(settings)
     options = AgentOptions(
         model=model,

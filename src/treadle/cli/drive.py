@@ -35,12 +35,10 @@ from treadle.cli.questions import AgentQuestion, Keyboard, QuestionQueue, Termin
 from treadle.cli.screen import Screen
 from treadle.errors import BadInput, TreadleError
 from treadle.messages import Json, Usage, render_parts
+from treadle.sandbox.registries import are_registries
 
 ANSWERED, FAILED, USAGE, STOPPED, UNANSWERED, CANCELLED = 0, 1, 2, 3, 4, 130
 """The exit codes. Scripts rely on them."""
-
-NOBODY_ASKED = "the command line"
-"""The author of a denial when no user can be asked. It separates these denials from those of a user."""
 
 MAX_NAME = 48
 OutputMode = Literal["screen", "json", "jsonl"]
@@ -107,7 +105,7 @@ class ReportBuilder(Struct):
                 self.asked[event.call_id] = event
             case events.ApprovalAnswered() | events.InputAnswered():
                 question = self.asked.pop(event.call_id, None)
-                if question is not None and event.by == NOBODY_ASKED:
+                if question is not None and event.by == events.NOBODY_ASKED:
                     self.refused.append(question)
                     self.denied[event.call_id] = _describe_question(question)
                 elif question is not None:  # a user answered first
@@ -285,10 +283,12 @@ class RunOutput:
             comment = "Nobody can be asked here. Decide yourself, and say what you assumed."
         else:
             option = f"--approve {question.rule!r}" if question.rule else "--approve-flow" if question.flow else "--yes"
+            if question.during and are_registries((str(question.arguments.get("host", "")),)):
+                option += ', or all package registries with network = "registries" in the configuration'
             comment = "Nobody can be asked here" if question.during else f"Nobody can be asked here ({question.why})"
             comment += f". Keep to what the sandbox allows, or tell the user to allow it with {option}."
             comment += "" if question.during else " --full-access runs tools without the sandbox."
-        return Answer("deny", comment=comment, by=NOBODY_ASKED)
+        return Answer("deny", comment=comment, by=events.NOBODY_ASKED)
 
     def write_note(self, text: str) -> None:
         """Write a note: as a line on the screen, or as a JSON line of type `log` on stderr."""

@@ -12,6 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from treadle.app.settings import load_settings
+from treadle.app.workspace_knowledge import resolve_sandbox_folders
 from treadle.cli.console import escape_controls, handle_signals, print_note
 from treadle.cli.options import Parser, add_actions, create_parser
 from treadle.errors import BadInput
@@ -72,15 +74,19 @@ def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; --workspace must name an existing one")
     bounds = Bounds(**{name: getattr(args, name) for name in Bounds.__struct_fields__})
-    hosts = expand_hosts(args.allow_host)
+    settings = load_settings({"workspace": str(folder)}).settings
+    own = settings.sandbox.registries
+    hosts = expand_hosts(args.allow_host, own)
+    shown, writable = resolve_sandbox_folders(settings)
     job = Job(
         argv,
         folder,
         network=args.network or bool(hosts),
         allow_hosts=hosts,
         bounds=bounds,
-        shown_folders=tuple(resolve_extra_folder(name, folder, is_writable=False) for name in args.read_only),
-        writable_folders=tuple(resolve_extra_folder(name, folder, is_writable=True) for name in args.writable),
+        shown_folders=(*shown, *(resolve_extra_folder(name, folder, is_writable=False) for name in args.read_only)),
+        writable_folders=(*writable, *(resolve_extra_folder(name, folder, is_writable=True) for name in args.writable)),
+        own_registries=own,
     )
     return _explain(job) if args.explain else _execute(job)
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from treadle import events
 from treadle.engine.flow_check import find_flow_risk
-from treadle.engine.setup import Setup
+from treadle.engine.setup import Setup, describe_denial
 from treadle.engine.state import CallState, State
 from treadle.engine.steps import is_out_of_time
 from treadle.errors import describe_error
@@ -257,8 +257,7 @@ def _apply_verdict(
         if answer.decision == "deny":
             if answer.by == "expiry":
                 return _close_call(call, "denied", "Denied: Nobody answered in time.", ready.safety)
-            comment = f" They say: {answer.comment}" if answer.comment else ""
-            return _close_call(call, "denied", f"Denied: {answer.by or 'The user'} said no.{comment}", ready.safety)
+            return _close_call(call, "denied", f"Denied: {describe_denial(answer)}", ready.safety)
         if call.asked is not None:
             is_other_question = verdict.asks_flow and not call.asked.flow
             if is_other_question or call.asked.digest != compute_digest(setup, tool, ready.parsed.arguments):

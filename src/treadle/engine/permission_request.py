@@ -18,7 +18,7 @@ from treadle.engine.authorize import ReadyCall, compute_digest
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.flow_check import find_flow_risk
 from treadle.engine.fold import apply
-from treadle.engine.setup import Answer, Gate, Setup, build_answer_fact
+from treadle.engine.setup import Answer, Gate, Setup, build_answer_fact, describe_denial
 from treadle.engine.state import CallState, State
 from treadle.engine.steps import build_answer_key
 from treadle.errors import Conflict
@@ -180,10 +180,8 @@ class PermissionRequests:
 
 
 def _describe_answer(answer: events.ApprovalAnswered) -> PermissionAnswer:
-    by = answer.by or "The user"
     if answer.decision == "allow":
-        return PermissionAnswer(True, f"{by} allowed it.")
+        return PermissionAnswer(True, f"{answer.by or 'The user'} allowed it.")
     if answer.by == "expiry":
         return PermissionAnswer(False, NOBODY_ANSWERED)
-    comment = f" They say: {answer.comment}" if answer.comment else ""
-    return PermissionAnswer(False, f"{by} said no.{comment}")
+    return PermissionAnswer(False, describe_denial(answer))

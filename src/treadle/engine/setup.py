@@ -48,6 +48,14 @@ async def later(question: events.ApprovalRequested | events.InputRequested) -> N
     """The gate that asks nobody: the question stays open in the log until somebody answers it."""
 
 
+def describe_denial(answer: events.ApprovalAnswered) -> str:
+    """Say who said no and why. Where nobody could be asked, the comment says so."""
+    if answer.by == events.NOBODY_ASKED and answer.comment:
+        return answer.comment
+    comment = f" They say: {answer.comment}" if answer.comment else ""
+    return f"{answer.by or 'The user'} said no.{comment}"
+
+
 def build_answer_fact(call: CallState, answer: Answer, digest: str) -> events.AnyFact:
     """Build the fact of an answer. Raises `Conflict` when the question is settled, or is not the one with the `digest`.
 

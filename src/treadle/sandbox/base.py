@@ -113,6 +113,7 @@ class Job(Struct, frozen=True):
     passed on. `read_only` names programs and folders besides those of the system and of toolchains. `shown_folders` and
     `writable_folders` are folders of the user by their real paths: what is secret or protected in a workspace is so in
     them too.
+    `own_registries` are hosts of the user's own network: if the command may reach one, its address may be private.
     `show_env_files` shows the content of `.env` files. `writable` lets the command change the workspace. `ask_host` is
     called for a host that is not allowed; without it such a host is refused.
     """
@@ -130,6 +131,7 @@ class Job(Struct, frozen=True):
     shown_folders: tuple[Path, ...] = ()
     writable_folders: tuple[Path, ...] = ()
     ask_host: AskHost | None = None
+    own_registries: tuple[str, ...] = ()
 
 
 class CommandResult(Struct, frozen=True):

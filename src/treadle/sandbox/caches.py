@@ -51,6 +51,7 @@ def build_cache_environment(folder: str) -> dict[str, str]:
         "GOPATH": f"{folder}/go",
         "GRADLE_USER_HOME": f"{folder}/gradle",
         "MAVEN_OPTS": f"-Dmaven.repo.local={folder}/maven",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",  # it would ask for a host, after an install that needed none
         "PNPM_HOME": f"{folder}/pnpm",
         "PYTHONUSERBASE": f"{folder}/python",
         "UV_LINK_MODE": "copy",  # the workspace is another mount, so nothing can be linked to it
@@ -59,6 +60,7 @@ def build_cache_environment(folder: str) -> dict[str, str]:
         "YARN_GLOBAL_FOLDER": f"{folder}/yarn-global",
         "npm_config_cache": f"{folder}/npm",
         "npm_config_prefix": f"{folder}/npm-global",
+        "npm_config_update_notifier": "false",
     }
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from treadle.sandbox.base import Job
 from treadle.sandbox.caches import build_cache_environment, list_cache_programs
+from treadle.sandbox.index_settings import build_index_environment
+from treadle.sandbox.network import JAVA_PROXY_OPTIONS, has_proxy
 from treadle.sandbox.shown_paths import is_below
 from treadle.sandbox.toolchains import Toolchains, find_interpreter_folders
 
@@ -38,16 +40,20 @@ def build_sandbox_environment(job: Job, workspace: Path, home: str, tools: Toolc
     Its search path is the user's own, as far as the sandbox shows those folders, then the system's, then the cache's.
     """
     cache = f"{home}/.cache"
+    cached = build_cache_environment(cache)
+    if has_proxy(job):
+        own = {name: f"{cached.get(name, '')} {JAVA_PROXY_OPTIONS}".strip() for name in ("MAVEN_OPTS", "GRADLE_OPTS")}
+        cached = {**cached, **own, **build_index_environment(job.own_registries)}
     visible = (workspace, *job.read_only, *job.writable_folders, *find_interpreter_folders())
-    own = os.environ.get("PATH", "").split(os.pathsep)
-    usable = [entry for entry in own if entry in tools.path or (entry[:1] == "/" and is_below(Path(entry), visible))]
+    path = os.environ.get("PATH", "").split(os.pathsep)
+    usable = [entry for entry in path if entry in tools.path or (entry[:1] == "/" and is_below(Path(entry), visible))]
     return {
         "LANG": "C.UTF-8",
         **_select_variables(_PASSED_ON + _GIT_IDENTITY),
         **_GIT_WITHOUT_TERMINAL,
         **_select_certificates(),
         **tools.variables,
-        **build_cache_environment(cache),
+        **cached,
         "PATH": os.pathsep.join(dict.fromkeys((*usable, *_SYSTEM_PATH, *list_cache_programs(cache)))),
         "HOME": home,
         "USER": "user",

@@ -24,6 +24,11 @@ _LISTENER = Path(__file__).with_name("listener.py")
 _TIMEOUT = 20.0
 _ATTEMPTS = 2
 
+JAVA_PROXY_OPTIONS = " ".join(
+    f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort={PROXY_PORT}" for scheme in ("http", "https")
+)
+"""Options that tell Java's build tools to use the proxy. They do not read `https_proxy`."""
+
 _CLIENT_TIMEOUT_S = 900
 # A client must not give up while a person thinks about a host.
 _CLIENT_TIMEOUTS = {
@@ -55,7 +60,8 @@ async def open_network(
     pid: int, job: Job, resolve: proxy.Resolve = proxy.resolve_host, public: proxy.IsPublic = proxy.is_public_address
 ) -> AsyncGenerator[proxy.HostAccess]:
     """Open the network of the sandbox of process `pid`, as far as its job grants one or may ask for one."""
-    rules = proxy.ProxyRules(job.allow_hosts if job.network else None, resolve, public, job.ask_host)
+    hosts = job.allow_hosts if job.network else None
+    rules = proxy.ProxyRules(hosts, resolve, public, job.ask_host, job.own_registries)
     access = proxy.HostAccess(rules)
     if not has_proxy(job):
         yield access

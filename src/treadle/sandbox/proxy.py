@@ -36,6 +36,10 @@ _MAX_NAMED_HOSTS = 20
 _MAX_NAME_LENGTH = 253
 _NAME = re.compile(r"([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)+(?!0x)[a-z0-9-]*[a-z-][a-z0-9-]*")
 """A name with a dot. One that ends in a number is an address, in one of many forms."""
+_NOT_PUBLIC = (
+    "Its address is not public. If it is a package registry of the user's own network, the user can add it to "
+    "registries in the section [sandbox] of config.toml."
+)
 # IPv6 forms that carry an IPv4 address, which a gateway or the system extracts, and old forms of the local host.
 _CARRIERS = tuple(
     map(
@@ -70,6 +74,13 @@ def is_public_address(address: str) -> bool:
     return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
 
 
+def is_elsewhere(address: str) -> bool:
+    """Tell whether an address, public or private, is one of another machine and not one of cloud metadata."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    is_special = parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified
+    return not is_special and not any(parsed in network for network in _CARRIERS if network.version == parsed.version)
+
+
 async def resolve_host(host: str, port: int) -> Sequence[str]:
     """Return the addresses of a host, each once."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -79,13 +90,20 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
 class ProxyRules(Struct, frozen=True):
     """Which hosts may be reached: `hosts`, every public host if that is empty, and none if it is None.
 
-    `ask` is called for other hosts. Tests replace the other fields.
+    `ask` is called for other hosts. `own` are hosts that may have a private address. Tests replace the other fields.
     """
 
     hosts: tuple[str, ...] | None = ()
     resolve: Resolve = resolve_host
     is_public: IsPublic = is_public_address
     ask: AskHost | None = None
+    own: tuple[str, ...] = ()
+
+    def can_connect(self, host: str, port: int, address: str) -> bool:
+        """Tell whether an allowed host may be reached at this address."""
+        return self.is_public(address) or (
+            bool(self.own) and is_host_allowed(self.own, host, port) and is_elsewhere(address)
+        )
 
 
 def is_host_allowed(hosts: Sequence[str], host: str, port: int) -> bool:
@@ -260,11 +278,12 @@ def _close_writer(writer: asyncio.StreamWriter) -> Generator[None]:
 async def _connect(access: HostAccess, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     rules = access.rules
     try:
-        addresses = [address for address in await rules.resolve(target.host, target.port) if rules.is_public(address)]
+        found = await rules.resolve(target.host, target.port)
     except (OSError, UnicodeError):  # UnicodeError: it cannot be a name at all
         raise access.refuse(target.host, target.port, "It has no address.") from None
+    addresses = [address for address in found if rules.can_connect(target.host, target.port, address)]
     if not addresses:
-        raise access.refuse(target.host, target.port, "Its address is not public. Only public hosts can be reached.")
+        raise access.refuse(target.host, target.port, _NOT_PUBLIC)
     for address in addresses:
         with suppress(OSError):
             return await asyncio.open_connection(address, target.port)

@@ -33,12 +33,21 @@ REGISTRY_HOSTS = (
 )
 
 
-def expand_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
-    """Replace the word `registries` in a list of hosts by the hosts of the registries."""
-    expanded = (host for entry in hosts for host in (REGISTRY_HOSTS if entry == REGISTRIES else (entry,)))
+def expand_hosts(hosts: Iterable[str], own: Iterable[str] = ()) -> tuple[str, ...]:
+    """Replace the word `registries` in a list of hosts by the hosts of the registries and the user's own ones."""
+    registries = (*REGISTRY_HOSTS, *own)
+    expanded = (host for entry in hosts for host in (registries if entry == REGISTRIES else (entry,)))
     return tuple(dict.fromkeys(expanded))
 
 
-def are_registries(hosts: Iterable[str]) -> bool:
+def describe_hosts(hosts: Iterable[str]) -> str:
+    """Name hosts in a few words: the well-known registries are not listed one by one."""
+    named = tuple(hosts)
+    if not set(REGISTRY_HOSTS) <= set(named):
+        return ", ".join(named)
+    return ", ".join(("the package registries", *(host for host in named if host not in REGISTRY_HOSTS)))
+
+
+def are_registries(hosts: Iterable[str], own: Iterable[str] = ()) -> bool:
     """Tell whether hosts are named, and all of them are registries. An empty list means every public host."""
-    return bool(named := set(hosts)) and named <= set(REGISTRY_HOSTS)
+    return bool(named := set(hosts)) and named <= {*REGISTRY_HOSTS, *own}

@@ -18,6 +18,7 @@ MAX_HINTS = 3
 _TAIL_CHARACTERS = 20_000
 _HEAD_CHARACTERS = 4_000
 _MAX_NAMES = 20
+_LAST_LINES = 10
 
 _PATH_WORD = re.compile(r"(?:^|[\s=:'\"(`])(~?/[^\s'\"`;|&<>()*?\[\]{}$\\:]*)")
 _MISSING_PROGRAM = re.compile(
@@ -32,7 +33,10 @@ _NO_NAMES = re.compile(
     re.I,
 )
 _FORCED_PUSH = re.compile(r"\bgit\b.*\bpush\b.*\s(--force\b(?!-with)|-f\b|--delete\b|-d\b|--mirror\b|[+:]\S)")
+_NO_SERVER = re.compile(r"ECONNREFUSED|connection refused|failed to connect to (localhost|127\.)", re.I)
 _GIT_REMOTE = re.compile(r"\bgit\b[^;&|\n]*?\s(push|fetch|pull|clone|ls-remote)\b")
+_HIDDEN_PLACE = re.compile(r"(?:~|/root|/home/[^/]+)/\.(?!cache\b)[^/]+")
+_BACKGROUND = re.compile(r"\b(?:nohup|setsid|disown)\b|(?<![&>|])&\s*(?:echo\b[^&|;]*)?$")
 _ROOT_COMMAND = re.compile(r"(?:^|[\s;&|(])(?:sudo|su|doas|apt|apt-get|aptitude|dnf|yum|apk|pacman|zypper)\s")
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
@@ -46,7 +50,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(
-            r"not a tty|inappropriate ioctl for device|no controlling tty|/dev/tty|is not a terminal|EOF when reading",
+            r"not a tty|inappropriate ioctl for device|no controlling tty|/dev/tty|not (?:a|to a|from a) terminal|"
+            r"EOF when reading",
             re.I,
         ),
         "There is no terminal and no input. Use options that ask nothing, such as --yes.",
@@ -74,6 +79,7 @@ _LIMITS = {
     "memory": "Run fewer processes at once, or work on less at a time.",
     "processes": "Run fewer processes at once.",
     "disk": "Write less, or remove what is not needed.",
+    "wall": "If it needs longer, set timeout_s. A server, and a program that waits for input, never ends by itself.",
 }
 
 
@@ -92,10 +98,18 @@ class HintFacts(Struct, frozen=True):
 
 
 def find_hints(command: str, output: str, result: CommandResult, facts: HintFacts) -> tuple[str, ...]:
-    """Find out what of the sandbox made a command fail, and what to do. Nothing if it did what it should."""
+    """Find out what of the sandbox made a command fail, and what to do. Nothing if it did what it should.
+
+    The code of `npm ci | tail` is that of `tail`. So the last lines of a pipe are looked at even if it succeeded.
+    """
+    tail = output[-_TAIL_CHARACTERS:]
     if result.code == 0:
-        return ()
-    failure = _Failure(command[:_HEAD_CHARACTERS], output[-_TAIL_CHARACTERS:], result, facts)
+        if _BACKGROUND.search(command.strip()):
+            return ("No process outlives its command: what still ran in the background was ended.",)
+        if "|" not in command or not facts.job.writable:
+            return ()
+        tail = "\n".join(tail.splitlines()[-_LAST_LINES:])
+    failure = _Failure(command[:_HEAD_CHARACTERS], tail, result, facts)
     return tuple(dict.fromkeys(failure.explain()))[:MAX_HINTS]
 
 
@@ -135,8 +149,13 @@ class _Failure(Struct, frozen=True):
                     "`git push --force-with-lease` replaces commits of the remote after a fetch. No other option "
                     "forces a push, and only the user deletes branches of a remote."
                 )
+        elif _NO_SERVER.search(self.tail):
+            yield (
+                "Commands reach no program outside the sandbox, and no process outlives its command. Start the server "
+                "and use it in the same command."
+            )
         if not remote and not self.result.refused_hosts and _NO_NAMES.search(self.tail):
-            if self.facts.job.network:
+            if self.facts.job.network or self.facts.job.ask_host is not None:
                 yield "The network is reached only through the proxy in https_proxy, and only over HTTP and HTTPS."
             else:
                 yield "There is no network in the sandbox. Use what is installed, or ask the user to allow a host."
@@ -157,6 +176,8 @@ class _Failure(Struct, frozen=True):
             path = Path(word)
             if path.is_relative_to("/tmp") and not any(path.is_relative_to(folder) for folder in self.facts.shown):
                 yield "/tmp is new for each command. Keep files in the workspace."
+            elif _HIDDEN_PLACE.match(word):
+                yield "Commands do not see hidden files of the home, such as keys and settings. Do without them."
             elif folder := self.facts.find_outside(word):
                 yield f'{word} is outside the sandbox. Call shell again with read_folders=["{folder}"] to ask the user.'
 

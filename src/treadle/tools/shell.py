@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,8 @@ from treadle.permissions.shell.classify import LASTING_REASONS, classify_command
 from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
-from treadle.sandbox.registries import are_registries
+from treadle.sandbox.proxy import is_host_allowed
+from treadle.sandbox.registries import are_registries, describe_hosts
 from treadle.sandbox.result_notes import describe_refused, list_git_notes
 from treadle.sandbox.shown_paths import SYSTEM_FOLDERS, choose_visible, is_below
 from treadle.sandbox.toolchains import find_toolchains, list_languages
@@ -105,12 +107,11 @@ def _build_description(hosts: Sequence[str] | None) -> str:
     """
     network = "there is no network: for a host"
     if hosts is not None:
-        names = "the package registries" if are_registries(hosts) else ", ".join(hosts) or "public hosts"
-        network = f"the network reaches only {names}: for another host"
+        network = f"the network reaches only {describe_hosts(hosts) or 'public hosts'}: for another host"
     languages = ", ".join(list_languages())
     return (
         "Run a command in bash, in the workspace. Its output is the result; when it fails, its exit code is told. "
-        "`cd` lasts until the next call, variables do not. There is no input and no terminal. "
+        "`cd` lasts until the next call; variables and processes do not. There is no input and no terminal. "
         f"In the sandbox only the workspace and /tmp can be written, and {network} that a program wants through its "
         f"proxy variables, the user is asked. {f'Languages here: {languages}. ' if languages else ''}"
         "git works, commit too; run push, fetch or clone as a command of its own, and the user is asked. "
@@ -150,6 +151,9 @@ class Shell(Tool):
     writable_folders: Sequence[Path] = ()
     """The user's folders that commands may change."""
 
+    own_registries: tuple[str, ...] = ()
+    """Package registries of the user's own network. They may have a private address."""
+
     remote: Tool | None = None
     """The tool that gets a plain `git push`, `fetch`, `pull` or `clone`: commands have no credentials."""
 
@@ -174,7 +178,10 @@ class Shell(Tool):
     def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         parts = parse_command(parsed.arguments["command"])
         folder, in_sandbox = parsed.arguments.get("folder", ""), tier != "full"
-        safety, why = classify_command(parts, os.path.realpath(workspace), folder, in_sandbox=in_sandbox)
+        home, folders = os.path.expanduser("~/"), [str(one) for one in self.writable_folders]
+        writable = [*folders, *(f"~/{one.removeprefix(home)}" for one in folders if one.startswith(home))]
+        top = os.path.realpath(workspace)
+        safety, why = classify_command(parts, top, folder, in_sandbox=in_sandbox, writable=writable)
         moves = safety != "safe" or any(part.name == "cd" for part in parts)
         sends = not in_sandbox and sends_data(parts)
         traits: set[Trait] = {"network"} if sends else set()
@@ -194,9 +201,15 @@ class Shell(Tool):
         if self.remote is None or tier == "full":
             return self, parsed
         arguments = read_git_command(parsed.arguments["command"], parsed.arguments.get("folder", ""))
-        if arguments is None or (arguments["action"] == "clone" and self._network):
+        if arguments is None or (arguments["action"] == "clone" and self._reaches(arguments["url"])):
             return self, parsed
         return await self.remote.bind_call(ParsedArguments(arguments, arguments), workspace, tier)
+
+    def _reaches(self, address: str) -> bool:
+        """Tell whether commands may reach an address without a question."""
+        found = re.match(r"https?://(?:[^/@]*@)?([^/:]+)(?::(\d+))?(?:/|$)", address)
+        port = int(found[2] or (443 if address.startswith("https") else 80)) if found else 0
+        return found is not None and self._network and is_host_allowed(self._allow_hosts, found[1], port)
 
     def find_hidden_tool(self, name: str) -> Tool | None:
         return self.remote if self.remote is not None and self.remote.name == name else None
@@ -209,7 +222,7 @@ class Shell(Tool):
             own.add("host")
         elif self._network and not self._allow_hosts:
             own.add("untrusted")
-        elif self._network and are_registries(self._allow_hosts):
+        elif self._network and are_registries(self._allow_hosts, self.own_registries):
             own.add("registries")
         return frozenset(own)
 
@@ -250,7 +263,7 @@ class Shell(Tool):
             describe_refused(result.refused_hosts),
             *list_git_notes(result.git),
         ]
-        if in_sandbox and result.code != 0:
+        if in_sandbox:
             notes += find_hints(parsed.arguments["command"], output.text, result, collect_hint_facts(job))
         notes.append(_name_instruction_files(snapshot.left if snapshot is not None else ()))
         text = "\n".join([output.text.rstrip("\n"), *(f"[{note}]" for note in notes if note)]).lstrip("\n")
@@ -283,6 +296,7 @@ class Shell(Tool):
             shown_folders=tuple([*shown, *writable] if is_safe else shown),
             writable_folders=() if is_safe else tuple(writable),
             ask_host=requests.ask_host if in_sandbox and not is_safe else None,
+            own_registries=self.own_registries,
         )
 
 

@@ -39,3 +39,24 @@ def test_the_reason_names_the_dangerous_part() -> None:
 def test_files_in_tmp_belong_to_the_command_only_inside_the_sandbox(command: str) -> None:
     assert classify_command(parse_command(command), "/work/project")[0] == "caution"
     assert classify_command(parse_command(command), "/work/project", in_sandbox=False)[0] == "destructive"
+
+
+@pytest.mark.parametrize(
+    ("command", "safety"),
+    [
+        ("make > ~/out/log", "caution"),
+        ("cp a /home/me/out/a", "caution"),
+        ("tee ~/out/sub/log < a", "caution"),
+        ("cp a ~/out", "caution"),
+        ("cp a ~/out/", "caution"),
+        ("make > ~/out/../.profile", "destructive"),
+        ("make > ~/outer/log", "destructive"),
+        ("make > ~/out/$NAME", "destructive"),
+        ("rm ~/out/a", "destructive"),
+        ("make > ~/log", "destructive"),
+    ],
+)
+def test_a_folder_that_the_user_lets_commands_write_is_not_asked_for(command: str, safety: str) -> None:
+    places = ("/home/me/out", "~/out")
+    assert classify_command(parse_command(command), "/work/project", writable=places)[0] == safety
+    assert classify_command(parse_command(command), "/work/project")[0] == "destructive"

@@ -45,14 +45,20 @@ _EXPANSION = re.compile(r"[$`*?\[{]")
 
 
 def classify_command(
-    parts: Sequence[CommandPart], workspace: str, folder: str = "", *, in_sandbox: bool = True
+    parts: Sequence[CommandPart],
+    workspace: str,
+    folder: str = "",
+    *,
+    in_sandbox: bool = True,
+    writable: Sequence[str] = (),
 ) -> tuple[Safety, str]:
     """Classify a command that starts in a folder of the workspace. A destructive one also has a reason.
 
-    Outside of the sandbox the files in /tmp belong to other programs too.
+    Outside of the sandbox the files in /tmp belong to other programs too. `writable` are folders elsewhere that the
+    user lets commands change, also as `~/NAME`. To delete something there is still asked for.
     """
     private = _PRIVATE_PLACES if in_sandbox else ()
-    classifier = _Classifier(parts, (workspace, *_HARMLESS_PLACES, *private), folder)
+    classifier = _Classifier(parts, (workspace, *_HARMLESS_PLACES, *private), folder, writable)
     for part in parts:
         why = classifier.find_danger(part)
         if why:
@@ -77,11 +83,13 @@ def sends_data(parts: Sequence[CommandPart]) -> bool:
 class _Classifier:
     """Looks at one part of a command at a time, and knows the other parts."""
 
-    def __init__(self, parts: Sequence[CommandPart], places: Sequence[str], folder: str) -> None:
+    def __init__(
+        self, parts: Sequence[CommandPart], places: Sequence[str], folder: str, writable: Sequence[str]
+    ) -> None:
         self._table = load_command_table()
         self._files = self._table.files
         self._places = tuple(map(posixpath.normpath, places))
-        self._workspace = self._places[0]
+        self._workspace, self._writable = self._places[0], tuple(writable)
         self._downloads = any(part.name in self._files.downloads for part in parts)
         self._downloaded = self._find_downloaded_names(parts) if self._downloads else frozenset[str]()
         assigned = [part.name.partition("=")[::2] for part in parts if part.kind == "assignment"]
@@ -113,7 +121,7 @@ class _Classifier:
             if part.name != ">":
                 return ""
             target = part.words[1]
-            return _WRITES_OUTSIDE if self._is_outside(target) else self._explain_written(target)
+            return _WRITES_OUTSIDE if self._is_forbidden(target) else self._explain_written(target)
         if part.name == "find" and self._runs_on_files_outside(part):
             return "it runs a command on files outside the workspace"
         return (not self._ends_own_processes(part) and self._find_known_danger(part)) or self._find_bad_write(part)
@@ -190,7 +198,7 @@ class _Classifier:
         edits = name in self._files.edits_in_place and _IN_PLACE.search(flags)
         if not (deletes or edits or writes_last or name in self._files.writes_paths):
             outputs = list(self._find_outputs(name, words)) if name in self._files.writes_output else []
-            if any(map(self._is_outside, outputs)):
+            if any(map(self._is_forbidden, outputs)):
                 return _WRITES_OUTSIDE
             return next((why for output in outputs if (why := self._explain_written(output))), "")
         if writes_last and not _TARGET.search(flags):
@@ -203,7 +211,7 @@ class _Classifier:
                 continue
             # A device stays a device when it is written to, but not when it is deleted or moved over.
             is_lost = posixpath.normpath(path.text) in STANDARD_DEVICES and name not in self._files.keeps_devices
-            if is_lost or self._is_outside(path):
+            if is_lost or (self._is_outside(path) if deletes else self._is_forbidden(path)):
                 return "it deletes outside the workspace" if deletes else _WRITES_OUTSIDE
             if why := self._explain_written(path):
                 return why
@@ -267,6 +275,12 @@ class _Classifier:
         path = posixpath.normpath(posixpath.join(self._folder, text))
         names_all = posixpath.normpath(text or ".") in (".", "*", self._workspace) or text in ("./*", ".*")
         return names_all or path in (".", self._workspace)
+
+    def _is_forbidden(self, word: ShellWord) -> bool:
+        """Whether a word is a path outside of the workspace that the user does not let commands write."""
+        path = f"{posixpath.normpath(word.text)}/"
+        is_plain = ".." not in word.text and not _EXPANSION.search(word.text)
+        return self._is_outside(word) and not (is_plain and any(path.startswith(f"{one}/") for one in self._writable))
 
     def _is_outside(self, word: ShellWord, *, or_may_be: bool = False) -> bool:
         """Whether a word is a path that is known to be outside of the workspace; with `or_may_be`, or may be."""

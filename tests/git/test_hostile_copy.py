@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.git.place import Command, Place
+from tests.git.place import Command, Place, put_commit, put_object, set_main
 from tests.kit.host_git import GIT_ENVIRONMENT
 from treadle.git import new_objects, take_back, take_refs
 from treadle.git.index_file import Entries, EntryState, render_index
@@ -176,26 +176,6 @@ def test_a_huge_file_is_not_read(victim: Victim, name: str) -> None:
             file.truncate(1 << 40)
 
     victim.suffer(attack)
-
-
-def put_object(command: Command, kind: str, data: bytes, name: str = "") -> str:
-    """Write a loose object, under its right name unless another is given."""
-    content = b"%s %d\0" % (kind.encode(), len(data)) + data
-    name = name or sha1(content).hexdigest()
-    place = command.folder / "objects" / name[:2] / name[2:]
-    place.parent.mkdir(exist_ok=True)
-    place.write_bytes(zlib.compress(content))
-    return name
-
-
-def put_commit(command: Command, tree: str, *parents: str) -> str:
-    lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents)]
-    who = "A <a@example.org> 1700000000 +0000"
-    return put_object(command, "commit", "\n".join([*lines, f"author {who}", f"committer {who}", "", "m\n"]).encode())
-
-
-def set_main(command: Command, object_id: str) -> None:
-    write(command, "refs/heads/main", f"{object_id}\n")
 
 
 CONTENT = b"blob 5\0hello"

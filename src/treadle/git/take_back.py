@@ -236,7 +236,7 @@ class _TakeBack:
                 try:
                     stored = objects.read(object_id)
                     if stored and stored.kind == "tag":
-                        waiting.extend(list_links(stored, self._copy.form))
+                        waiting.extend(target for target, _ in list_links(stored, self._copy.form))
                         continue
                     found[object_id] = parse_commit(stored.data if stored else b"", self._copy.form)
                 except DamagedObject:

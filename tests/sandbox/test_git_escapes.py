@@ -135,6 +135,16 @@ def settings_of_the_user(place: GitPlace) -> None:
     place.host("mv ~/.gitconfig gitconfig; ln -s $PWD/gitconfig ~/.gitconfig")
 
 
+def hooks_of_a_branch(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config --global includeIf.onbranch:dev.path dev.inc; git config -f ~/dev.inc core.hooksPath hooks")
+
+
+def hooks_of_a_place(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config --global includeIf.gitdir:sub/.path more.inc; git config -f ~/more.inc core.hooksPath hooks")
+
+
 def hooks_of_the_folder_above(place: GitPlace) -> None:
     top = place.make_repository(place.folder / "top")
     place.host("git config core.hooksPath inner/hooks; mkdir -p inner/hooks; touch inner/hooks/x inner/file0", top)
@@ -439,6 +449,21 @@ NAMED = [
     ),
     Attempt("hooks that the user's settings name", WRITE_HOOK.format("hooks"), hooks_of_the_user),
     Attempt("the user's settings", "printf '[core]\n\tfsmonitor = %s\n' $CANARY >> gitconfig", settings_of_the_user),
+    Attempt(
+        "hooks that the user's settings name in a new repository",
+        f"git init -q sub; cd sub; {WRITE_HOOK.format('hooks')}",
+        hooks_of_the_user,
+        "cd sub && git commit --allow-empty -m x",
+    ),
+    Attempt(
+        "hooks that another branch switches on", f"git switch -qc dev; {WRITE_HOOK.format('hooks')}", hooks_of_a_branch
+    ),
+    Attempt(
+        "hooks that the place of a new repository switches on",
+        f"git init -q sub; cd sub; {WRITE_HOOK.format('hooks')}",
+        hooks_of_a_place,
+        "cd sub && git commit --allow-empty -m x",
+    ),
     Attempt("hooks of a repository around the workspace", WRITE_HOOK.format("hooks"), hooks_of_the_folder_above),
 ]
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ NO_REPOSITORY = Path("/dev/null")
 _TIMEOUT = 10.0
 _MAX_AGE = 60.0
 _MAX_REMEMBERED = 64
+_MAX_CONDITIONS = 32
 _MAX_EXCLUDES = 64 * 1024
 _USER_VARIABLES = ("HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 _KNOWN_EXTENSIONS = {"objectformat", "partialclone", "worktreeconfig", "noop", "preciousobjects", "relativeworktrees"}
@@ -100,7 +102,10 @@ def read_settings(git_dir: Path, common_dir: Path) -> tuple[Setting, ...]:
 
 
 def read_named_paths(git_dir: Path, common_dir: Path) -> tuple[NamedPath, ...]:
-    """Read which files of settings hold in a repository, missing ones too, and which folders have its hooks."""
+    """Read which files of settings may hold in a repository, missing ones too, and which folders have its hooks.
+
+    Every condition of an include counts as met: a command can meet some, by a branch or by a new repository.
+    """
     return _read(git_dir, common_dir).named
 
 
@@ -118,7 +123,7 @@ def _read(git_dir: Path, common_dir: Path) -> _Remembered:
     versions = _read_versions(tuple(sorted(files)))
     settings: list[Setting] = []
     named: dict[NamedPath, None] = {}
-    for scope, origin, text in _list_settings(git_dir, variables):
+    for scope, origin, text in _list_settings(["--includes"], {**variables, "GIT_DIR": str(git_dir)}):
         file = origin.removeprefix("file:")
         is_own = scope in ("local", "worktree")
         named |= dict.fromkeys(_list_named(file, text))
@@ -130,6 +135,9 @@ def _read(git_dir: Path, common_dir: Path) -> _Remembered:
         if file not in files:
             files.add(file)
             versions = ()
+    if more := _follow_conditions(named, files, variables):
+        files |= more
+        versions = ()
     watched = tuple(sorted(files))
     versions = versions or _read_versions(watched)
     found = _Remembered(tuple(settings), tuple(named), watched, versions, time.monotonic() + _MAX_AGE)
@@ -138,6 +146,21 @@ def _read(git_dir: Path, common_dir: Path) -> _Remembered:
         _memory.move_to_end(key)
         while len(_memory) > _MAX_REMEMBERED:
             _memory.popitem(last=False)
+    return found
+
+
+def _follow_conditions(named: dict[NamedPath, None], files: set[str], variables: dict[str, str]) -> set[str]:
+    """Add what is named by files whose condition is not met now, and return these files."""
+    found: set[str] = set()
+    while len(found) < _MAX_CONDITIONS:
+        waiting = [one.path for one in named if not one.is_folder and one.path not in files | found]
+        path = next(filter(os.path.isfile, waiting), None)
+        if path is None:
+            break
+        found.add(path)
+        with suppress(SettingsUnreadable):  # then git does nothing where it is included
+            for _, origin, text in _list_settings(["--file", path], {**variables, "GIT_DIR": str(NO_REPOSITORY)}):
+                named |= dict.fromkeys(_list_named(origin.removeprefix("file:"), text))
     return found
 
 
@@ -162,18 +185,18 @@ def _read_versions(files: Iterable[str]) -> tuple[tuple[int, ...], ...]:
     return tuple(versions)
 
 
-def _list_settings(git_dir: Path, variables: dict[str, str]) -> list[tuple[str, str, str]]:
+def _list_settings(options: Sequence[str], variables: dict[str, str]) -> list[tuple[str, str, str]]:
     """Return scope, file and text of each setting."""
     program = next((path for path in _GIT if os.access(path, os.X_OK)), None)
     if program is None:
         return []
     try:
         done = subprocess.run(
-            [program, "--no-pager", "config", "--list", "-z", "--show-scope", "--show-origin", "--includes"],
+            [program, "--no-pager", "config", "--list", "-z", "--show-scope", "--show-origin", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**variables, "GIT_DIR": str(git_dir), "PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            env={**variables, "PATH": "/usr/bin:/bin", "LC_ALL": "C"},
             cwd="/",
             timeout=_TIMEOUT,
             check=False,

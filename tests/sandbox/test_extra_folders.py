@@ -25,8 +25,8 @@ def data(place: Place) -> Path:
     folder = place.workspace.parent / "data"
     for name in (".git/hooks", "sub/.git", "sub/.vscode", "plain"):
         (folder / name).mkdir(parents=True)
-    (folder / ".git/config").write_text("[core]\n")
-    (folder / "sub/.git/config").write_text("[core]\n")
+    (folder / ".git/config").write_text(f"[core]\n\tx = {SECRET}\n")
+    (folder / "sub/.git/config").write_text(f"[core]\n\tx = {SECRET}\n")
     (folder / ".env").write_text(SECRET)
     (folder / "sub/.env.local").write_text(SECRET)
     (folder / "rows.csv").write_text("one,two\n")
@@ -81,6 +81,7 @@ async def test_a_writable_folder_can_be_changed(place: Place, data: Path) -> Non
         "mkdir -p .vscode && echo evil > .vscode/tasks.json",
         "echo evil > sub/.vscode/tasks.json",
         "mkdir -p .treadle && echo evil > .treadle/config.toml",
+        "cat .git/config sub/.git/config > taken",
         "cat .env sub/.env.local > taken; mv .env taken2; cat taken2 >> taken",
     ],
 )

@@ -95,6 +95,24 @@ def tokens(place: GitPlace) -> None:
     )
 
 
+def tokens_of_a_split_index(place: GitPlace) -> None:
+    """A repository that gets no private copy."""
+    tokens(place)
+    place.host("git update-index --split-index")
+
+
+def tokens_of_many(place: GitPlace) -> None:
+    """More repositories than get a private copy."""
+    place.workspace.mkdir()
+    place.host(f"for i in $(seq 10 50); do git init -q r$i; git -C r$i config http.extraheader {SECRET}; done")
+
+
+def tokens_of_submodules(place: GitPlace) -> None:
+    submodule(place)
+    place.host(f"git config http.extraheader {SECRET}; git update-index --split-index", place.workspace / "libs/sub")
+    place.host("git update-index --split-index")
+
+
 def hard_linked(place: GitPlace) -> None:
     plain(place)
     place.host(f"git clone -q {place.workspace} {place.folder}/linked")
@@ -415,6 +433,9 @@ READS = [
         "cat $(cat .git/objects/info/alternates | head -1)/id_rsa /run/treadle/objects/*/id_rsa",
         borrowed_keys,
     ),
+    Attempt("tokens of a repository without a private copy", "cat .git/config; git config -l", tokens_of_a_split_index),
+    Attempt("tokens of many repositories", "cat r*/.git/config", tokens_of_many),
+    Attempt("tokens of a submodule", "cat .git/modules/libs/sub/config", tokens_of_submodules),
     Attempt("a .git file that names another repository", "git log -p --all", link_to_other),
     Attempt("a .git file that names another worktree", "git log -p --all", link_to_tree),
     Attempt(

@@ -16,7 +16,12 @@ from msgspec.structs import replace
 from treadle.errors import BadInput
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED, RUN_BY_GIT, is_secret_folder, list_own_folders
 from treadle.sandbox.base import GitReport
-from treadle.sandbox.guarded_paths import find_guarded_paths, find_parent_folders, hold_protected_paths
+from treadle.sandbox.guarded_paths import (
+    find_guarded_paths,
+    find_parent_folders,
+    find_shown_settings,
+    hold_protected_paths,
+)
 from treadle.sandbox.new_repositories import RepositoryWatch
 from treadle.sandbox.runtime_folder import make_runtime_folder
 
@@ -133,7 +138,8 @@ def _hold_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show_env_
     if os.readlink(f"/proc/self/fd/{descriptor}") != str(folder):
         raise BadInput(f"{folder} was moved, or a link took its place. Nothing was run. Name its real path.")
     found = find_guarded_paths(folder)
-    masked = (*found.own_files, *found.unseen, *(() if show_env_files else found.env_files))
+    settings = find_shown_settings(folder, found.found)
+    masked = (*found.own_files, *found.unseen, *settings, *(() if show_env_files else found.env_files))
     if not is_writable:
         return ExtraFolder(folder, descriptor, False, {}, frozenset(), masked)
     if notes := found.explain_read_only():

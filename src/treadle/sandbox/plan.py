@@ -26,6 +26,7 @@ from treadle.sandbox.guarded_paths import (
     GuardedPaths,
     find_guarded_paths,
     find_parent_folders,
+    find_shown_settings,
     hold_protected_paths,
     resolve_sandbox_workspace,
     resolve_working_folder,
@@ -140,7 +141,8 @@ def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind
     read_only = [path for path in found.read_only if path not in covered]
     gitlinks = dict.fromkeys(git.gitlinks if git is not None else (), stat.S_IFSOCK)
     placeholders = {**gitlinks, **found.named} if job.writable else {}
-    masked = (*found.own_files, *found.unseen, *(() if job.show_env_files else found.env_files))
+    settings = find_shown_settings(workspace, found.found, git.entries) if git is not None else ()
+    masked = (*found.own_files, *found.unseen, *settings, *(() if job.show_env_files else found.env_files))
     _check_count(workspace, len(masked), len(read_only) + len(placeholders))
     held = {*read_only, *found.own_files, *found.closed, *covered, *(workspace / name for name in placeholders)}
     parents = find_parent_folders(workspace, held) if job.writable else ()

@@ -88,8 +88,10 @@ def hide_files(copy: PrivateCopy, paths: Iterable[str]) -> PrivateCopy:
     names = [os.fsencode(path) for path in paths if "\n" not in path]
     if not names:
         return copy
-    with (copy.folder / "info/exclude").open("ab") as file:
-        file.writelines(b"\n/" + re.sub(rb"([\\\s*?\[])", rb"\\\1", name) for name in names)
+    for place, start in (("info/exclude", b"\n/"), ("info/sparse-checkout", b"\n!/")):
+        if start == b"\n/" or (copy.folder / place).exists():
+            with (copy.folder / place).open("ab") as file:
+                file.writelines(start + re.sub(rb"([\\\s*?\[])", rb"\\\1", name) for name in names)
     index, place = copy.index or b"", copy.folder / "index"
     # In version 4 a path is not written in full.
     if index[4:8] == b"\0\0\0\4" or any(name + b"\0" in index for name in names):

@@ -21,7 +21,7 @@ from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
 from treadle.permissions.paths import OPENED_WITH_FOLDER, PROTECTED
 from treadle.sandbox.base import GitReport, Job
-from treadle.sandbox.git_settings import build_private_config, build_user_config, read_excludes
+from treadle.sandbox.git_settings import build_private_config, build_user_config, find_setting, read_excludes
 from treadle.sandbox.guarded_paths import GuardedPaths
 from treadle.sandbox.new_repositories import RepositoryWatch, is_missing_or_empty
 from treadle.sandbox.private_folder import hold_private_folder
@@ -34,6 +34,9 @@ USER_CONFIG = "/run/treadle/gitconfig"
 
 _INSIDE = "/run/treadle"
 """Where a command sees what has no place in the workspace: real objects, and private copies behind a `.git` file."""
+
+
+_NOT_SIGNED = "The new commits are not signed, because keys stay outside of the sandbox. Tell the user."
 
 
 class GitMount(Struct, frozen=True):
@@ -60,6 +63,7 @@ class GitCopies:
         self._resources = ExitStack()
         self._watch: RepositoryWatch | None = None
         self._copies: list[PrivateCopy] = []
+        self._signed: set[Path] = set()
         self._notes: list[str] = []
         self.mounts: list[GitMount] = []
         self.entries: set[str] = set()
@@ -97,6 +101,12 @@ class GitCopies:
             self._copies.append(copy)
             self._mount(copy.folder, str(self._workspace / ".git"), is_writable=True)
             self.entries.add(".git")
+            above = next((parent for parent in self._workspace.parents if os.path.lexists(parent / ".git")), None)
+            if above is not None:
+                self._notes.append(
+                    f"The workspace is a folder of the repository at {above}, which commands do not see. Do not create "
+                    "another one here. Git works if treadle is started in that folder."
+                )
 
     def drop_empty(self) -> None:
         """Leave out the folder for `git init`, because there is nothing that it can be mounted on."""
@@ -129,6 +139,8 @@ class GitCopies:
             target = f"{_INSIDE}/git/{number}"
         self._mount(folder, target, is_writable=True)
         self._copies.append(copy)
+        if (find_setting(one.settings, "commit.gpgsign") or "false").lower() not in ("false", "no", "off", "0", ""):
+            self._signed.add(copy.folder)
         self.entries.add(one.entry)
         if copy.index is not None:
             self.gitlinks += self._find_gitlinks(repository, list_gitlinks(copy.index, copy.form))
@@ -178,6 +190,8 @@ class GitCopies:
             except (TreadleError, OSError) as error:
                 sentence = f"Nothing that the command did to this repository was kept, its files were: {error}"
                 report = GitReport(copy.repository.name, rejected=(sentence,))
+            if report is not None and report.commits and copy.folder in self._signed:
+                report = replace(report, rejected=(*report.rejected, _NOT_SIGNED))
             if report is not None:
                 yield report
 

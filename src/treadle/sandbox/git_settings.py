@@ -36,7 +36,7 @@ _KNOWN_EXTENSIONS = {"objectformat", "partialclone", "worktreeconfig", "noop", "
 
 _KEPT = re.compile(
     r"core\.(filemode|ignorecase|symlinks|precomposeunicode|autocrlf|eol|safecrlf|quotepath|logallrefupdates|abbrev"
-    r"|whitespace|commentchar)|extensions\.(objectformat|partialclone)|(user|author|committer)\.(name|email)"
+    r"|whitespace|commentchar|sparsecheckout)|extensions\.(objectformat|partialclone)|(user|author|committer)\.(name|email)"
     r"|init\.defaultbranch|i18n\.(commitencoding|logoutputencoding)"
     r"|remote\..+\.(url|pushurl|fetch|promisor|partialclonefilter|tagopt)"
     r"|branch\.(.+\.(remote|merge|rebase|pushremote)|autosetupmerge|autosetuprebase|sort)"
@@ -58,6 +58,17 @@ _FORCED = """[gc]
 \tgpgSign = false
 [push]
 \tgpgSign = false
+[core]
+\tsparseCheckoutCone = false
+[sparse]
+\texpectFilesOutsideOfPatterns = true
+"""
+"""Keys stay outside. Hidden files carry the mark of sparse checkouts; only patterns that are no cone leave them out."""
+
+_FILTER = re.compile(r"filter\.(.+)\.(clean|process)")
+_NO_FILTER = """\tclean = "false 'Filters of the user do not run in the sandbox. Ask the user to stage this file.'"
+\tsmudge = cat
+\trequired = true
 """
 
 
@@ -230,7 +241,7 @@ def build_user_config() -> str:
         settings = ()
     kept = [(one.key, one.value) for one in settings if _KEPT.fullmatch(one.key) and not _URL.fullmatch(one.key)]
     # A workspace may belong to another user. Nothing that git runs inside gets out.
-    return _render([*kept, ("safe.directory", "*")]) + _FORCED
+    return _render([*kept, ("safe.directory", "*")]) + _FORCED + _refuse_filters(settings)
 
 
 def build_private_config(
@@ -252,7 +263,13 @@ def build_private_config(
     if os.getuid() == 0:
         # Files of root have another owner inside, so git would read each file again to see that it is the same.
         core.append(("core.checkstat", "minimal"))
-    return _render([*core, *kept]) + _FORCED
+    return _render([*core, *kept]) + _FORCED + _refuse_filters(settings)
+
+
+def _refuse_filters(settings: Iterable[Setting]) -> str:
+    """Have git refuse to stage files for which the user has a filter, rather than store their content as it is."""
+    names = dict.fromkeys(match[1] for one in settings if (match := _FILTER.fullmatch(one.key)))
+    return "".join(f'[filter "{name.translate(_ESCAPED)}"]\n{_NO_FILTER}' for name in names if "\n" not in name)
 
 
 def _render(values: Iterable[tuple[str, str]]) -> str:

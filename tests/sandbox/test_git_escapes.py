@@ -186,6 +186,7 @@ def settings(name: str, key: str, then: str = "", more: str = "", value: str = "
 EVIL = "git init -q $1; echo x > $1/x; git -C $1 add x; git -C $1 commit -qm x; git -C $1 config core.fsmonitor $CANARY"
 MAKE_EVIL = f"evil() {{ {EVIL}; }}; "
 HOOK = 'printf "#!/bin/sh\\nexec $CANARY\\n" > {0}; chmod +x {0}'
+GO_DEEP = "name=$(seq -s- 70); for i in $(seq 16); do mkdir -p $name; cd $name; done"
 EVIL_COMMON = (
     "cp -r .git evil; git config -f evil/config core.fsmonitor $CANARY; git config -f evil/config core.worktree $PWD"
 )
@@ -417,6 +418,11 @@ NEW = [
         "a repository hidden in another",
         MAKE_EVIL + "git init -q --bare store; evil store/objects/x",
         then="cd store/objects/x && git status",
+    ),
+    Attempt(
+        "a repository behind a very long path",
+        f"{GO_DEEP}; git init -q .; git config core.fsmonitor $CANARY",
+        then=f"{GO_DEEP}; git status",
     ),
     Attempt(
         "a repository in a folder without permissions",

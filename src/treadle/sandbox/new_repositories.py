@@ -29,7 +29,7 @@ def describe_repositories(workspace: Path, found: FoundPaths) -> dict[str, str]:
     A closed folder may hold one too.
     """
     described: dict[str, str] = dict.fromkeys(found.closed, "closed")
-    for name, kind in found.repositories.items():
+    for name, kind in {**found.repositories, **found.deep_repositories}.items():
         try:
             described[name] = f"link to {os.readlink(workspace / name)}" if kind == "link" else kind
         except OSError:

@@ -86,3 +86,18 @@ def test_trees_that_two_commands_made_are_counted_together(place: Place) -> None
     set_main(command, put_commit(command, put_object(command, "tree", b"".join(entries))))
     report = command.end()
     assert report and "more than 2000000 files" in report.rejected[1] and place.subjects() == ["m"]
+
+
+def test_a_chain_of_tags_is_not_kept(place: Place) -> None:
+    """`git gc` takes hours for one of 100 000."""
+    command = place.start_command()
+    tip, kind = command.copy.refs["refs/heads/main"], "commit"
+    tags: list[str] = []
+    for _ in range(5):
+        text = f"object {tip}\ntype {kind}\ntag t\ntagger A <a@example.org> 1700000000 +0000\n\nm\n"
+        tip, kind = put_object(command, "tag", text.encode()), "tag"
+        tags.append(tip)
+    for number, tag in enumerate(tags):
+        (command.folder / f"refs/tags/t{number}").write_text(f"{tag}\n")
+    report = command.end()
+    assert report and "chain of tags" in report.rejected[-1] and place.git("tag").split() == ["t0", "t1"]

@@ -261,6 +261,8 @@ BAD_REFS = [
     *("refs/heads/x~1", "refs/heads/a\tb", "refs/heads/x.", "refs/heads/a/@", "refs/heads/\udcff"),
     *("refs/replace/" + "1" * 40, "refs/remotes/origin/main", "refs/notes/commits", "refs/bisect/bad", "refs/x"),
     *("refs/original/x/y", "refs/worktree/x"),
+    *("refs/heads/$(id)", "refs/heads/`id`", "refs/tags/a;b", "refs/heads/a|b", "refs/heads/x'y", 'refs/heads/x"y'),
+    *("refs/heads/x\u009b31m", "refs/heads/main\u200b", "refs/heads/\u202ex"),
 ]
 
 
@@ -291,6 +293,7 @@ def test_refs_of_other_names_are_never_kept(victim: Victim, name: str, is_packed
         ("refs/heads/main", ""),
         ("HEAD", "ref: refs/remotes/x"),
         ("HEAD", "ref: ../config"),
+        ("HEAD", "ref: refs/heads/$(id)"),
         ("HEAD", "2" * 40),
         ("HEAD", "nonsense"),
         ("refs/stash", "{head}"),
@@ -438,6 +441,19 @@ def test_bad_state_of_an_operation_is_never_kept(victim: Victim, name: str, text
     assert not (victim.git_dir / name).exists()
 
 
+@pytest.mark.parametrize("missing", ["head-name", "onto", "orig-head"])
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_rebase_that_git_could_not_end_is_never_kept(victim: Victim, missing: str, is_empty: bool) -> None:
+    def attack(command: Command, canary: Path) -> None:
+        head = command.copy.refs["refs/heads/main"]
+        for name, text in (("head-name", "refs/heads/main"), ("onto", head), ("orig-head", head), ("end", "1")):
+            if is_empty or name != missing:
+                write(command, f"rebase-merge/{name}", "" if name == missing else f"{text}\n")
+
+    assert "neither continued nor ended" in victim.suffer(attack)[0]
+    assert not (victim.git_dir / "rebase-merge").exists()
+
+
 @pytest.mark.parametrize(
     "text", ["nonsense\n", "\0" * 100, "{zero} {head} x\n", "{zero} {head} A <a> 1 +0000\tx\x1b[0m\n"]
 )
@@ -498,3 +514,20 @@ def test_very_many_branches_are_not_taken_one_by_one(victim: Victim, monkeypatch
     assert any("branches and tags were not kept" in sentence for sentence in report.rejected), report
     assert victim.git("log", "-1", "--format=%s").strip() == "kept"
     assert len(victim.git("branch", "--list", "a*").split()) == 2
+
+
+def test_very_many_staged_files_are_not_kept(victim: Victim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(take_back, "MAX_OBJECTS", 10)
+
+    def attack(command: Command, canary: Path) -> None:
+        blob = bytes.fromhex(command.git("rev-parse", "HEAD:a.txt"))
+        entries = {(b"%04d" % number, 0, 0o100644, blob, False): EntryState() for number in range(100)}
+        (command.folder / "index").write_bytes(render_index(entries, SHA1))
+
+    assert "more than 10 files were staged at once" in victim.suffer(attack)[0] and victim.seen == []
+
+
+def test_a_branch_of_the_user_may_have_any_name(victim: Victim) -> None:
+    victim.git("switch", "-qc", "fix-(one)")
+    report = victim.run_gits("commit --allow-empty -qm x")
+    assert report.rejected == () and victim.subjects() == ["x", "one"]

@@ -89,7 +89,7 @@ class NewObjects:
         if missing := len(found) - len(order):
             self.rejected.append(
                 f"{missing} git objects were not kept: what they refer to is missing or of another kind, or they stand "
-                f"for more than {MAX_ENTRIES} files or {MAX_DEPTH} folders in each other."
+                f"for more than {MAX_ENTRIES} files, {MAX_DEPTH} folders in each other or a chain of tags."
             )
 
     def _check_object(self, private: ObjectStore, object_id: str, work: WorkLimit) -> NewObject:
@@ -143,17 +143,20 @@ class NewObjects:
         return self._kinds[object_id] == kind
 
     def _is_bomb(self, object_id: str, found: dict[str, NewObject]) -> bool:
-        """Whether it is a tree that git could not go through, with the trees that were there before."""
+        """Whether it is a tree that git could not go through, or a tag of a tag of a tag, which takes git very long."""
 
-        def read_links(tree: str) -> Sequence[Link]:
-            if tree in found:
-                return found[tree].links
+        def read_links(here: str) -> Sequence[Link]:
+            if here in found:
+                return found[here].links
             try:
-                stored = self._real.read(tree)
+                stored = self._real.read(here)
                 return list_links(stored, self._real.form) if stored else ()
             except DamagedObject:  # nothing that a command made is damaged: git has read it before
                 return ()
 
+        if found[object_id].kind == "tag":
+            targets = [target for target, kind in found[object_id].links if kind == "tag"]
+            return any(kind == "tag" for target in targets for _, kind in read_links(target))
         return found[object_id].kind == "tree" and measure_tree(object_id, read_links).is_too_large
 
     def _flush(self, names: list[str]) -> None:

@@ -65,3 +65,11 @@ async def test_the_model_is_told_of_a_repository_around_the_workspace(place: Git
     ran = await place.inside("git status")
     assert str(top) in read_rejected(ran), ran
     assert read_rejected(await place.inside("true")) == ""
+
+
+async def test_a_damaged_index_stops_no_command(place: GitPlace) -> None:
+    place.make_layout("submodule")
+    index = place.workspace / ".git/index"
+    index.write_bytes(index.read_bytes()[:-1] + b"x")
+    ran = await place.inside("echo works; git status")
+    assert ran.output.startswith("works") and "index" in read_rejected(ran), ran

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from treadle.errors import TreadleError
 from treadle.git.git_folder import RepositoryUnsupported
-from treadle.git.index_file import list_gitlinks
+from treadle.git.index_file import DamagedIndex, list_gitlinks
 from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, hide_files, sign_files
 from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
@@ -93,7 +93,7 @@ class GitCopies:
         for number, one in enumerate(accepted.accepted):
             try:
                 self._add(number, one)
-            except (RepositoryUnsupported, OSError) as error:
+            except (RepositoryUnsupported, DamagedIndex, OSError) as error:
                 self._notes.append(f"Git cannot change the repository at {one.entry}: {error}")
         if self._job.writable and ".git" not in self.entries and is_missing_or_empty(self._workspace / ".git"):
             places = Repository(self._workspace, self._workspace / ".git", self._workspace / ".git")

@@ -83,7 +83,8 @@ async def test_no_program_that_a_repository_names_runs(repo: UserRepository, tmp
         (repo.folder / ".git" / "hooks").mkdir(exist_ok=True)
         (repo.folder / ".git" / "hooks" / hook).write_text(program.read_text())
         (repo.folder / ".git" / "hooks" / hook).chmod(0o755)
-    repo.commit(".gitattributes", "*.txt filter=evil merge=evil\n")
+    repo.commit("c.dat", "three\n")
+    repo.commit(".gitattributes", "*.dat filter=evil\n*.txt merge=evil\n")
     canary.unlink()
     for key in ("core.fsmonitor", "filter.evil.smudge", "filter.evil.clean", "merge.evil.driver", "core.sshCommand"):
         repo.git("config", key, str(program))

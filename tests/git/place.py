@@ -1,7 +1,9 @@
 """A repository on disk with real git, and a command that works in a private copy of it. git runs only in the tests."""
 
 import subprocess
+import zlib
 from collections.abc import Callable
+from hashlib import sha1
 from pathlib import Path
 
 from tests.kit.host_git import GIT_ENVIRONMENT, run_git
@@ -116,3 +118,25 @@ class Place:
     def status(self) -> list[str]:
         """List the lines of a short status."""
         return self.git("status", "--porcelain").splitlines()
+
+
+def put_object(command: Command, kind: str, data: bytes, name: str = "") -> str:
+    """Write a loose object, under its right name unless another is given."""
+    content = b"%s %d\0" % (kind.encode(), len(data)) + data
+    name = name or sha1(content).hexdigest()
+    place = command.folder / "objects" / name[:2] / name[2:]
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(zlib.compress(content))
+    return name
+
+
+def put_commit(command: Command, tree: str, *parents: str) -> str:
+    """Write a commit, whatever its tree and parents are."""
+    lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents)]
+    who = "A <a@example.org> 1700000000 +0000"
+    return put_object(command, "commit", "\n".join([*lines, f"author {who}", f"committer {who}", "", "m\n"]).encode())
+
+
+def set_main(command: Command, object_id: str) -> None:
+    """Move the branch `main` of the command, whatever the object is."""
+    (command.folder / "refs/heads/main").write_text(f"{object_id}\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.git.place import Command, Place
+from tests.git.place import Command, Place, put_commit, put_object, set_main
 from tests.kit.host_git import GIT_ENVIRONMENT
 from treadle.git import new_objects, take_back, take_refs
 from treadle.git.index_file import Entries, EntryState, render_index
@@ -178,26 +178,6 @@ def test_a_huge_file_is_not_read(victim: Victim, name: str) -> None:
     victim.suffer(attack)
 
 
-def put_object(command: Command, kind: str, data: bytes, name: str = "") -> str:
-    """Write a loose object, under its right name unless another is given."""
-    content = b"%s %d\0" % (kind.encode(), len(data)) + data
-    name = name or sha1(content).hexdigest()
-    place = command.folder / "objects" / name[:2] / name[2:]
-    place.parent.mkdir(exist_ok=True)
-    place.write_bytes(zlib.compress(content))
-    return name
-
-
-def put_commit(command: Command, tree: str, *parents: str) -> str:
-    lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents)]
-    who = "A <a@example.org> 1700000000 +0000"
-    return put_object(command, "commit", "\n".join([*lines, f"author {who}", f"committer {who}", "", "m\n"]).encode())
-
-
-def set_main(command: Command, object_id: str) -> None:
-    write(command, "refs/heads/main", f"{object_id}\n")
-
-
 CONTENT = b"blob 5\0hello"
 DAMAGED = {
     "wrong hash": zlib.compress(b"blob 5\0jello"),
@@ -281,6 +261,8 @@ BAD_REFS = [
     *("refs/heads/x~1", "refs/heads/a\tb", "refs/heads/x.", "refs/heads/a/@", "refs/heads/\udcff"),
     *("refs/replace/" + "1" * 40, "refs/remotes/origin/main", "refs/notes/commits", "refs/bisect/bad", "refs/x"),
     *("refs/original/x/y", "refs/worktree/x"),
+    *("refs/heads/$(id)", "refs/heads/`id`", "refs/tags/a;b", "refs/heads/a|b", "refs/heads/x'y", 'refs/heads/x"y'),
+    *("refs/heads/x\u009b31m", "refs/heads/main\u200b", "refs/heads/\u202ex"),
 ]
 
 
@@ -311,6 +293,7 @@ def test_refs_of_other_names_are_never_kept(victim: Victim, name: str, is_packed
         ("refs/heads/main", ""),
         ("HEAD", "ref: refs/remotes/x"),
         ("HEAD", "ref: ../config"),
+        ("HEAD", "ref: refs/heads/$(id)"),
         ("HEAD", "2" * 40),
         ("HEAD", "nonsense"),
         ("refs/stash", "{head}"),
@@ -458,6 +441,19 @@ def test_bad_state_of_an_operation_is_never_kept(victim: Victim, name: str, text
     assert not (victim.git_dir / name).exists()
 
 
+@pytest.mark.parametrize("missing", ["head-name", "onto", "orig-head"])
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_rebase_that_git_could_not_end_is_never_kept(victim: Victim, missing: str, is_empty: bool) -> None:
+    def attack(command: Command, canary: Path) -> None:
+        head = command.copy.refs["refs/heads/main"]
+        for name, text in (("head-name", "refs/heads/main"), ("onto", head), ("orig-head", head), ("end", "1")):
+            if is_empty or name != missing:
+                write(command, f"rebase-merge/{name}", "" if name == missing else f"{text}\n")
+
+    assert "neither continued nor ended" in victim.suffer(attack)[0]
+    assert not (victim.git_dir / "rebase-merge").exists()
+
+
 @pytest.mark.parametrize(
     "text", ["nonsense\n", "\0" * 100, "{zero} {head} x\n", "{zero} {head} A <a> 1 +0000\tx\x1b[0m\n"]
 )
@@ -518,3 +514,20 @@ def test_very_many_branches_are_not_taken_one_by_one(victim: Victim, monkeypatch
     assert any("branches and tags were not kept" in sentence for sentence in report.rejected), report
     assert victim.git("log", "-1", "--format=%s").strip() == "kept"
     assert len(victim.git("branch", "--list", "a*").split()) == 2
+
+
+def test_very_many_staged_files_are_not_kept(victim: Victim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(take_back, "MAX_OBJECTS", 10)
+
+    def attack(command: Command, canary: Path) -> None:
+        blob = bytes.fromhex(command.git("rev-parse", "HEAD:a.txt"))
+        entries = {(b"%04d" % number, 0, 0o100644, blob, False): EntryState() for number in range(100)}
+        (command.folder / "index").write_bytes(render_index(entries, SHA1))
+
+    assert "more than 10 files were staged at once" in victim.suffer(attack)[0] and victim.seen == []
+
+
+def test_a_branch_of_the_user_may_have_any_name(victim: Victim) -> None:
+    victim.git("switch", "-qc", "fix-(one)")
+    report = victim.run_gits("commit --allow-empty -qm x")
+    assert report.rejected == () and victim.subjects() == ["x", "one"]

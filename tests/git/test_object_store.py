@@ -1,7 +1,9 @@
 """Packs and loose objects: what git packed is read, and hostile packs end in a refusal."""
 
+import os
 import random
 import struct
+import tracemalloc
 import zlib
 from hashlib import sha1
 from pathlib import Path
@@ -14,7 +16,7 @@ from tests.git.place import Command, Place
 from treadle.git import take_back
 from treadle.git.object_format import SHA1
 from treadle.git.object_store import ObjectStore
-from treadle.git.pack_file import DamagedObject, apply_delta
+from treadle.git.pack_file import DamagedObject, WorkLimit, apply_delta
 
 
 def test_every_object_that_git_packed_is_read(place: Place) -> None:
@@ -40,7 +42,7 @@ def test_every_object_that_git_packed_is_read(place: Place) -> None:
 @given(st.binary(max_size=60), st.binary(max_size=40))
 def test_a_random_delta_is_applied_or_refused(base: bytes, delta: bytes) -> None:
     try:
-        assert len(apply_delta(base, delta, 1000)) <= 1000
+        assert len(apply_delta(base, delta, 1000, WorkLimit(1 << 20))) <= 1000
     except DamagedObject:
         return
 
@@ -168,3 +170,30 @@ def test_a_link_in_the_place_of_a_pack_is_not_followed(place: Place, tmp_path: P
     pack.rename(tmp_path / "elsewhere")
     pack.symlink_to(tmp_path / "elsewhere")
     assert end(place, command) == () and not (place.git_dir / "objects" / BLOB[:2]).exists()
+
+
+def test_a_delta_of_very_many_small_steps_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(take_back, "_WORK_BYTES", 10 << 20)
+    command = place.start_command()
+    base, steps = encode_entry(3, b"hello"), 100_000
+    delta = bytes([5, 0x80 | (steps & 0x7F), 0x80 | (steps >> 7 & 0x7F), steps >> 14]) + b"\x90\1" * steps
+    many = sha1(b"blob %d\0" % steps + b"h" * steps).hexdigest()
+    put_pack(command, [(many, 12 + len(base))], base + encode_entry(6, delta, encode_distance(len(base))))
+    assert "more work than is allowed" in end(place, command)[0]
+
+
+def test_the_indexes_of_packs_take_little_memory_however_large_their_files_are(place: Place) -> None:
+    command = place.start_command()
+    put_pack(command, [], b"")
+    index = command.folder / "objects/pack/pack-1.idx"
+    os.truncate(index, 40 << 20)
+    for number in range(2, 300):
+        for ending in ("idx", "pack"):
+            (index.parent / f"pack-{number}.{ending}").hardlink_to(index.with_suffix(f".{ending}"))
+    with ObjectStore(command.folder / "objects", SHA1, is_hostile=True) as store:
+        tracemalloc.start()
+        assert store.list_ids(10) == []
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+        tracemalloc.stop()
+    command.git("commit", "-q", "--allow-empty", "-m", "x", check=False)
+    assert end(place, command) == ()

@@ -113,6 +113,34 @@ tokens = run_in_plain(
 )
 
 
+def tokens_of_a_split_index(place: GitPlace) -> None:
+    """A repository that gets no private copy."""
+    tokens(place)
+    place.host("git update-index --split-index")
+
+
+def tokens_of_many(place: GitPlace) -> None:
+    """More repositories than get a private copy."""
+    place.workspace.mkdir()
+    place.host(f"for i in $(seq 10 50); do git init -q r$i; git -C r$i config http.extraheader {SECRET}; done")
+
+
+def tokens_of_submodules(place: GitPlace) -> None:
+    submodule(place)
+    place.host(f"git config http.extraheader {SECRET}; git update-index --split-index", place.workspace / "libs/sub")
+    place.host("git update-index --split-index")
+
+
+def hooks_of_a_branch(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config --global includeIf.onbranch:dev.path dev.inc; git config -f ~/dev.inc core.hooksPath hooks")
+
+
+def hooks_of_a_place(place: GitPlace) -> None:
+    plain(place)
+    place.host("git config --global includeIf.gitdir:sub/.path more.inc; git config -f ~/more.inc core.hooksPath hooks")
+
+
 def hooks_of_the_folder_above(place: GitPlace) -> None:
     top = place.make_repository(place.folder / "top")
     place.host("git config core.hooksPath inner/hooks; mkdir -p inner/hooks; touch inner/hooks/x inner/file0", top)
@@ -136,6 +164,7 @@ def settings(name: str, key: str, then: str = "", more: str = "", value: str = "
 EVIL = "git init -q $1; echo x > $1/x; git -C $1 add x; git -C $1 commit -qm x; git -C $1 config core.fsmonitor $CANARY"
 MAKE_EVIL = f"evil() {{ {EVIL}; }}; "
 HOOK = 'printf "#!/bin/sh\\nexec $CANARY\\n" > {0}; chmod +x {0}'
+GO_DEEP = "name=$(seq -s- 70); for i in $(seq 16); do mkdir -p $name; cd $name; done"
 EVIL_COMMON = (
     "cp -r .git evil; git config -f evil/config core.fsmonitor $CANARY; git config -f evil/config core.worktree $PWD"
 )
@@ -369,6 +398,11 @@ NEW = [
         then="cd store/objects/x && git status",
     ),
     Attempt(
+        "a repository behind a very long path",
+        f"{GO_DEEP}; git init -q .; git config core.fsmonitor $CANARY",
+        then=f"{GO_DEEP}; git status",
+    ),
+    Attempt(
         "a repository in a folder without permissions",
         MAKE_EVIL + "evil a/sub; chmod 000 a",
         then="chmod 755 a; cd a/sub && git status",
@@ -383,6 +417,9 @@ READS = [
         "cat $(cat .git/objects/info/alternates | head -1)/id_rsa /run/treadle/objects/*/id_rsa",
         borrowed_keys,
     ),
+    Attempt("tokens of a repository without a private copy", "cat .git/config; git config -l", tokens_of_a_split_index),
+    Attempt("tokens of many repositories", "cat r*/.git/config", tokens_of_many),
+    Attempt("tokens of a submodule", "cat .git/modules/libs/sub/config", tokens_of_submodules),
     Attempt("a .git file that names another repository", "git log -p --all", link_to_other),
     Attempt("a .git file that names another worktree", "git log -p --all", link_to_tree),
     Attempt(
@@ -417,6 +454,21 @@ NAMED = [
     ),
     Attempt("hooks that the user's settings name", WRITE_HOOK.format("hooks"), hooks_of_the_user),
     Attempt("the user's settings", "printf '[core]\n\tfsmonitor = %s\n' $CANARY >> gitconfig", settings_of_the_user),
+    Attempt(
+        "hooks that the user's settings name in a new repository",
+        f"git init -q sub; cd sub; {WRITE_HOOK.format('hooks')}",
+        hooks_of_the_user,
+        "cd sub && git commit --allow-empty -m x",
+    ),
+    Attempt(
+        "hooks that another branch switches on", f"git switch -qc dev; {WRITE_HOOK.format('hooks')}", hooks_of_a_branch
+    ),
+    Attempt(
+        "hooks that the place of a new repository switches on",
+        f"git init -q sub; cd sub; {WRITE_HOOK.format('hooks')}",
+        hooks_of_a_place,
+        "cd sub && git commit --allow-empty -m x",
+    ),
     Attempt("hooks of a repository around the workspace", WRITE_HOOK.format("hooks"), hooks_of_the_folder_above),
 ]
 

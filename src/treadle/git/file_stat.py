@@ -45,7 +45,7 @@ class FileStats:
         """
         newest = struct.pack(">I", index_time & _LOW)
         for content, state in entries.items():
-            if state.stat[8:12] >= newest or state.stat == NO_STAT:
+            if self._files > 0 and (state.stat[8:12] >= newest or state.stat == NO_STAT):
                 path, stage, mode, object_id, is_announced = content
                 is_file = not stage and not is_announced and stat.S_IFMT(mode) in (stat.S_IFREG, stat.S_IFLNK)
                 described = self._describe(os.fsdecode(path), mode, object_id.hex()) if is_file else NO_STAT

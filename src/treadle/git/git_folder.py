@@ -96,9 +96,10 @@ class GitFolder:
         opened = self.open_file(name)
         if opened is None:
             return None
-        with open(opened, "rb", buffering=0) as file:
-            data = read_limited(file.fileno(), limit + 1)
-        if len(data) > limit:
+        with open(opened, "rb", buffering=0):
+            is_large = os.fstat(opened).st_size > limit  # then not even a part of it is read
+            data = b"" if is_large else read_limited(opened, limit + 1)
+        if is_large or len(data) > limit:
             raise UnsafeFile(f"{name} has more than {limit} bytes.")
         return data
 

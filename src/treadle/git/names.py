@@ -16,6 +16,7 @@ _BAD_REF_PART = re.compile(r"^\.|\.lock$|^-|^$")
 # Characters that HFS+ leaves out of a name, so that `.g<U+200C>it` is `.git` there.
 _IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 _GIT_ON_NTFS = re.compile(r"\.git|git~[0-9]+")
+_ACTIVE_IN_SHELLS = re.compile(r"[$`;&|<>()'\"]")
 _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
@@ -31,6 +32,11 @@ def is_ref_name(name: str) -> bool:
     if len(parts) < 3 and name != "refs/stash":
         return False
     return not any(map(_BAD_REF_PART.search, parts)) and parts[-1] != "@" and name != "refs/heads/HEAD"
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a new ref can have this name: a shell prompt may run parts of it, and a terminal obey or hide them."""
+    return not _INVISIBLE.search(name) and not _ACTIVE_IN_SHELLS.search(name)
 
 
 def is_branch(name: str) -> bool:

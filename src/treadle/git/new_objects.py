@@ -10,7 +10,7 @@ import ctypes
 import os
 import secrets
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -18,9 +18,10 @@ from msgspec import Struct
 from treadle.git.git_folder import UnsafeFile, read_limited
 from treadle.git.names import show_name
 from treadle.git.object_format import ObjectFormat
-from treadle.git.object_links import list_links
+from treadle.git.object_links import Link, list_links
 from treadle.git.object_store import MAX_HEAD_BYTES, ObjectStore, read_loose_head
 from treadle.git.pack_file import DamagedObject, GitObject, WorkLimit
+from treadle.git.tree_size import MAX_DEPTH, MAX_ENTRIES, measure_tree
 
 MAX_OBJECTS = 200_000
 """Objects that are taken over from one command."""
@@ -32,11 +33,11 @@ _FEW = 8
 
 
 class NewObject(Struct, frozen=True):
-    """A checked object that waits in a temporary file. `links` are the ids that it refers to."""
+    """A checked object that waits in a temporary file. `links` are what it refers to."""
 
     kind: str
     temporary: str
-    links: tuple[str, ...]
+    links: tuple[Link, ...]
 
 
 class NewObjects:
@@ -44,6 +45,7 @@ class NewObjects:
 
     def __init__(self, real: ObjectStore) -> None:
         self._real = real
+        self._kinds: dict[str, str] = {}
         self.taken: dict[str, str] = {}
         self.rejected: list[str] = []
 
@@ -87,7 +89,10 @@ class NewObjects:
                 with suppress(OSError):
                     self._real.folder.remove_file(one.temporary)
         if missing := len(found) - len(order):
-            self.rejected.append(f"{missing} git objects were not kept: they refer to objects that are missing.")
+            self.rejected.append(
+                f"{missing} git objects were not kept: what they refer to is missing or of another kind, or they stand "
+                f"for more than {MAX_ENTRIES} files, {MAX_DEPTH} folders in each other or a chain of tags."
+            )
 
     def _check_object(self, private: ObjectStore, object_id: str, work: WorkLimit) -> NewObject:
         # git removes files of this name itself when they are old, so a crash leaves nothing behind for long.
@@ -112,8 +117,8 @@ class NewObjects:
             raise
 
     def _sort_complete(self, found: dict[str, NewObject]) -> list[str]:
-        """Sort the objects so that each comes after what it refers to. Incomplete ones are left out."""
-        order: dict[str, bool] = {}  # whether it is complete
+        """Sort the objects so that each comes after what it refers to. Those that git could not use are left out."""
+        order: dict[str, bool] = {}  # whether git can use it
         for start in found:
             waiting = [start]
             while waiting:
@@ -121,12 +126,40 @@ class NewObjects:
                 links = found[here].links
                 if here in order:
                     waiting.pop()
-                elif inner := [link for link in links if link in found and link not in order]:
+                elif inner := [link for link, kind in links if kind and link in found and link not in order]:
                     waiting.extend(inner)
                 else:
-                    order[here] = all(order.get(link) or (link not in found and self.has(link)) for link in links)
+                    is_complete = all(
+                        found[link].kind == kind and order[link] if link in found else self._has_kind(link, kind)
+                        for link, kind in links
+                        if kind
+                    )
+                    order[here] = is_complete and not self._is_bomb(here, found)
                     waiting.pop()
-        return [object_id for object_id, is_complete in order.items() if is_complete]
+        return [object_id for object_id, is_usable in order.items() if is_usable]
+
+    def _has_kind(self, object_id: str, kind: str) -> bool:
+        if object_id not in self._kinds:
+            is_empty_tree = object_id == self._empty_tree
+            self._kinds[object_id] = "tree" if is_empty_tree else self._real.read_kind(object_id)
+        return self._kinds[object_id] == kind
+
+    def _is_bomb(self, object_id: str, found: dict[str, NewObject]) -> bool:
+        """Whether it is a tree that git could not go through, or a tag of a tag of a tag, which takes git very long."""
+
+        def read_links(here: str) -> Sequence[Link]:
+            if here in found:
+                return found[here].links
+            try:
+                stored = self._real.read(here)
+                return list_links(stored, self._real.form) if stored else ()
+            except DamagedObject:  # nothing that a command made is damaged: git has read it before
+                return ()
+
+        if found[object_id].kind == "tag":
+            targets = [target for target, kind in found[object_id].links if kind == "tag"]
+            return any(kind == "tag" for target in targets for _, kind in read_links(target))
+        return found[object_id].kind == "tree" and measure_tree(object_id, read_links).is_too_large
 
     def _flush(self, names: list[str]) -> None:
         """Put files on the disk before they get their names. Many are written by one call for the file system."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from treadle.git.git_folder import GitFolder, RepositoryUnsupported, UnsafeFile
-from treadle.git.names import is_branch
+from treadle.git.names import is_branch, is_plain_name
 from treadle.git.object_format import ObjectFormat, read_format
 from treadle.git.refs import read_ref_file
 from treadle.git.repository import Repository
@@ -28,7 +28,8 @@ def read_new_head(private: GitFolder, head_name: str) -> tuple[ObjectFormat, str
         raise RepositoryUnsupported(str(error)) from None
     if not head or not private.is_folder("objects") or not private.is_folder("refs"):
         raise RepositoryUnsupported("HEAD, objects or refs are missing, so it is no repository.")
-    return form, head if is_branch(head.removeprefix("ref: ")) else "ref: refs/heads/main"
+    branch = head.removeprefix("ref: ")
+    return form, head if is_branch(branch) and is_plain_name(branch) else "ref: refs/heads/main"
 
 
 def create_repository(repository: Repository, form: ObjectFormat, head: str, *, is_bare: bool) -> None:

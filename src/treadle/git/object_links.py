@@ -14,6 +14,9 @@ from treadle.git.pack_file import DamagedObject, GitObject
 _FILE_KINDS = {stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR}
 _MODE = re.compile(rb"0?[1-7][0-7]{4,5}")
 
+Link = tuple[str, str]
+"""The id that an object refers to, and the kind that this object must have. The commit of a submodule has no kind."""
+
 
 class Commit(Struct, frozen=True):
     """What is read of a commit. `time` is that of the committer."""
@@ -24,14 +27,14 @@ class Commit(Struct, frozen=True):
     subject: str
 
 
-def list_links(found: GitObject, form: ObjectFormat) -> list[str]:
-    """List the ids that an object refers to, without those of submodules. Raises `DamagedObject`."""
+def list_links(found: GitObject, form: ObjectFormat) -> list[Link]:
+    """List what an object refers to. Raises `DamagedObject`."""
     match found.kind:
         case "tree":
             return parse_tree(found.data, form)
         case "commit":
             commit = parse_commit(found.data, form)
-            return [commit.tree, *commit.parents]
+            return [(commit.tree, "tree"), *((parent, "commit") for parent in commit.parents)]
         case "tag":
             return [parse_tag(found.data, form)]
         case _:
@@ -56,14 +59,15 @@ def parse_commit(data: bytes, form: ObjectFormat) -> Commit:
     return Commit(tree, tuple(parents), int(time[1]) if time else 0, subject)
 
 
-def parse_tag(data: bytes, form: ObjectFormat) -> str:
-    """Read the id that a tag object leads to. Raises `DamagedObject`."""
+def parse_tag(data: bytes, form: ObjectFormat) -> Link:
+    """Read what a tag object leads to. Raises `DamagedObject`."""
     lines = data.partition(b"\n\n")[0].split(b"\n")
     if len(lines) < 3 or b"\0" in data or not lines[2].startswith(b"tag "):
         raise DamagedObject("a tag has no proper head")
-    if lines[1].removeprefix(b"type ").decode(errors="replace") not in KINDS:
+    kind = lines[1].removeprefix(b"type ").decode(errors="replace")
+    if kind not in KINDS:
         raise DamagedObject("a tag has no proper head")
-    return _read_id(lines[0], b"object", form)
+    return _read_id(lines[0], b"object", form), kind
 
 
 def _read_id(line: bytes, key: bytes, form: ObjectFormat) -> str:
@@ -74,9 +78,9 @@ def _read_id(line: bytes, key: bytes, form: ObjectFormat) -> str:
     return text
 
 
-def parse_tree(data: bytes, form: ObjectFormat) -> list[str]:
-    """Read the ids in a tree, without those of submodules. Raises `DamagedObject`."""
-    found: list[str] = []
+def parse_tree(data: bytes, form: ObjectFormat) -> list[Link]:
+    """Read what a tree refers to. Raises `DamagedObject`."""
+    found: list[Link] = []
     position, last = 0, b""
     while position < len(data):
         space, end = data.find(b" ", position, position + 8), data.find(b"\0", position)
@@ -94,7 +98,7 @@ def parse_tree(data: bytes, form: ObjectFormat) -> list[str]:
         if key <= last or name == last[:-1]:
             raise DamagedObject("the names of a tree are not in order")
         last = key
-        if mode != GITLINK:
-            found.append(data[start : start + form.size].hex())
+        kind = "" if mode == GITLINK else "tree" if stat.S_ISDIR(mode) else "blob"
+        found.append((data[start : start + form.size].hex(), kind))
         position = start + form.size
     return found

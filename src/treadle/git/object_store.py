@@ -22,7 +22,10 @@ MAX_READ_BYTES = 128 << 20
 MAX_HEAD_BYTES = 32
 _MAX_PACKS = 10_000
 _MAX_LOOSE_IN_FOLDER = 1_000_000
-_MAX_INDEX_BYTES = 512 << 20
+_MAX_HOSTILE_PACKS = 200
+_MAX_HOSTILE_INDEX_BYTES = 64 << 20
+"""Of all packs together. A command can make a file that is large and takes no space, but it is read into memory."""
+
 _MAX_ALTERNATES = 16
 _CHUNK = 1 << 16
 _UNBOUNDED_WORK = 1 << 62
@@ -42,6 +45,7 @@ class ObjectStore:
         self._is_hostile, self._work = is_hostile, work or WorkLimit(_UNBOUNDED_WORK)
         self._loose: dict[str, frozenset[str]] = {}
         self._packs: list[Pack] | None = None
+        self._index_bytes = _MAX_HOSTILE_INDEX_BYTES
         self._maps: list[mmap] = []
         self._alternates: list[ObjectStore] = []
         try:
@@ -165,7 +169,7 @@ class ObjectStore:
         if self._packs is None:
             self._packs = []
             for entry in self.folder.list_entries("pack", _MAX_PACKS):
-                if entry.name.endswith(".idx"):
+                if entry.name.endswith(".idx") and not (self._is_hostile and len(self._packs) >= _MAX_HOSTILE_PACKS):
                     try:
                         self._packs.append(self._open_pack(f"pack/{entry.name.removesuffix('.idx')}"))
                     except (DamagedObject, UnsafeFile):
@@ -184,8 +188,9 @@ class ObjectStore:
 
     def _read_index(self, name: str) -> PackIndex:
         if self._is_hostile:
-            data = self.folder.read_file(name, _MAX_INDEX_BYTES)
-            return PackIndex(data or b"", self.form.size)
+            data = self.folder.read_file(name, self._index_bytes) or b""
+            self._index_bytes -= len(data)
+            return PackIndex(data, self.form.size)
         opened = self.folder.open_file(name)
         if opened is None or not os.fstat(opened).st_size:
             raise DamagedObject("an empty index")

@@ -187,6 +187,9 @@ _CHECKS: dict[str, Check] = {
 }
 TOP_FILES = tuple(name for name in _CHECKS if "/" not in name)
 
+# Without these, git can neither continue a rebase nor abort it.
+_NEEDED = tuple(f"rebase-merge/{name}" for name in ("head-name", "onto", "orig-head"))
+
 # What git writes as a by-product of many commands. If both sides changed it, the user's stays and nobody needs to know.
 _BY_PRODUCTS = {"ORIG_HEAD", "COMMIT_EDITMSG", "AUTO_MERGE", "REBASE_HEAD"}
 
@@ -225,8 +228,14 @@ def take_state(before: Mapping[str, bytes], private: GitFolder, real: GitFolder,
     # A folder appears as a whole: git would take a part of it for a rebase that it cannot finish.
     new = {top: f"treadle-{secrets.token_hex(8)}" for top in STATE_FOLDERS if not real.is_folder(top)}
     is_changed = False
+    is_partial = any(name.startswith("rebase-merge/") for name in after) and not all(
+        after.get(name, b"").strip() and checks.check_file(name, after[name], []) is not None for name in _NEEDED
+    )
     for name in changed:
         top, _, rest = name.partition("/")
+        if is_partial and top == "rebase-merge":
+            rejected.append(f"{show_name(name)} in .git was not kept: the rebase could be neither continued nor ended.")
+            continue
         group = [one for one in {*before, *current} if one.partition("/")[0] == top]
         if name in odd:
             continue

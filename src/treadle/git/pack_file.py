@@ -19,6 +19,9 @@ from treadle.errors import TreadleError
 MAX_DELTAS = 4096
 """The longest chain of deltas. It is also the longest that git writes."""
 
+_INSTRUCTION_BYTES = 1024
+"""As how many unpacked bytes an instruction of a delta counts: it takes about as long, however little it copies."""
+
 _CHUNK = 1 << 16
 _CACHE_BYTES = 32 << 20
 _HEADER = 8
@@ -145,7 +148,7 @@ class Pack:
         if found is None:
             raise DamagedObject("the base of a delta is missing")
         for place, delta in reversed(chain):
-            found = GitObject(found.kind, apply_delta(found.data, delta, self._limit))
+            found = GitObject(found.kind, apply_delta(found.data, delta, self._limit, self._work))
             self._work.spend(len(found.data))
             self._remember(place, found)
         return found
@@ -249,33 +252,32 @@ class Pack:
         raise DamagedObject("a pack has a damaged delta")
 
 
-def apply_delta(base: bytes, delta: bytes, limit: int) -> bytes:
+def apply_delta(base: bytes, delta: bytes, limit: int, work: WorkLimit) -> bytes:
     """Build an object from its base and a delta. Raises `DamagedObject`."""
     base_size, position = _read_delta_size(delta, 0)
     size, position = _read_delta_size(delta, position)
     if base_size != len(base) or size > limit:
         raise DamagedObject("a delta does not fit its base")
-    pieces: list[bytes] = []
-    made = 0
+    made = bytearray()
     end = len(delta)
-    while position < end and made <= size:
+    while position < end and len(made) <= size:
+        work.spend(_INSTRUCTION_BYTES)
         code = delta[position]
         position += 1
         if code & 0x80:
             start, count, position = _read_copy(delta, position, code)
             if start + count > len(base):
                 raise DamagedObject("a delta copies from outside of its base")
-            pieces.append(base[start : start + count])
+            made += base[start : start + count]
         else:
             count = code
             if not count or position + count > end:
                 raise DamagedObject("a delta is damaged")
-            pieces.append(delta[position : position + count])
+            made += delta[position : position + count]
             position += count
-        made += count
-    if made != size:
+    if len(made) != size:
         raise DamagedObject("a delta gives another size than it says")
-    return b"".join(pieces)
+    return bytes(made)
 
 
 def _read_copy(delta: bytes, position: int, code: int) -> tuple[int, int, int]:

@@ -62,19 +62,26 @@ class PrivateCopy(Struct, frozen=True):
 
 
 def create_private_copy(
-    repository: Repository, folder: Path, *, config: str, objects: Sequence[str], excludes: str = ""
+    repository: Repository,
+    folder: Path,
+    *,
+    config: str,
+    objects: Sequence[str],
+    excludes: str = "",
+    has_filters: bool = False,
 ) -> PrivateCopy:
     """Build a private copy of a repository in a new folder.
 
     `config` is the text of its settings, and `objects` are the paths at which the command finds the real objects.
-    `excludes` are patterns of files that git ignores, besides the repository's own. Raises `RepositoryUnsupported` when
-    the real repository has links or a format that is not known; nothing is left then.
+    `excludes` are patterns of files that git ignores, besides the repository's own. `has_filters`: files may have a
+    filter, which does not run inside. Raises `RepositoryUnsupported` when the real repository has links or a format
+    that is not known; nothing is left then.
     """
     for path in objects:
         if not path.startswith("/") or "\n" in path:
             raise RepositoryUnsupported(f"The objects are at {path!r}, which git cannot be told.")
     with RealRepository(repository) as real:
-        return _CopyBuilder(real, folder).build(config, objects, excludes)
+        return _CopyBuilder(real, folder).build(config, objects, excludes, has_filters=has_filters)
 
 
 def create_empty_copy(repository: Repository, folder: Path) -> PrivateCopy:
@@ -92,8 +99,10 @@ def hide_files(copy: PrivateCopy, paths: Iterable[str]) -> PrivateCopy:
     names = [os.fsencode(path) for path in paths if "\n" not in path]
     if not names:
         return copy
-    with (copy.folder / "info/exclude").open("ab") as file:
-        file.writelines(b"\n/" + re.sub(rb"([\\\s*?\[])", rb"\\\1", name) for name in names)
+    for place, start in (("info/exclude", b"\n/"), ("info/sparse-checkout", b"\n!/")):
+        if start == b"\n/" or (copy.folder / place).exists():
+            with (copy.folder / place).open("ab") as file:
+                file.writelines(start + re.sub(rb"([\\\s*?\[])", rb"\\\1", name) for name in names)
     index, place = copy.index or b"", copy.folder / "index"
     # In version 4 a path is not written in full.
     if index[4:8] == b"\0\0\0\4" or any(name + b"\0" in index for name in names):
@@ -132,7 +141,7 @@ class _CopyBuilder:
     def __init__(self, real: RealRepository, folder: Path) -> None:
         self._real, self._folder = real, folder
 
-    def build(self, config: str, objects: Sequence[str], excludes: str) -> PrivateCopy:
+    def build(self, config: str, objects: Sequence[str], excludes: str, *, has_filters: bool) -> PrivateCopy:
         """Build the copy, and return it with what was copied."""
         head, refs = self._read_refs()
         index = self._read_index()
@@ -159,8 +168,10 @@ class _CopyBuilder:
             _write(self._folder / name, data)
         about = self._real.git.look_up("index")
         if index is not None and about:
-            # git compares this time with those of files, to find the ones that changed right after they were staged.
-            os.utime(self._folder / "index", ns=(about.st_mtime_ns, about.st_mtime_ns))
+            # git compares this time with those of files, and reads again the ones that changed in the same second. If
+            # they had a filter, it would fail, so these are taken for unchanged.
+            time = about.st_mtime_ns + (1_000_000_000 if has_filters else 0)
+            os.utime(self._folder / "index", ns=(time, time))
         self._copy_hooks()
         return PrivateCopy(
             repository=self._real.places,

@@ -37,6 +37,7 @@ class RealRepository:
     def __init__(self, repository: Repository) -> None:
         self.places = repository
         self._stack = ExitStack()
+        self._packed: tuple[tuple[int, int, int], dict[str, str]] | None = None
         try:
             self.git = self._stack.enter_context(GitFolder(repository.git_dir))
             self.common = self._stack.enter_context(GitFolder(repository.common_dir))
@@ -88,8 +89,16 @@ class RealRepository:
         """Read the value of a ref or of HEAD; empty when it does not exist. Raises `UnsafeFile`."""
         value = read_ref_file(self.choose_folder(name), name, self.form)
         if not value and not is_own_ref(name):
-            return read_packed_refs(self.common, self.form).get(name, "")
+            return self._read_packed().get(name, "")
         return value
+
+    def _read_packed(self) -> dict[str, str]:
+        """Read the packed refs, again only if their file was replaced: it may have very many, and each ref asks."""
+        about = self.common.look_up("packed-refs")
+        version = (about.st_ino, about.st_size, about.st_ctime_ns) if about else (0, 0, 0)
+        if self._packed is None or self._packed[0] != version:
+            self._packed = version, read_packed_refs(self.common, self.form)
+        return self._packed[1]
 
     def resolve_ref(self, name: str) -> str:
         """Find the id at which a ref is, through symbolic refs; empty when there is none."""
@@ -130,7 +139,7 @@ class RealRepository:
             raise UnsafeFile(f"there are branches or tags below {name}")
         if is_own_ref(name) or self.read_ref(name):
             return
-        packed = read_packed_refs(self.common, self.form)
+        packed = self._read_packed()
         parts = name.split("/")
         above = {"/".join(parts[:count]) for count in range(3, len(parts))}
         if above & packed.keys() or any(other.startswith(f"{name}/") for other in packed):
@@ -138,7 +147,7 @@ class RealRepository:
 
     def _remove_ref(self, folder: GitFolder, name: str) -> None:
         """Remove a ref: first where it is packed, because the loose one hides that."""
-        if not is_own_ref(name) and name in read_packed_refs(self.common, self.form):
+        if not is_own_ref(name) and name in self._read_packed():
             with self.common.lock_file("packed-refs") as lock:
                 data = self.common.read_file("packed-refs", MAX_PACKED_BYTES) or b""
                 lock.replace(remove_packed_ref(data, name))

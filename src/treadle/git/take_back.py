@@ -18,7 +18,7 @@ from treadle.git.git_folder import GitFolder, LockHeld, RepositoryUnsupported, U
 from treadle.git.index_file import MAX_INDEX_BYTES, DamagedIndex, Entries, parse_index, render_index
 from treadle.git.index_merge import IndexChecks, merge_index
 from treadle.git.names import show_name
-from treadle.git.new_objects import NewObjects
+from treadle.git.new_objects import MAX_OBJECTS, NewObjects
 from treadle.git.new_repository import SWITCHED_OFF_HEAD, create_repository, move_aside, read_new_head
 from treadle.git.object_format import MAX_CONFIG_BYTES, list_settings
 from treadle.git.object_links import Commit, list_links, parse_commit
@@ -36,6 +36,7 @@ _MAX_SENTENCE = 400
 _MAX_COMMITS = 50
 _WORK_BYTES = 8 << 30
 _SHOWN_NAMES = 5
+_MAX_MORE_INDEX_BYTES = 64 << 20
 
 # What `git init` writes into the settings of a new repository.
 _INITIAL_SETTINGS = {
@@ -127,6 +128,7 @@ class _TakeBack:
         self._copy, self._private, self._real = copy, private, real
         self._is_clean_gitlink = is_clean_gitlink
         self._objects = NewObjects(real.objects)
+        self._blobs: dict[str, bool] = {}
         self._index_before: bytes | None = None
         self._rejected: list[str] = []
 
@@ -164,17 +166,21 @@ class _TakeBack:
         return self._objects.read_kind(object_id) == "commit"
 
     def _is_blob(self, object_id: str) -> bool:
-        return self._objects.read_kind(object_id) == "blob"
+        if object_id not in self._blobs:  # very many entries may name it
+            self._blobs[object_id] = self._objects.read_kind(object_id) == "blob"
+        return self._blobs[object_id]
 
     def _take_index(self) -> None:
         form, base_data = self._copy.form, self._copy.index or b""
         try:
-            data = self._private.read_file("index", MAX_INDEX_BYTES)
+            data = self._private.read_file("index", min(MAX_INDEX_BYTES, len(base_data) + _MAX_MORE_INDEX_BYTES))
             if data is None or data == base_data:
                 return
             base, command = _parse(base_data, self._copy), parse_index(data, form)
             if base.keys() == command.keys():  # only what git remembers of the files
                 return
+            if len(base.keys() ^ command.keys()) > 2 * MAX_OBJECTS:
+                raise DamagedIndex(f"more than {MAX_OBJECTS} files were staged at once")
             with self._real.git.lock_file("index") as lock, FileStats(self._copy.repository, form) as files:
                 about = self._real.git.look_up("index")
                 current = self._real.git.read_file("index", MAX_INDEX_BYTES) or b""
@@ -234,7 +240,7 @@ class _TakeBack:
                 try:
                     stored = objects.read(object_id)
                     if stored and stored.kind == "tag":
-                        waiting.extend(list_links(stored, self._copy.form))
+                        waiting.extend(target for target, _ in list_links(stored, self._copy.form))
                         continue
                     found[object_id] = parse_commit(stored.data if stored else b"", self._copy.form)
                 except DamagedObject:

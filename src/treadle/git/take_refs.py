@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from treadle.git.git_folder import GitFolder, LockHeld, UnsafeFile
-from treadle.git.names import is_branch, is_ref_name, show_name
+from treadle.git.names import is_branch, is_plain_name, is_ref_name, show_name
 from treadle.git.new_objects import NewObjects
 from treadle.git.private_copy import PrivateCopy, sign_file
 from treadle.git.real_repository import RealRepository, RefMoved
@@ -81,6 +81,8 @@ class RefTaker:
     def _find_fault(self, name: str, value: str) -> str:
         if not is_ref_name(name):
             return "git does not allow this name"
+        if value and name not in self._copy.refs and not is_plain_name(name):
+            return "a shell or a terminal could obey this name"
         if value.startswith("ref:"):
             return "it refers to another ref, which only HEAD may"
         if not value:
@@ -234,6 +236,8 @@ class RefTaker:
         name = value.removeprefix("ref: ")
         if not is_branch(name):
             return f"{show_name(name)} is not a branch"
+        if name not in self._copy.refs and not is_plain_name(name):
+            return f"a shell or a terminal could obey the name {show_name(name)}"
         if name in self._foreign:
             return f"{show_name(name)} is checked out in another worktree"
         return f"{show_name(name)} was not kept" if name in self._refused else ""

@@ -21,6 +21,7 @@ from treadle.sandbox.guarded_paths import (
     SYSTEM_TREES,
     find_guarded_paths,
     find_parent_folders,
+    find_shown_settings,
     hold_protected_paths,
 )
 from treadle.sandbox.new_repositories import RepositoryCleaner
@@ -141,7 +142,8 @@ def hold_extra_folder(folder: Path, stack: ExitStack, *, is_writable: bool, show
     if os.readlink(f"/proc/self/fd/{descriptor}") != str(folder):
         raise BadInput(f"{folder} was moved, or a link took its place. Nothing was run. Name its real path.")
     found = find_guarded_paths(folder)
-    masked = found.list_hidden(show_env_files=show_env_files)
+    hidden = found.list_hidden(show_env_files=show_env_files)
+    masked = (*hidden, *find_shown_settings(folder, found.found))
     if not is_writable:
         return ExtraFolder(folder, descriptor, False, {}, frozenset(), masked)
     if notes := found.explain_read_only():

@@ -10,15 +10,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from treadle.errors import TreadleError
 from treadle.git.git_folder import RepositoryUnsupported
-from treadle.git.index_file import list_gitlinks
+from treadle.git.index_file import DamagedIndex, list_gitlinks
 from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, hide_files
 from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
 from treadle.permissions.paths import GUARDED_NAMES
 from treadle.sandbox.base import GitReport, HeldMount, Job
-from treadle.sandbox.git_settings import build_private_config, build_user_config, read_excludes
+from treadle.sandbox.git_settings import (
+    build_private_config,
+    build_user_config,
+    find_setting,
+    list_filters,
+    read_excludes,
+)
 from treadle.sandbox.guarded_paths import GuardedPaths
 from treadle.sandbox.new_repositories import RepositoryCleaner, is_missing_or_empty
 from treadle.sandbox.private_folder import hold_private_folder
@@ -31,6 +39,9 @@ USER_CONFIG = "/run/treadle/gitconfig"
 
 _INSIDE = "/run/treadle"
 """Where a command sees what has no place in the workspace: real objects, and private copies behind a `.git` file."""
+
+
+_NOT_SIGNED = "The new commits are not signed, because keys stay outside of the sandbox. Tell the user."
 
 
 class GitCopies:
@@ -48,6 +59,7 @@ class GitCopies:
         self._resources = ExitStack()
         self._cleaner: RepositoryCleaner | None = None
         self._copies: list[PrivateCopy] = []
+        self._signed: set[Path] = set()
         self._notes: list[str] = []
         self.mounts: list[HeldMount] = []
         self.entries: set[str] = set()
@@ -77,7 +89,7 @@ class GitCopies:
         for number, one in enumerate(accepted.accepted):
             try:
                 self._add(number, one)
-            except (RepositoryUnsupported, OSError) as error:
+            except (RepositoryUnsupported, DamagedIndex, OSError) as error:
                 self._notes.append(f"Git cannot change the repository at {one.entry}: {error}")
         if self._job.writable and ".git" not in self.entries and is_missing_or_empty(self._workspace / ".git"):
             places = Repository(self._workspace, self._workspace / ".git", self._workspace / ".git")
@@ -85,6 +97,12 @@ class GitCopies:
             self._copies.append(copy)
             self._mount(copy.folder, str(self._workspace / ".git"), is_writable=True)
             self.entries.add(".git")
+            above = next((parent for parent in self._workspace.parents if os.path.lexists(parent / ".git")), None)
+            if above is not None:
+                self._notes.append(
+                    f"The workspace is a folder of the repository at {above}, which commands do not see. Do not create "
+                    "another one here. Git works if treadle is started in that folder."
+                )
 
     def drop_empty(self) -> None:
         """Leave out the folder for `git init`, because there is nothing that it can be mounted on."""
@@ -96,8 +114,14 @@ class GitCopies:
         repository, folder = one.repository, self.folder / str(number)
         config = build_private_config(one.settings, repository, self._workspace, names_work_tree=one.is_file)
         inside = [f"{_INSIDE}/objects/{number}.{count}" for count in range(len(one.objects))]
-        excludes = read_excludes(one.settings)
-        copy = create_private_copy(repository, folder, config=config, objects=inside, excludes=excludes)
+        copy = create_private_copy(
+            repository,
+            folder,
+            config=config,
+            objects=inside,
+            excludes=read_excludes(one.settings),
+            has_filters=bool(list_filters(one.settings)),
+        )
         tree = repository.work_tree
         copy = hide_files(copy, [str(path.relative_to(tree)) for path in self._hidden if path.is_relative_to(tree)])
         for source, target in zip(one.objects, inside, strict=True):
@@ -112,6 +136,8 @@ class GitCopies:
             target = f"{_INSIDE}/git/{number}"
         self._mount(folder, target, is_writable=True)
         self._copies.append(copy)
+        if (find_setting(one.settings, "commit.gpgsign") or "false").lower() not in ("false", "no", "off", "0", ""):
+            self._signed.add(copy.folder)
         self.entries.add(one.entry)
         if copy.index is not None:
             self.gitlinks += self._find_gitlinks(repository, list_gitlinks(copy.index, copy.form))
@@ -156,6 +182,8 @@ class GitCopies:
             except (TreadleError, OSError) as error:
                 sentence = f"Nothing that the command did to this repository was kept, its files were: {error}"
                 report = GitReport(copy.repository.name, rejected=(sentence,))
+            if report is not None and report.commits and copy.folder in self._signed:
+                report = replace(report, rejected=(*report.rejected, _NOT_SIGNED))
             if report is not None:
                 yield report
 

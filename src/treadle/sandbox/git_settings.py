@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -28,13 +29,14 @@ NO_REPOSITORY = Path("/dev/null")
 _TIMEOUT = 10.0
 _MAX_AGE = 60.0
 _MAX_REMEMBERED = 64
+_MAX_CONDITIONS = 32
 _MAX_EXCLUDES = 64 * 1024
 _USER_VARIABLES = ("HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 _KNOWN_EXTENSIONS = {"objectformat", "partialclone", "worktreeconfig", "noop", "preciousobjects", "relativeworktrees"}
 
 _KEPT = re.compile(
     r"core\.(filemode|ignorecase|symlinks|precomposeunicode|autocrlf|eol|safecrlf|quotepath|logallrefupdates|abbrev"
-    r"|whitespace|commentchar)|extensions\.(objectformat|partialclone)|(user|author|committer)\.(name|email)"
+    r"|whitespace|commentchar|sparsecheckout)|extensions\.(objectformat|partialclone)|(user|author|committer)\.(name|email)"
     r"|init\.defaultbranch|i18n\.(commitencoding|logoutputencoding)"
     r"|remote\..+\.(url|pushurl|fetch|promisor|partialclonefilter|tagopt)"
     r"|branch\.(.+\.(remote|merge|rebase|pushremote)|autosetupmerge|autosetuprebase|sort)"
@@ -56,7 +58,20 @@ _FORCED = """[gc]
 \tgpgSign = false
 [push]
 \tgpgSign = false
+[core]
+\tsparseCheckoutCone = false
+[sparse]
+\texpectFilesOutsideOfPatterns = true
 """
+"""Keys stay outside. Hidden files carry the mark of sparse checkouts; only patterns that are no cone leave them out."""
+
+_FILTER = re.compile(r"filter\.(.+)\.(clean|process)")
+_NO_FILTER = """\tclean = "f=$(mktemp); cat >$f; git cat-file -e $(git hash-object --no-filters $f) && cat $f || \\
+{ echo 'The filter of this file does not run in the sandbox. Ask the user to stage it.' >&2; false; }"
+\tsmudge = cat
+\trequired = true
+"""
+"""What a checkout inside has written is stored already, so git may look at it. No other content may be staged."""
 
 
 class Setting(Struct, frozen=True):
@@ -101,7 +116,10 @@ def read_settings(git_dir: Path, common_dir: Path, environment: Mapping[str, str
 
 
 def read_named_paths(git_dir: Path, common_dir: Path) -> tuple[NamedPath, ...]:
-    """Read which files of settings hold in a repository, missing ones too, and which folders have its hooks."""
+    """Read which files of settings may hold in a repository, missing ones too, and which folders have its hooks.
+
+    Every condition of an include counts as met: a command can meet some, by a branch or by a new repository.
+    """
     return _read(git_dir, common_dir).named
 
 
@@ -119,7 +137,7 @@ def _read(git_dir: Path, common_dir: Path, environment: Mapping[str, str] = os.e
     versions = _read_versions(tuple(sorted(files)))
     settings: list[Setting] = []
     named: dict[NamedPath, None] = {}
-    for scope, origin, text in _list_settings(git_dir, variables):
+    for scope, origin, text in _list_settings(["--includes"], {**variables, "GIT_DIR": str(git_dir)}):
         file = origin.removeprefix("file:")
         is_own = scope in ("local", "worktree")
         named |= dict.fromkeys(_list_named(file, text))
@@ -131,6 +149,9 @@ def _read(git_dir: Path, common_dir: Path, environment: Mapping[str, str] = os.e
         if file not in files:
             files.add(file)
             versions = ()
+    if more := _follow_conditions(named, files, variables):
+        files |= more
+        versions = ()
     watched = tuple(sorted(files))
     versions = versions or _read_versions(watched)
     found = _Remembered(tuple(settings), tuple(named), watched, versions, time.monotonic() + _MAX_AGE)
@@ -139,6 +160,21 @@ def _read(git_dir: Path, common_dir: Path, environment: Mapping[str, str] = os.e
         _memory.move_to_end(key)
         while len(_memory) > _MAX_REMEMBERED:
             _memory.popitem(last=False)
+    return found
+
+
+def _follow_conditions(named: dict[NamedPath, None], files: set[str], variables: dict[str, str]) -> set[str]:
+    """Add what is named by files whose condition is not met now, and return these files."""
+    found: set[str] = set()
+    while len(found) < _MAX_CONDITIONS:
+        waiting = [one.path for one in named if not one.is_folder and one.path not in files | found]
+        path = next(filter(os.path.isfile, waiting), None)
+        if path is None:
+            break
+        found.add(path)
+        with suppress(SettingsUnreadable):  # then git does nothing where it is included
+            for _, origin, text in _list_settings(["--file", path], {**variables, "GIT_DIR": str(NO_REPOSITORY)}):
+                named |= dict.fromkeys(_list_named(origin.removeprefix("file:"), text))
     return found
 
 
@@ -163,18 +199,18 @@ def _read_versions(files: Iterable[str]) -> tuple[tuple[int, ...], ...]:
     return tuple(versions)
 
 
-def _list_settings(git_dir: Path, variables: dict[str, str]) -> list[tuple[str, str, str]]:
+def _list_settings(options: Sequence[str], variables: dict[str, str]) -> list[tuple[str, str, str]]:
     """Return scope, file and text of each setting."""
     program = next((path for path in _GIT if os.access(path, os.X_OK)), None)
     if program is None:
         return []
     try:
         done = subprocess.run(
-            [program, "--no-pager", "config", "--list", "-z", "--show-scope", "--show-origin", "--includes"],
+            [program, "--no-pager", "config", "--list", "-z", "--show-scope", "--show-origin", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**variables, "GIT_DIR": str(git_dir), "PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            env={**variables, "PATH": "/usr/bin:/bin", "LC_ALL": "C"},
             cwd="/",
             timeout=_TIMEOUT,
             check=False,
@@ -208,7 +244,7 @@ def build_user_config() -> str:
         settings = ()
     kept = [(one.key, one.value) for one in settings if _KEPT.fullmatch(one.key) and not _URL.fullmatch(one.key)]
     # A workspace may belong to another user. Nothing that git runs inside gets out.
-    return _render([*kept, ("safe.directory", "*")]) + _FORCED
+    return _render([*kept, ("safe.directory", "*")]) + _FORCED + _refuse_filters(settings)
 
 
 def build_private_config(
@@ -230,7 +266,18 @@ def build_private_config(
     if os.getuid() == 0:
         # Files of root have another owner inside, so git would read each file again to see that it is the same.
         core.append(("core.checkstat", "minimal"))
-    return _render([*core, *kept]) + _FORCED
+    return _render([*core, *kept]) + _FORCED + _refuse_filters(settings)
+
+
+def list_filters(settings: Iterable[Setting]) -> list[str]:
+    """List the filters that the settings have, which change the content of a file when it is staged."""
+    return list(dict.fromkeys(match[1] for one in settings if (match := _FILTER.fullmatch(one.key))))
+
+
+def _refuse_filters(settings: Iterable[Setting]) -> str:
+    """Have git refuse to stage files for which the user has a filter, rather than store their content as it is."""
+    names = (name for name in list_filters(settings) if "\n" not in name)
+    return "".join(f'[filter "{name.translate(_ESCAPED)}"]\n{_NO_FILTER}' for name in names)
 
 
 def _render(values: Iterable[tuple[str, str]]) -> str:

@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
@@ -156,6 +156,19 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
         why_read_only=named.why_read_only,
         found=found,
     )
+
+
+def find_shown_settings(folder: Path, found: FoundPaths, covered: Container[str] = ()) -> Iterator[Path]:
+    """Find the settings of repositories that are shown as they are, and of their submodules: passwords may be in them.
+
+    Private copies cover the others.
+    """
+    for name in (name for name, kind in found.repositories.items() if kind == "folder" and name not in covered):
+        for here, folders, files in os.walk(folder / name):
+            if "HEAD" in files:
+                folders[:] = [sub for sub in folders if sub in ("modules", "worktrees")]
+            places = (Path(here, file) for file in ("config", "config.worktree") if file in files)
+            yield from (place for place in places if not place.is_symlink())
 
 
 def _resolve_inside(path: Path, workspace: Path) -> Iterator[Path]:

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treadle.errors import TreadleError
+from treadle.git.git_folder import GitFolder
 from treadle.git.take_back import adopt_repository
 from treadle.sandbox.base import GitReport
 from treadle.sandbox.command_group import CommandGroup
+from treadle.sandbox.git_settings import NO_REPOSITORY, SettingsUnreadable, read_named_paths
 from treadle.sandbox.workspace_scan import FoundPaths, open_folders, open_parent, scan_workspace
 
 _MAX_ROUNDS = 5
+_OWN_HOOKS = b"[core]\n\thooksPath = .git/hooks\n"
 _BARE_NAMES = {
     *("HEAD", "FETCH_HEAD", "ORIG_HEAD", "branches", "config", "description", "hooks", "info", "logs", "objects"),
     *("packed-refs", "refs", "shallow"),
@@ -26,7 +29,7 @@ def describe_repositories(workspace: Path, found: FoundPaths) -> dict[str, str]:
     A closed folder may hold one too.
     """
     described: dict[str, str] = dict.fromkeys(found.closed, "closed")
-    for name, kind in found.repositories.items():
+    for name, kind in {**found.repositories, **found.deep_repositories}.items():
         try:
             described[name] = f"link to {os.readlink(workspace / name)}" if kind == "link" else kind
         except OSError:
@@ -89,7 +92,8 @@ class NewRepositories:
         if kind == "folder" or (is_bare and name and _BARE_NAMES.issuperset(os.listdir(path))):
             try:
                 report = adopt_repository(path, self._workspace / folder, name=folder, is_bare=is_bare)
-            except (TreadleError, OSError):
+                _keep_hooks_inside(path)
+            except (TreadleError, SettingsUnreadable, OSError):
                 pass
             else:
                 self.known[name] = kind
@@ -128,6 +132,14 @@ class NewRepositories:
         finally:
             os.close(folder)
         return name
+
+
+def _keep_hooks_inside(git_dir: Path) -> None:
+    """Have a clean repository run no hooks of its work tree, if the user's settings name them by a relative path."""
+    named = read_named_paths(NO_REPOSITORY, NO_REPOSITORY)
+    if any(one.is_folder and not os.path.isabs(one.path) for one in named):
+        with GitFolder(git_dir) as opened:
+            opened.append_file("config", _OWN_HOOKS)
 
 
 class RepositoryCleaner:

@@ -26,6 +26,7 @@ from treadle.sandbox.guarded_paths import (
     GuardedPaths,
     find_guarded_paths,
     find_parent_folders,
+    find_shown_settings,
     hold_protected_paths,
     resolve_sandbox_workspace,
     resolve_working_folder,
@@ -140,7 +141,7 @@ def _prepare_plan(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: 
         cwd=cwd,
         descriptors=held.descriptors,
         parent_folders=frozenset(map(str, held.parents)),
-        masked=found.list_hidden(show_env_files=job.show_env_files),
+        masked=held.hidden,
         environment={
             **build_proxy_environment(job),
             **settings,
@@ -155,12 +156,13 @@ def _prepare_plan(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: 
 
 
 class _HeldPaths(Struct, frozen=True):
-    """Descriptors of protected paths, by their names in the workspace, and the folders above such paths.
+    """Descriptors of protected paths, by their names in the workspace, hidden paths, and the folders above both.
 
     `is_complete` is False when a path that must be protected is missing and may not be created.
     """
 
     descriptors: Mapping[str, int] = {}
+    hidden: tuple[Path, ...] = ()
     parents: tuple[Path, ...] = ()
     is_complete: bool = True
 
@@ -171,16 +173,17 @@ def _hold_paths(job: Job, workspace: Path, found: GuardedPaths, git: GitCopies |
     read_only = [path for path in found.read_only if path not in covered]
     gitlinks = dict.fromkeys(git.gitlinks if git is not None else (), stat.S_IFSOCK)
     placeholders = {**gitlinks, **found.named_by_git} if job.writable else {}
-    hidden = found.list_hidden(show_env_files=job.show_env_files)
+    settings = find_shown_settings(workspace, found.found, git.entries) if git is not None else ()
+    hidden = (*found.list_hidden(show_env_files=job.show_env_files), *settings)
     _check_count(workspace, len(hidden), len(read_only) + len(placeholders))
     if not job.writable:  # nothing can be moved or created, so only what a copy is mounted on must exist
-        return _HeldPaths(stack.enter_context(hold_protected_paths(workspace)))
+        return _HeldPaths(stack.enter_context(hold_protected_paths(workspace)), hidden)
     held = {*read_only, *found.own_files, *found.closed, *covered, *(workspace / name for name in placeholders)}
     parents = find_parent_folders(workspace, held)
     holding = hold_protected_paths(workspace, (*parents, *read_only), names=GUARDED_NAMES, placeholders=placeholders)
     descriptors = stack.enter_context(holding)
     missing = [name for name in (*GUARDED_NAMES, *found.named_by_git) if name not in descriptors]
-    return _HeldPaths(descriptors, parents, all((workspace / name).is_symlink() for name in missing))
+    return _HeldPaths(descriptors, hidden, parents, all((workspace / name).is_symlink() for name in missing))
 
 
 def _check_count(workspace: Path, masked: int, protected: int) -> None:

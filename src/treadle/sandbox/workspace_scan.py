@@ -27,7 +27,10 @@ OPEN_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_FOLDERS = 1_000_000
 _MAX_PATH_BYTES = 3000
-"""Nothing can be mounted at a path that is much longer, and git cannot open it."""
+"""Nothing can be mounted at a path that is much longer."""
+
+_MAX_OPENED_BYTES = 4096
+"""Git cannot open a path that is longer."""
 
 _MAX_OPEN = 100
 """Folders that are open at the same time. Deeper ones are opened again from the top."""
@@ -48,14 +51,15 @@ class FoundPaths(Struct, frozen=True):
 
     A repository of the name "" is the workspace itself, which looks like a bare one. `run_outside` are `.treadle` and
     the files of editors, agents and hooks. `logs` may be logs of sessions. `half_bare` look like a repository and lack
-    something. `too_deep` and `closed` are folders whose content was not looked at: the path is too long, or we may not
-    list it. `is_complete` is False when there are too many folders.
+    something. `too_deep` are folders whose path is too long: of what is in them, only repositories are listed, as
+    `deep_repositories`. `closed` are folders that we may not list. `is_complete` is False when there are too many.
     """
 
     env_files: tuple[str, ...] = ()
     run_outside: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
     repositories: dict[str, GitKind] = {}
+    deep_repositories: dict[str, GitKind] = {}
     half_bare: tuple[str, ...] = ()
     too_deep: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
@@ -207,9 +211,11 @@ class _Scan:
             self._note(path, folder)
             for sub in folder.folders:
                 below = f"{path}/{sub}" if path else sub
-                if len(os.fsencode(below)) > _MAX_PATH_BYTES:
+                if _is_deep(below) and not _is_deep(path):
                     self._too_deep.append(below)
-                elif depth >= _MAX_OPEN:
+                if len(below) > _MAX_OPENED_BYTES:
+                    continue
+                if depth >= _MAX_OPEN:
                     self._deferred.append((below, folder))
                 else:
                     folder.folders[sub] = self._visit(here, sub, below, folder.folders[sub], depth + 1)
@@ -249,9 +255,13 @@ class _Scan:
 
     def collect(self) -> FoundPaths:
         env_files, run_outside, logs, half_bare = list[str](), list[str](), list[str](), list[str]()
-        repositories: dict[str, GitKind] = {}
+        near: dict[str, GitKind] = {}
+        deep: dict[str, GitKind] = {}
         for path, folder in sorted(self._found, key=lambda found: (found[0].count("/"), found[0])):
+            repositories = deep if _is_deep(path) else near
             for name, kind in folder.names:
+                if repositories is deep and kind != "bare" and name != ".git":
+                    continue
                 place = f"{path}/{name}" if path else name
                 if kind == "log":
                     logs.append(place)
@@ -269,12 +279,17 @@ class _Scan:
             env_files=tuple(env_files),
             run_outside=tuple(run_outside),
             logs=tuple(logs),
-            repositories=repositories,
+            repositories=near,
+            deep_repositories=deep,
             half_bare=tuple(half_bare),
             too_deep=tuple(self._too_deep),
             closed=tuple(self._closed),
             is_complete=self._is_complete,
         )
+
+
+def _is_deep(path: str) -> bool:
+    return len(os.fsencode(path)) > _MAX_PATH_BYTES
 
 
 def _read_version(found: os.stat_result) -> tuple[int, ...]:

@@ -70,6 +70,7 @@ def create_private_copy(repository: Repository, folder: Path, *, config: str, ob
     if not objects_path.startswith("/") or "\n" in objects_path:
         raise RepositoryUnsupported(f"The objects are at {objects_path!r}, which git cannot be told.")
     with RealRepository(repository) as real:
+        real.remove_leftovers()
         return _CopyBuilder(real, folder).build(config, objects_path)
 
 

@@ -136,6 +136,7 @@ def _hold_workspace(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind
     if kind.is_command:
         git = GitCopies(job, workspace, found)
         stack.callback(git.close)
+        found = find_guarded_paths(workspace) if git.has_cleaned_up else found
     covered = {workspace / name for name in git.entries} if git is not None else set[Path]()
     read_only = [path for path in found.read_only if path not in covered]
     gitlinks = dict.fromkeys(git.gitlinks if git is not None else (), stat.S_IFSOCK)

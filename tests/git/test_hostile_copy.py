@@ -16,6 +16,7 @@ from tests.kit.host_git import GIT_ENVIRONMENT
 from treadle.git import new_objects, take_back, take_refs
 from treadle.git.index_file import Entries, EntryState, render_index
 from treadle.git.object_format import SHA1
+from treadle.git.private_copy import MARKER
 
 Attack = Callable[[Command, Path], object]
 
@@ -518,3 +519,10 @@ def test_very_many_branches_are_not_taken_one_by_one(victim: Victim, monkeypatch
     assert any("branches and tags were not kept" in sentence for sentence in report.rejected), report
     assert victim.git("log", "-1", "--format=%s").strip() == "kept"
     assert len(victim.git("branch", "--list", "a*").split()) == 2
+
+
+def test_a_copy_with_the_marker_of_another_is_noticed(victim: Victim) -> None:
+    def attack(command: Command, canary: Path) -> None:
+        (command.folder / MARKER).write_text("another")
+
+    assert victim.suffer(attack) == ("The repository was replaced by another one. Nothing was kept.",)

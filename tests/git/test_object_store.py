@@ -1,8 +1,10 @@
 """Packs and loose objects: what git packed is read, and hostile packs end in a refusal."""
 
+import os
 import random
 import struct
 import zlib
+from collections.abc import Callable
 from hashlib import sha1
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.git.place import Command, Place
 from treadle.git import take_back
+from treadle.git.git_folder import GitFolder, UnsafeFile
 from treadle.git.object_format import SHA1
 from treadle.git.object_store import ObjectStore
 from treadle.git.pack_file import DamagedObject, apply_delta
@@ -168,3 +171,10 @@ def test_a_link_in_the_place_of_a_pack_is_not_followed(place: Place, tmp_path: P
     pack.rename(tmp_path / "elsewhere")
     pack.symlink_to(tmp_path / "elsewhere")
     assert end(place, command) == () and not (place.git_dir / "objects" / BLOB[:2]).exists()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_only_regular_files_are_read(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "odd")
+    with GitFolder(tmp_path) as folder, pytest.raises(UnsafeFile, match="not a regular file"):
+        folder.read_file("odd", 10)

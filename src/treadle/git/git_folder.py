@@ -387,7 +387,8 @@ def write_and_sync(opened: int, data: bytes, seconds: int | None = None) -> None
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that a command has put into it, however deep it is and whatever its modes are.
 
-    Each folder in it is moved to the top first, so no path becomes long. It may be gone already. Raises `OSError`.
+    Files directly in it go first. Each folder in it is moved to the top before, so no path becomes long. It may be gone
+    already. Raises `OSError`.
     """
     if not os.path.lexists(folder):
         return

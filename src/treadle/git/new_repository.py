@@ -69,10 +69,11 @@ def is_unfinished(git_dir: Path) -> bool:
         return True
     try:
         with GitFolder(git_dir) as folder:
-            found = [path for path, _ in folder.walk_entries(".", _FEW)]
+            found = [path for path, _ in folder.walk_entries(".", _FEW) if not is_temporary(path)]
+            is_ours = not found or folder.read_file("info/exclude", len(_EXCLUDE)) == _EXCLUDE  # it is written first
     except UnsafeFile:
         return False
-    return len(found) < _FEW and all(path in _UNFINISHED or is_temporary(path) for path in found)
+    return is_ours and _UNFINISHED.issuperset(found)
 
 
 def move_aside(found: Path, aside: Path) -> bool:

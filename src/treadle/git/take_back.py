@@ -98,7 +98,6 @@ def adopt_repository(
         reason = f"The repository {show_name(found.git_dir.name)} was switched off and is now {aside.name}: {error}"
         return GitReport(found.name, rejected=(reason[:_MAX_SENTENCE],))
     with suppress(OSError):  # what cannot be removed stays, and is no repository
-        (aside / SWITCHED_OFF_HEAD).unlink()  # so that nobody goes on with a part of it
         remove_tree(aside)
     return report
 

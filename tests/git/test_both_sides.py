@@ -6,6 +6,7 @@ import pytest
 
 from tests.git.place import Command, Place
 from treadle.git import git_folder
+from treadle.git.take_refs import RefTaker
 
 
 def commit_in(command: Command, place: Place, subject: str, **files: str) -> None:
@@ -144,3 +145,26 @@ def test_a_lock_that_is_released_in_time_is_waited_for(place: Place) -> None:
     report = command.end()
     os.waitpid(child, 0)
     assert report and report.rejected == () and place.subjects() == ["new", "one"]
+
+
+def test_a_commit_of_the_user_amid_a_take_back_reverts_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = place.start_command()
+    commit_in(command, place, "new", **{"n.txt": "n"})
+    take_refs = RefTaker.take_refs
+
+    def commit_and_take(self: RefTaker) -> None:
+        take_refs(self)
+        place.git("commit", "-q", "--allow-empty", "-m", "of the user")
+
+    monkeypatch.setattr(RefTaker, "take_refs", commit_and_take)
+    command.end()
+    assert place.subjects() == ["of the user", "new", "one"] and "n.txt" in place.git("ls-tree", "--name-only", "HEAD")
+    place.check()
+
+
+def test_a_file_that_others_may_not_read_stays_so(place: Place) -> None:
+    (place.git_dir / "index").chmod(0o600)
+    command = place.start_command()
+    commit_in(command, place, "new", **{"n.txt": "n"})
+    command.end()
+    assert (place.git_dir / "index").stat().st_mode & 0o777 == 0o600 and place.status() == []

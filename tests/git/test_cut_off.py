@@ -2,40 +2,20 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.git.place import Command, Place
-from treadle.git.private_copy import PrivateCopy
+from tests.kit.cut_off import KILLED, do_until
+from tests.kit.host_git import run_git
+from treadle.git.new_repository import is_unfinished
+from treadle.git.private_copy import create_empty_copy
+from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
-
-KILLED = 9
-
-
-def take_back_until(copy: PrivateCopy, count: int) -> int:
-    """Take back in a child that ends at once before it links or renames for the `count`-th time."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    left = count
-
-    def end_in_time(change: Callable[..., None]) -> Callable[..., None]:
-        def changed(*arguments: object, **options: object) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                os._exit(KILLED)
-            change(*arguments, **options)
-
-        return changed
-
-    os.rename, os.link = end_in_time(os.rename), end_in_time(os.link)  # type: ignore[assignment]
-    try:
-        take_back(copy)
-    finally:
-        os._exit(0)
+from treadle.sandbox.new_repositories import RepositoryCleaner
+from treadle.sandbox.workspace_scan import scan_workspace
 
 
 def work(command: Command, place: Place) -> None:
@@ -61,9 +41,8 @@ def test_the_repository_is_whole_wherever_the_take_back_was_cut_off(place: Place
     while code == KILLED:
         shutil.rmtree(place.git_dir)
         shutil.copytree(tmp_path / "before", place.git_dir, symlinks=True)
-        code = take_back_until(command.copy, count)
-        for lock in [*place.git_dir.rglob("*.lock"), *place.git_dir.glob("objects/tmp_*")]:
-            lock.unlink()  # as git tells its user to do
+        code = do_until(lambda: take_back(command.copy), count)
+        place.start_command()  # which removes locks and unfinished files
         place.check()
         place.git("log", "--all", "--oneline")
         take_back(command.copy)
@@ -73,3 +52,80 @@ def test_the_repository_is_whole_wherever_the_take_back_was_cut_off(place: Place
         assert place.git("stash", "list").count("\n") == 0 and place.git("for-each-ref", "refs/stash")
         count += 4
     assert code == 0 and count > 12
+
+
+def start_new(top: Path, name: str) -> Command:
+    repository = Repository(top, top / ".git", top / ".git")
+    return Command(create_empty_copy(repository, top.parent / name))
+
+
+def commit_first(command: Command) -> None:
+    command.git("init", "-q", "-b", "main")
+    command.git("add", "-A")
+    command.git("commit", "-qm", "first")
+
+
+def list_cuts(first: int, step: int) -> Iterator[int]:
+    count = first
+    while True:
+        yield count
+        count += step
+
+
+def test_a_new_repository_can_be_made_again_wherever_the_first_attempt_was_cut_off(tmp_path: Path) -> None:
+    for count in list_cuts(0, 2):
+        top = tmp_path / f"{count}"
+        top.mkdir()
+        (top / "x.txt").write_text("x")
+        command = start_new(top, f"{count}-first")
+        commit_first(command)
+        code = do_until(lambda command=command: take_back(command.copy), count)
+        if is_unfinished(top / ".git"):
+            second = start_new(top, f"{count}-second")
+            commit_first(second)
+            assert second.end()
+        else:  # it is one now, and the next command commits in it
+            place = Place.open(top)
+            place.start_command()
+            place.commit("again")
+        Place.open(top).check()
+        assert Place.open(top).git("ls-files") == "x.txt"
+        if code != KILLED:
+            assert count > 12
+            return
+
+
+def test_a_repository_in_a_subfolder_is_whole_wherever_its_cleaning_was_cut_off(tmp_path: Path) -> None:
+    """The next command goes on with it, and no folder is left beside."""
+    for count in list_cuts(0, 3):
+        top = tmp_path / f"{count}"
+        top.mkdir()
+        cleaner = RepositoryCleaner(top, scan_workspace(top))
+        Place(top / "sub").git("config", "core.fsmonitor", "false")
+        run_git(top, "clone", "-q", "--bare", "sub", "bare")
+
+        def clean(cleaner: RepositoryCleaner = cleaner) -> None:
+            cleaner.clean()
+            cleaner.close()
+
+        code = do_until(clean, count)
+        os.close(cleaner._group._lock)  # type: ignore[union-attr]
+        found = RepositoryCleaner(top, scan_workspace(top))
+        found.adopt()
+        found.close()
+        place = Place.open(top / "sub")
+        assert (
+            place.subjects("main") == ["one"]
+            and place.status() == []
+            and not place.git("config", "--list").count("fsmonitor")
+        )
+        assert run_git(top / "bare", "log", "--format=%s", "main") == "one"
+        assert sorted(os.listdir(top)) == ["bare", "sub"] and sorted(os.listdir(top / "sub")) == [
+            ".git",
+            "a.txt",
+            "b.txt",
+        ]
+        place.check()
+        if code != KILLED:
+            assert count > 12
+            return

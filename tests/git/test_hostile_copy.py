@@ -16,6 +16,7 @@ from tests.kit.host_git import GIT_ENVIRONMENT
 from treadle.git import new_objects, take_back, take_refs
 from treadle.git.index_file import Entries, EntryState, render_index
 from treadle.git.object_format import SHA1
+from treadle.git.private_copy import MARKER
 
 Attack = Callable[[Command, Path], object]
 
@@ -531,3 +532,10 @@ def test_a_branch_of_the_user_may_have_any_name(victim: Victim) -> None:
     victim.git("switch", "-qc", "fix-(one)")
     report = victim.run_gits("commit --allow-empty -qm x")
     assert report.rejected == () and victim.subjects() == ["x", "one"]
+
+
+def test_a_copy_with_the_marker_of_another_is_noticed(victim: Victim) -> None:
+    def attack(command: Command, canary: Path) -> None:
+        (command.folder / MARKER).write_text("another")
+
+    assert victim.suffer(attack) == ("The repository was replaced by another one. Nothing was kept.",)

@@ -7,9 +7,11 @@ import pytest
 
 from tests.git.place import Command, Place
 from tests.kit.host_git import run_git
+from treadle.git.git_folder import UnsafeFile
 from treadle.git.private_copy import create_empty_copy
 from treadle.git.repository import Repository
 from treadle.git.take_back import adopt_repository
+from treadle.sandbox.base import GitReport
 
 
 def start_empty(top: Path) -> Command:
@@ -107,9 +109,14 @@ def make_hostile(top: Path) -> Path:
     return sub
 
 
+def adopt(found: Path, *, is_bare: bool = False) -> GitReport:
+    top = found if is_bare else found.parent
+    return adopt_repository(Repository(top, found, found, top.name), found.with_name(".treadle-aside"), is_bare=is_bare)
+
+
 def test_a_repository_made_in_a_subfolder_is_cleaned(tmp_path: Path) -> None:
     sub = make_hostile(tmp_path)
-    report = adopt_repository(sub / ".git", sub, name="sub", is_bare=False)
+    report = adopt(sub / ".git")
     assert report.repository == "sub" and [change.ref for change in report.changes] == ["HEAD", "refs/heads/main"]
     assert "config" in report.rejected[0] and "hooks" in report.rejected[0]
     place = Place.open(sub)
@@ -122,7 +129,7 @@ def test_a_repository_made_in_a_subfolder_is_cleaned(tmp_path: Path) -> None:
 def test_a_bare_repository_is_cleaned_and_stays_bare(tmp_path: Path) -> None:
     sub = make_hostile(tmp_path)
     run_git(tmp_path, "clone", "-q", "--bare", "sub", "made.git")
-    report = adopt_repository(tmp_path / "made.git", tmp_path, name="made.git", is_bare=True)
+    report = adopt(tmp_path / "made.git", is_bare=True)
     assert run_git(tmp_path / "made.git", "log", "--format=%s") == "inner"
     assert run_git(tmp_path / "made.git", "rev-parse", "--is-bare-repository") == "true" and report.commits
     assert sorted(os.listdir(tmp_path)) == ["made.git", "sub"] and sub
@@ -131,7 +138,7 @@ def test_a_bare_repository_is_cleaned_and_stays_bare(tmp_path: Path) -> None:
 def test_a_repository_that_cannot_be_read_is_switched_off(tmp_path: Path) -> None:
     sub = make_hostile(tmp_path)
     (sub / ".git/config").write_text("[extensions]\n\tunknown = 1\n[core]\n\trepositoryformatversion = 1\n")
-    report = adopt_repository(sub / ".git", sub, name="sub", is_bare=False)
+    report = adopt(sub / ".git")
     aside = next(path for path in sub.iterdir() if path.name.startswith(".treadle-"))
     assert "switched off" in report.rejected[0] and aside.name in report.rejected[0] and not (sub / ".git").exists()
     assert run_git(aside, "rev-parse", "--git-dir", code=None) == ""
@@ -149,7 +156,7 @@ def test_a_very_deep_or_closed_folder_in_a_repository_is_removed(tmp_path: Path)
     os.close(here)
     (sub / ".git/link").symlink_to(tmp_path)
     (sub / ".git/info").chmod(0)
-    adopt_repository(sub / ".git", sub, name="sub", is_bare=False)
+    adopt(sub / ".git")
     assert sorted(os.listdir(sub)) == [".git", "x.txt"] and sorted(os.listdir(tmp_path)) == ["sub"]
     Place.open(sub).check()
 
@@ -158,5 +165,6 @@ def test_a_link_in_the_place_of_a_repository_is_not_followed(tmp_path: Path) -> 
     place = Place(tmp_path / "victim")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/.git").symlink_to(place.git_dir)
-    report = adopt_repository(tmp_path / "sub/.git", tmp_path / "sub", name="sub", is_bare=False)
-    assert report.rejected and place.subjects() == ["one"] and (place.git_dir / "HEAD").exists()
+    with pytest.raises(UnsafeFile):
+        adopt(tmp_path / "sub/.git")
+    assert place.subjects() == ["one"] and (place.git_dir / "HEAD").exists()

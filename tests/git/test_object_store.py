@@ -5,6 +5,7 @@ import random
 import struct
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from hashlib import sha1
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.git.place import Command, Place
 from treadle.git import take_back
+from treadle.git.git_folder import GitFolder, UnsafeFile
 from treadle.git.object_format import SHA1
 from treadle.git.object_store import ObjectStore
 from treadle.git.pack_file import DamagedObject, WorkLimit, apply_delta
@@ -197,3 +199,10 @@ def test_the_indexes_of_packs_take_little_memory_however_large_their_files_are(p
         tracemalloc.stop()
     command.git("commit", "-q", "--allow-empty", "-m", "x", check=False)
     assert end(place, command) == ()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_only_regular_files_are_read(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "odd")
+    with GitFolder(tmp_path) as folder, pytest.raises(UnsafeFile, match="not a regular file"):
+        folder.read_file("odd", 10)

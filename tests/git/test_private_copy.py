@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.git.place import CONFIG, Place
+from treadle.git import private_copy
 from treadle.git.git_folder import RepositoryUnsupported
 
 
@@ -131,3 +132,18 @@ def test_a_shallow_clone_is_copied(place: Place, tmp_path: Path) -> None:
     shallow = Place.open(tmp_path / "shallow")
     report = shallow.run_gits("commit -q --allow-empty -m three", "log --oneline")
     assert shallow.subjects() == ["three", "two"] and report.rejected == ()
+
+
+def test_of_many_logs_only_the_newest_are_copied_and_the_others_go_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_copy, "_MAX_LOGS", 2)
+    place.git("branch", "old")
+    os.utime(place.git_dir / "logs/refs/heads/old", (0, 0))
+    os.utime(place.git_dir / "logs/HEAD", (0, 0))
+    command = place.start_command()
+    assert sorted(command.copy.log_sizes) == ["HEAD", "refs/heads/main"]
+    command.git("switch", "-q", "old")
+    command.git("commit", "-q", "--allow-empty", "-m", "new")
+    command.end()
+    assert place.git("log", "-g", "--format=%gs", "old").splitlines() == ["commit: new", "branch: Created from main"]

@@ -257,6 +257,53 @@ def test_the_branch_of_another_worktree_cannot_be_taken(place: Place) -> None:
     assert report.changes[0].ref.startswith("refs/heads/treadle/main-")
 
 
+def test_head_cannot_name_the_branch_of_another_worktree(place: Place) -> None:
+    command = Place.link(place, "linked", "side").start_command()
+    command.git("symbolic-ref", "HEAD", "refs/heads/main")
+    report = command.end()
+    assert report and "refs/heads/main is checked out in another worktree" in report.rejected[0]
+    assert (place.git_dir / "worktrees/linked/HEAD").read_text() == "ref: refs/heads/side\n"
+
+
+def test_a_branch_that_refers_to_another_is_not_kept(place: Place) -> None:
+    report = place.run_gits("symbolic-ref refs/heads/other refs/heads/main")
+    assert "it refers to another ref" in report.rejected[0] and place.git("branch", "--list", "other") == ""
+
+
+def test_head_cannot_name_a_branch_that_was_not_kept(place: Place) -> None:
+    def work(command: Command) -> None:
+        (command.folder / "refs/heads/bad").write_text(command.git("rev-parse", "HEAD^{tree}") + "\n")
+        command.git("symbolic-ref", "HEAD", "refs/heads/bad")
+
+    report = place.run_command(work)
+    assert "HEAD was not changed" in report.rejected[1] and place.git("branch", "--show-current") == "main"
+
+
+def test_a_branch_below_a_packed_one_gets_another_name(place: Place) -> None:
+    place.git("branch", "a")
+    place.git("pack-refs", "--all")
+    commit = place.git("rev-parse", "HEAD")
+
+    def work(command: Command) -> None:
+        (command.folder / "refs/heads/a").mkdir()
+        (command.folder / "refs/heads/a/b").write_text(f"{commit}\n")
+
+    assert "in the way of another name" in place.run_command(work).rejected[0]
+    assert place.git("rev-parse", "refs/heads/a") == commit and not (place.git_dir / "refs/heads/a/b").exists()
+
+
+def test_a_link_above_a_branch_does_not_delete_it(place: Place) -> None:
+    place.git("branch", "x/y")
+
+    def work(command: Command) -> None:
+        command.git("branch", "-D", "x/y")
+        command.git("branch", "x/y")  # which is in no list of packed refs now
+        (command.folder / "refs/heads/x").rename(command.folder / "elsewhere")
+        (command.folder / "refs/heads/x").symlink_to(command.folder / "elsewhere")
+
+    assert "refs/heads/x was not kept" in place.run_command(work).rejected[0] and place.git("rev-parse", "x/y")
+
+
 def test_a_submodule_is_taken_back(place: Place, tmp_path: Path) -> None:
     library = Place(tmp_path / "library")
     place.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(library.top), "sub")

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.kit.cut_off import KILLED, do_until
 from tests.kit.git_places import LAYOUTS, GitPlace, user_settings
 from tests.kit.sandbox import inside, make_deep_folder, needs_bubblewrap, until
 from treadle.git.git_folder import remove_tree
 from treadle.sandbox.base import Bounds, GitReport
+from treadle.sandbox.new_repositories import RepositoryCleaner
+from treadle.sandbox.workspace_scan import scan_workspace
 
 pytestmark = needs_bubblewrap
 
@@ -366,3 +369,18 @@ async def test_a_branch_with_another_hidden_file_cannot_be_switched_to_and_nothi
     assert "error" in ran.output, ran
     assert place.host("cat .env") == "K=3\n"
     assert place.host("git log -1 --format=%s") == "env\n" and place.host("git fsck --strict") is not None
+
+
+async def test_a_command_runs_after_a_process_was_killed_while_it_cleaned_a_repository(place: GitPlace) -> None:
+    place.make_repository(place.workspace)
+    cleaner = RepositoryCleaner(place.workspace, scan_workspace(place.workspace))
+    place.make_repository(place.workspace / "sub")
+
+    def clean() -> None:
+        cleaner.clean()
+
+    assert do_until(clean, 1) == KILLED and not (place.workspace / "sub/.git").exists()
+    cleaner.close()
+    ran = await place.inside("git -C sub log --format=%s")
+    assert ran.output == "second\nfirst\n" and sorted(os.listdir(place.workspace / "sub"))[0] == ".git"
+    assert not list(place.workspace.glob("sub/.treadle-*"))

@@ -135,6 +135,9 @@ async def main():
             "cd a/b/c/d/e/f/g/h && git status"),
         (EVIL.format("sub") + "chmod 311 .", "cd sub && git status"),
         (EVIL.format("sub") + "chmod 000 .", "cd sub && git status"),
+        (EVIL.format("sub") + "chmod 555 sub", "cd sub && git status"),
+        (EVIL.format("sub") + "mv sub/.git b; git -C b config core.bare false; git -C b config core.worktree ..; "
+            "chmod 555 b", "cd b && git status"),
     ]):
         for kind in ("free", "held"):
             folder = top / f"{kind}{number}"
@@ -146,6 +149,7 @@ async def main():
             folder.chmod(0o755)
             host(then, folder)
             said[f"{kind}{number}"] = [str(started.exists()), await run(folder, "echo next")]
+            said[f"{kind}{number}-names"] = sorted(os.listdir(folder / "sub")) if (folder / "sub").is_dir() else []
             started.unlink(missing_ok=True)
     user = top / "user"
     user.mkdir()
@@ -164,9 +168,10 @@ asyncio.run(main())
 @needs_bubblewrap
 def test_nothing_hides_in_a_folder_that_a_command_or_the_user_has_closed(their_folder: Path) -> None:
     said = run_as_nobody(CLOSED, their_folder, {"HOME": str(their_folder / "home")})
-    for number in range(5):
+    for number in range(7):
         assert said[f"free{number}"][0] == "True", f"attempt {number} proves nothing"
         assert said[f"held{number}"] == ["False", "next\n"], f"attempt {number}"
+    assert said["held5-names"] == [".git", "x"], "a folder that is read-only is no reason to drop its repository"
     assert "the-secret" not in said["read"] and "No such file" in said["read"]
     assert said["mode"] == "0o40000" and "You may not list" in said["refused"]
 

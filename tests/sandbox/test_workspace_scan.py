@@ -10,6 +10,7 @@ import pytest
 from tests.kit.sandbox import make_deep_folder
 from treadle.git.git_folder import remove_tree
 from treadle.sandbox import workspace_scan
+from treadle.sandbox.new_repositories import RepositoryCleaner
 from treadle.sandbox.workspace_scan import scan_workspace
 
 
@@ -160,3 +161,26 @@ def test_only_a_few_workspaces_are_remembered(tmp_path: Path) -> None:
         make(tmp_path, f"{number}/a/.env")
         assert scan_workspace(tmp_path / str(number)).env_files == ("a/.env",)
     assert len(workspace_scan._memory) <= 4  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_folder_of_sources_that_looks_like_a_repository_keeps_its_files(tmp_path: Path) -> None:
+    cleaner = RepositoryCleaner(tmp_path, scan_workspace(tmp_path))
+    for name in ("objects", "refs"):
+        (tmp_path / "src" / name).mkdir(parents=True)
+    for name in ("HEAD", "main.c"):
+        (tmp_path / "src" / name).write_text("ref: refs/heads/main\n")
+    (report,) = cleaner.clean()
+    cleaner.close()
+    assert sorted(os.listdir(tmp_path / "src")) == ["HEAD.not-kept", "main.c", "objects", "refs"]
+    assert report.rejected[0].startswith("src/HEAD was renamed to HEAD.not-kept")
+
+
+def test_the_repository_of_the_workspace_is_known_at_once_also_to_a_group_that_began_without_it(tmp_path: Path) -> None:
+    first = RepositoryCleaner(tmp_path, scan_workspace(tmp_path))
+    (tmp_path / ".git").mkdir()
+    assert not RepositoryCleaner(tmp_path, scan_workspace(tmp_path)).was_there_before(".git"), "it is empty"
+    (tmp_path / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    second = RepositoryCleaner(tmp_path, scan_workspace(tmp_path))
+    assert second.was_there_before(".git")
+    second.close()
+    first.close()

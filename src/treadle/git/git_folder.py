@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 import time
@@ -22,12 +23,16 @@ LOCK_WAIT_S = 2.0
 """How long a lock of another git process is waited for."""
 
 MAX_DEPTH = 64
+_MAX_ENTRIES = 200_000
 _FOLDER_FLAGS = (O_PATH or os.O_RDONLY) | os.O_DIRECTORY
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _POLL_S = 0.02
+_OUR_LOCK = "held-by-treadle"
+_TEMPORARY = re.compile(r"\.treadle-[0-9a-f]{16}\.lock|tmp_obj_treadle_[0-9a-f]{16}")
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class RepositoryUnsupported(TreadleError):
@@ -182,16 +187,8 @@ class GitFolder:
     def write_file(self, name: str, data: bytes, mode: int = 0o666) -> None:
         """Write a whole file or nothing, and create its folders. What stood there before is replaced, a link too."""
         folder, _, last = name.rpartition("/")
-        temporary = f".treadle-{secrets.token_hex(8)}"
         with self._hold(folder, create=True) as parent:
-            opened = os.open(temporary, _CREATE_FLAGS, mode, dir_fd=parent)
-            try:
-                write_and_sync(opened, data)
-                os.rename(temporary, last, src_dir_fd=parent, dst_dir_fd=parent)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(temporary, dir_fd=parent)
-                raise
+            _write_whole(parent, last, data, mode)
 
     def create_file(self, name: str, mode: int = 0o666) -> int:
         """Create a new file in an existing or new folder and return its descriptor; raises `FileExistsError`."""
@@ -280,47 +277,93 @@ class GitFolder:
         folder, _, last = name.rpartition("/")
         until = time.monotonic() + LOCK_WAIT_S
         with self._hold(folder, create=True) as parent:
-            while True:
-                try:
-                    opened = os.open(f"{last}.lock", _CREATE_FLAGS, 0o666, dir_fd=parent)
-                    break
-                except FileExistsError:
-                    if time.monotonic() > until:
-                        raise LockHeld(f"{name}.lock is held by another git process.") from None
-                    time.sleep(_POLL_S)
-            lock = FileLock(parent, last, opened)
+            while not _create_lock(parent, f"{last}.lock"):
+                if time.monotonic() > until:
+                    raise LockHeld(f"{name}.lock is held by another git process.")
+                time.sleep(_POLL_S)
+            lock = FileLock(parent, last)
             try:
                 yield lock
             finally:
                 lock.release()
 
+    def remove_leftovers(self) -> None:
+        """Remove the locks and unfinished files of our killed processes. None of ours may change the folder now."""
+        found = [entry.name for entry in self.list_entries(".", _MAX_ENTRIES)]
+        found += (f"objects/{entry.name}" for entry in self.list_entries("objects", _MAX_ENTRIES))
+        for top in ("refs", "logs", "info", "rebase-merge", "sequencer"):
+            found += (path for path, _ in self.walk_entries(top, _MAX_ENTRIES))
+        for path in found:
+            if is_temporary(path) or (path.endswith(".lock") and self._is_our_lock(path)):
+                remove_tree(self.path / path)
+
+    def _is_our_lock(self, path: str) -> bool:
+        about = self.look_up(path)
+        return about is not None and stat.S_ISLNK(about.st_mode) and self.read_link(path) == _OUR_LOCK.encode()
+
 
 class FileLock:
-    """A lock that is held. The new content goes into the lock file, which then takes the place of the file."""
+    """A lock that is held. It is a link that leads nowhere: git respects it, and we know it for ours after a crash."""
 
-    def __init__(self, parent: int, name: str, opened: int) -> None:
-        self._parent, self._name, self._opened = parent, name, opened
+    def __init__(self, parent: int, name: str) -> None:
+        self._parent, self._name, self._is_held = parent, name, True
 
     def replace(self, data: bytes, seconds: int | None = None) -> None:
-        """Replace the file at once by this content. That ends the lock. `seconds` is the time that the file gets."""
-        opened, self._opened = self._opened, -1
-        try:
-            write_and_sync(opened, data, seconds)
-            os.rename(f"{self._name}.lock", self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
-        except BaseException:
-            self._unlink()
-            raise
+        """Replace the file at once by this content. That ends the lock. `seconds` is the time that the file gets.
+
+        A file that others may not read stays so.
+        """
+        mode = 0o666
+        with suppress(FileNotFoundError):
+            mode = os.stat(self._name, dir_fd=self._parent, follow_symlinks=False).st_mode & mode
+        _write_whole(self._parent, self._name, data, mode, seconds)
+        self.release()
 
     def release(self) -> None:
-        """Remove the lock, unless the file was replaced."""
-        if self._opened >= 0:
-            os.close(self._opened)
-            self._opened = -1
-            self._unlink()
+        """Remove the lock, unless that was done."""
+        if self._is_held:
+            self._is_held = False
+            with suppress(OSError):
+                os.unlink(f"{self._name}.lock", dir_fd=self._parent)
 
-    def _unlink(self) -> None:
+
+def choose_temporary_name() -> str:
+    """Choose a name that git ignores wherever it is, and by which `remove_leftovers` finds what a crash left."""
+    return f".treadle-{secrets.token_hex(8)}.lock"
+
+
+def is_temporary(path: str) -> bool:
+    """Tell whether a file has a name that only our unfinished files have."""
+    return _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def _create_lock(parent: int, name: str) -> bool:
+    """Create the lock of a file, and say whether it is ours now. Without links in a file system it is a file."""
+    try:
+        os.symlink(_OUR_LOCK, name, dir_fd=parent)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        try:
+            os.close(os.open(name, _CREATE_FLAGS, 0o666, dir_fd=parent))
+        except FileExistsError:
+            return False
+    return True
+
+
+def _write_whole(parent: int, name: str, data: bytes, mode: int = 0o666, seconds: int | None = None) -> None:
+    """Write a file under another name, and let it take its place at once."""
+    temporary = choose_temporary_name()
+    opened = os.open(temporary, _CREATE_FLAGS, mode, dir_fd=parent)
+    try:
+        write_and_sync(opened, data, seconds)
+        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
         with suppress(OSError):
-            os.unlink(f"{self._name}.lock", dir_fd=self._parent)
+            os.unlink(temporary, dir_fd=parent)
+        raise
 
 
 def read_limited(opened: int, limit: int) -> bytes:
@@ -345,7 +388,8 @@ def write_and_sync(opened: int, data: bytes, seconds: int | None = None) -> None
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that a command has put into it, however deep it is and whatever its modes are.
 
-    Each folder in it is moved to the top first, so no path becomes long. It may be gone already. Raises `OSError`.
+    Files directly in it go first. Each folder in it is moved to the top before, so no path becomes long. It may be gone
+    already. Raises `OSError`.
     """
     if not os.path.lexists(folder):
         return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from contextlib import suppress
 from pathlib import Path
 
-from treadle.git.git_folder import GitFolder, RepositoryUnsupported, UnsafeFile
+from treadle.git.git_folder import GitFolder, RepositoryUnsupported, UnsafeFile, is_temporary
 from treadle.git.names import is_branch, is_plain_name
 from treadle.git.object_format import ObjectFormat, read_format
 from treadle.git.refs import read_ref_file
@@ -14,6 +14,8 @@ from treadle.git.repository import Repository
 
 _EXCLUDE = b"# Files that git shall not see, one pattern a line.\n"
 SWITCHED_OFF_HEAD = "HEAD.switched-off"
+_UNFINISHED = {"./config", "./info/exclude"}
+_FEW = 20
 
 
 def read_new_head(private: GitFolder, head_name: str) -> tuple[ObjectFormat, str]:
@@ -33,7 +35,7 @@ def read_new_head(private: GitFolder, head_name: str) -> tuple[ObjectFormat, str
 
 
 def create_repository(repository: Repository, form: ObjectFormat, head: str, *, is_bare: bool) -> None:
-    """Create a repository without commits. Its folder may exist, if it is empty. Raises `RepositoryUnsupported`.
+    """Create a repository without commits. Its folder may be empty or unfinished. Raises `RepositoryUnsupported`.
 
     It is filled in place, because another command may have something mounted on the folder. HEAD comes last: git sees
     the repository when it is whole, or not at all.
@@ -51,7 +53,7 @@ def create_repository(repository: Repository, form: ObjectFormat, head: str, *, 
         with GitFolder(repository.git_dir.parent) as above:
             above.create_folder(repository.git_dir.name)
         with GitFolder(repository.git_dir) as real:
-            if real.list_entries(".", 1):
+            if not is_unfinished(repository.git_dir):
                 raise RepositoryUnsupported(f"{repository.git_dir.name} is not empty any more.")
             for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags"):
                 real.create_folder(name)
@@ -62,18 +64,34 @@ def create_repository(repository: Repository, form: ObjectFormat, head: str, *, 
         raise RepositoryUnsupported(f"A repository could not be created here: {error}") from None
 
 
-def move_aside(found: Path) -> Path:
+def is_unfinished(git_dir: Path) -> bool:
+    """Tell whether a folder is missing or empty, or has only what `create_repository` wrote before it was killed."""
+    if not os.path.lexists(git_dir):
+        return True
+    try:
+        with GitFolder(git_dir) as folder:
+            found = [path for path, _ in folder.walk_entries(".", _FEW) if not is_temporary(path)]
+            is_ours = not found or folder.read_file("info/exclude", len(_EXCLUDE)) == _EXCLUDE  # it is written first
+    except UnsafeFile:
+        return False
+    return is_ours and _UNFINISHED.issuperset(found)
+
+
+def move_aside(found: Path, aside: Path) -> bool:
     """Move a hostile repository out of the way, and switch it off: without HEAD, git takes it for a plain folder.
 
-    It stays beside its old place, so that it is on the same file system. Raises `UnsafeFile`.
+    It stays beside its old place, so that it is on the same file system. Returns False if a process that was killed had
+    done that, and had begun to remove it. Raises `UnsafeFile`.
     """
-    aside = f".treadle-{secrets.token_hex(8)}"
     with GitFolder(found.parent) as above:
+        is_moved = above.look_up(aside.name) is not None
         try:
-            above.rename(found.name, aside)
-            above.allow_access(aside)
+            if not is_moved:
+                above.rename(found.name, aside.name)
+            above.allow_access(aside.name)
         except OSError as error:
             raise UnsafeFile(f"{found.name} cannot be moved: {error.strerror}") from None
-    with GitFolder(found.parent / aside) as opened, suppress(FileNotFoundError):
-        opened.rename("HEAD", SWITCHED_OFF_HEAD)
-    return found.parent / aside
+    with GitFolder(aside) as opened:
+        with suppress(FileNotFoundError):
+            opened.rename("HEAD", SWITCHED_OFF_HEAD)
+        return not is_moved or opened.look_up(SWITCHED_OFF_HEAD) is not None

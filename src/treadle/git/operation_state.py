@@ -7,12 +7,11 @@ what is known to be harmless is taken over.
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from treadle.git.git_folder import GitFolder, UnsafeFile
+from treadle.git.git_folder import GitFolder, UnsafeFile, choose_temporary_name
 from treadle.git.names import is_branch, is_ref_name, show_name
 from treadle.git.object_format import ObjectFormat
 
@@ -226,7 +225,7 @@ def take_state(before: Mapping[str, bytes], private: GitFolder, real: GitFolder,
     rejected = [f"{show_name(name)} in .git was not kept: it is no regular file, or too large." for name in odd]
     changed = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
     # A folder appears as a whole: git would take a part of it for a rebase that it cannot finish.
-    new = {top: f"treadle-{secrets.token_hex(8)}" for top in STATE_FOLDERS if not real.is_folder(top)}
+    new = {top: choose_temporary_name() for top in STATE_FOLDERS if not real.is_folder(top)}
     is_changed = False
     is_partial = any(name.startswith("rebase-merge/") for name in after) and not all(
         after.get(name, b"").strip() and checks.check_file(name, after[name], []) is not None for name in _NEEDED

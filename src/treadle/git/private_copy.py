@@ -28,7 +28,10 @@ from treadle.git.worktrees import list_other_worktrees
 
 MARKER = "treadle-marker"
 MAX_SMALL_BYTES = 1 << 20
-_MAX_LOGS = 5_000
+_MAX_LISTED_LOGS = 20_000
+_MAX_LOGS = 100
+"""Logs that a command sees: those of HEAD and the stash, and the ones that changed last. Each takes a file."""
+
 _MAX_HOOKS = 100
 _INFO_FILES = ("exclude", "attributes", "sparse-checkout")
 _MAX_INFO_BYTES = 16 << 20
@@ -81,6 +84,7 @@ def create_private_copy(
         if not path.startswith("/") or "\n" in path:
             raise RepositoryUnsupported(f"The objects are at {path!r}, which git cannot be told.")
     with RealRepository(repository) as real:
+        real.remove_leftovers()
         return _CopyBuilder(real, folder).build(config, objects, excludes, has_filters=has_filters)
 
 
@@ -273,19 +277,25 @@ class _CopyBuilder:
                 (self._folder / "hooks" / entry.name).chmod(0o755)
 
     def _copy_logs(self) -> dict[str, int]:
-        """Copy the logs of all refs, and return their sizes by the name of the ref."""
-        sizes: dict[str, int] = {}
+        """Copy the logs of refs, and return their sizes by the name of the ref."""
+        found: list[tuple[str, GitFolder]] = []
         for source in {self._real.common, self._real.git} if self._real.is_linked else {self._real.common}:
-            for path, entry in source.walk_entries("logs", _MAX_LOGS):
+            for path, entry in source.walk_entries("logs", _MAX_LISTED_LOGS):
                 name = path.removeprefix("logs/")
                 is_ours = not self._real.is_linked or is_own_ref(name) == (source is self._real.git)
                 if is_ours and entry.is_file(follow_symlinks=False):
-                    with suppress(UnsafeFile):
-                        opened = source.open_file(path)
-                        if opened is not None:
-                            with open(opened, "rb", buffering=0):
-                                sizes[name] = self._copy_content(opened, self._folder / path)
-        return sizes
+                    found.append((name, source))
+        if len(found) > _MAX_LOGS:
+            found = sorted(found, key=lambda log: _rank_log(*log), reverse=True)[:_MAX_LOGS]
+        return {name: size for name, source in found if (size := self._copy_log(source, name)) is not None}
+
+    def _copy_log(self, source: GitFolder, name: str) -> int | None:
+        with suppress(UnsafeFile):
+            opened = source.open_file(f"logs/{name}")
+            if opened is not None:
+                with open(opened, "rb", buffering=0):
+                    return self._copy_content(opened, self._folder / "logs" / name)
+        return None
 
     def _read_stash_log(self) -> bytes:
         try:
@@ -301,6 +311,11 @@ class _CopyBuilder:
             while left > done and (count := os.sendfile(file.fileno(), source, done, left - done)):
                 done += count
         return done
+
+
+def _rank_log(name: str, source: GitFolder) -> tuple[bool, float]:
+    about = source.look_up(f"logs/{name}")
+    return name in ("HEAD", STASH), about.st_mtime if about else 0.0
 
 
 def _write(target: Path, data: bytes) -> None:

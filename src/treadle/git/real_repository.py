@@ -9,7 +9,7 @@ import fcntl
 import os
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
 from treadle.git.git_folder import GitFolder, LockHeld, RepositoryUnsupported, UnsafeFile
@@ -82,6 +82,18 @@ class RealRepository:
                 except OSError:
                     break  # a network file system without such locks: git's own locks still hold
             yield
+        finally:
+            os.close(opened)
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed processes of treadle left here, unless one is at work now or it cannot be known."""
+        opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.common.fd)
+        try:
+            with suppress(OSError):
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.common.remove_leftovers()
+                if self.is_linked:
+                    self.git.remove_leftovers()
         finally:
             os.close(opened)
 

@@ -105,7 +105,7 @@ def set_upstream(places: Repository, branch: str, remote: str, follows: tuple[st
     if any(follows):
         return f"{branch} follows another branch already. Only the user can change that."
     ref = quote_setting(f"refs/heads/{branch}")
-    with RealRepository(places) as real, real.common.lock_file("config") as lock:
+    with RealRepository(places) as real, real.hold(), real.common.lock_file("config") as lock:
         data = real.common.read_file("config", MAX_CONFIG_BYTES) or b""
         text = f"[branch {quote_setting(branch)}]\n\tremote = {remote}\n\tmerge = {ref}\n"
         lock.replace(data + (b"" if data.endswith(b"\n") or not data else b"\n") + text.encode())

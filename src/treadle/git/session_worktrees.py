@@ -114,7 +114,7 @@ def create_worktree(worktree: Worktree) -> Generator[int]:
         try:
             os.write(record, msgspec.json.encode(worktree))
             os.fsync(record)
-            with _open_common(worktree) as real:
+            with _open_common(worktree) as real, real.hold():
                 real.update_ref(worktree.ref, "", worktree.base)
                 _write_links(worktree, real.common)
             yield record
@@ -242,7 +242,7 @@ def remove_worktree(worktree: Worktree, tip: str) -> None:
 
     What is gone already is skipped, so a removal that was interrupted can be repeated. Without `tip` the branch stays.
     """
-    with _open_common(worktree) as real:
+    with _open_common(worktree) as real, real.hold():
         if tip and real.read_ref(worktree.ref) not in ("", tip):
             raise Conflict(f"The branch {worktree.branch} got new commits just now. Nothing was removed. Run it again.")
         owner = _read_line(real.common, f"{worktree.git_dir}/gitdir")

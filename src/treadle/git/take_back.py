@@ -19,7 +19,7 @@ from treadle.git.index_file import MAX_INDEX_BYTES, DamagedIndex, Entries, parse
 from treadle.git.index_merge import IndexChecks, merge_index
 from treadle.git.names import show_name
 from treadle.git.new_objects import MAX_OBJECTS, NewObjects
-from treadle.git.new_repository import SWITCHED_OFF_HEAD, create_repository, move_aside, read_new_head
+from treadle.git.new_repository import SWITCHED_OFF_HEAD, create_repository, is_unfinished, move_aside, read_new_head
 from treadle.git.object_format import MAX_CONFIG_BYTES, list_settings
 from treadle.git.object_links import Commit, list_links, parse_commit
 from treadle.git.object_store import ObjectStore
@@ -80,28 +80,22 @@ def take_back(copy: PrivateCopy, is_clean_gitlink: IsCleanGitlink = refuse_gitli
         return GitReport(name, rejected=(f"Nothing of .git was kept: {show_name(str(error))}",))
 
 
-def adopt_repository(found: Path, work_tree: Path, *, name: str, is_bare: bool) -> GitReport:
+def adopt_repository(found: Repository, aside: Path, *, is_bare: bool) -> GitReport:
     """Replace a repository that a command made in the workspace by a clean one with the allowed content.
 
-    All processes of the command are gone. A repository that cannot be taken over stays beside it, switched off.
+    All processes of the command are gone. The repository waits at `aside`, and after a crash this goes on from
+    there. If it cannot be taken over, it is left there, switched off. Raises `UnsafeFile` if it cannot be moved.
     """
-    try:
-        aside = move_aside(found)
-    except UnsafeFile as error:
-        return GitReport(name, rejected=(f"{show_name(found.name)} is no folder that could be checked: {error}",))
-    copy = PrivateCopy(
-        repository=Repository(work_tree, found, found, name),
-        folder=aside,
-        marker="",
-        is_empty=True,
-        head_name=SWITCHED_OFF_HEAD,
-    )
+    if not move_aside(found.git_dir, aside):
+        remove_tree(aside)
+        return GitReport(found.name)
+    copy = PrivateCopy(repository=found, folder=aside, marker="", is_empty=True, head_name=SWITCHED_OFF_HEAD)
     try:
         with GitFolder(aside) as private:
             report = _take_new_repository(copy, private, refuse_gitlink, is_bare=is_bare)
     except (UnsafeFile, RepositoryUnsupported, LockHeld) as error:
-        reason = f"The repository {show_name(found.name)} was switched off and is now {aside.name}: {error}"
-        return GitReport(name, rejected=(reason[:_MAX_SENTENCE],))
+        reason = f"The repository {show_name(found.git_dir.name)} was switched off and is now {aside.name}: {error}"
+        return GitReport(found.name, rejected=(reason[:_MAX_SENTENCE],))
     with suppress(OSError):  # what cannot be removed stays, and is no repository
         remove_tree(aside)
     return report
@@ -110,17 +104,20 @@ def adopt_repository(found: Path, work_tree: Path, *, name: str, is_bare: bool) 
 def _take_new_repository(
     copy: PrivateCopy, private: GitFolder, is_clean_gitlink: IsCleanGitlink, *, is_bare: bool
 ) -> GitReport:
-    """Create a clean repository, and take over what the command made."""
+    """Create a clean repository, unless a process did that and was killed, and take over what the command made."""
     form, head = read_new_head(private, copy.head_name)
-    create_repository(copy.repository, form, head, is_bare=is_bare)
+    if copy.head_name != SWITCHED_OFF_HEAD or is_unfinished(copy.repository.git_dir):
+        create_repository(copy.repository, form, head, is_bare=is_bare)
     clean = msgspec.structs.replace(copy, form=form, head=head)
-    with RealRepository(copy.repository) as real, real.hold():
-        report = _TakeBack(clean, private, real, is_clean_gitlink).run() or GitReport(copy.repository.name)
+    with RealRepository(copy.repository) as real:
+        real.remove_leftovers()
+        with real.hold():
+            report = _TakeBack(clean, private, real, is_clean_gitlink).run() or GitReport(copy.repository.name)
     return msgspec.structs.replace(report, changes=(RefChange("HEAD", "", head), *report.changes))
 
 
 class _TakeBack:
-    """One take-back: objects first, then refs with their logs, HEAD, the index, and the state of operations."""
+    """One take-back: objects first, then the index, refs with their logs, HEAD, and the state of operations."""
 
     def __init__(
         self, copy: PrivateCopy, private: GitFolder, real: RealRepository, is_clean_gitlink: IsCleanGitlink
@@ -135,11 +132,12 @@ class _TakeBack:
     def run(self) -> GitReport | None:
         signatures = sign_files(self._copy.folder)
         self._take_objects()
+        # Before the refs: the index fits the files at any time, and a commit of the user in between reverts nothing.
+        if signatures.get("index") != self._copy.signatures.get("index"):
+            self._take_index()
         refs = RefTaker(self._copy, self._private, self._real, self._objects)
         refs.take_refs()
         refs.take_head()
-        if signatures.get("index") != self._copy.signatures.get("index"):
-            self._take_index()
         checks = StateChecks(self._copy.form, self._objects.has, self._is_commit)
         state = take_state(self._copy.state, self._private, self._real.git, checks)
         self._report_ignored(signatures)

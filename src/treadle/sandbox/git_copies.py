@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from treadle.errors import TreadleError
 from treadle.git.git_folder import RepositoryUnsupported
 from treadle.git.index_file import DamagedIndex, list_gitlinks
+from treadle.git.new_repository import is_unfinished
 from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, hide_files
 from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
@@ -28,7 +29,7 @@ from treadle.sandbox.git_settings import (
     read_excludes,
 )
 from treadle.sandbox.guarded_paths import GuardedPaths
-from treadle.sandbox.new_repositories import RepositoryCleaner, is_missing_or_empty
+from treadle.sandbox.new_repositories import RepositoryCleaner
 from treadle.sandbox.private_folder import hold_private_folder
 from treadle.sandbox.repositories import AcceptedRepository, find_repositories
 from treadle.sandbox.runtime_folder import make_empty_file
@@ -91,7 +92,7 @@ class GitCopies:
                 self._add(number, one)
             except (RepositoryUnsupported, DamagedIndex, OSError) as error:
                 self._notes.append(f"Git cannot change the repository at {one.entry}: {error}")
-        if self._job.writable and ".git" not in self.entries and is_missing_or_empty(self._workspace / ".git"):
+        if self._job.writable and ".git" not in self.entries and is_unfinished(self._workspace / ".git"):
             places = Repository(self._workspace, self._workspace / ".git", self._workspace / ".git")
             copy = create_empty_copy(places, self.folder / "empty")
             self._copies.append(copy)
@@ -103,6 +104,11 @@ class GitCopies:
                     f"The workspace is a folder of the repository at {above}, which commands do not see. Do not create "
                     "another one here. Git works if treadle is started in that folder."
                 )
+
+    @property
+    def has_cleaned_up(self) -> bool:
+        """Whether the workspace was changed to finish what a killed process had begun."""
+        return self._cleaner is not None and self._cleaner.has_cleaned_up
 
     def drop_empty(self) -> None:
         """Leave out the folder for `git init`, because there is nothing that it can be mounted on."""

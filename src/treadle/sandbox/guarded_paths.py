@@ -229,6 +229,7 @@ def _restore_link(path: Path, target: str) -> None:
     if path.is_symlink() and os.readlink(path) == target:
         return
     aside = path.with_name(f".treadle-{secrets.token_hex(8)}")
+    path.parent.chmod(path.parent.stat().st_mode | stat.S_IRWXU)
     with suppress(FileNotFoundError):
         path.rename(aside)
     path.symlink_to(target)

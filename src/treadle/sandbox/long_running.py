@@ -54,7 +54,8 @@ class WaitingProgram:
 
     async def _read_status(self) -> tuple[socket.socket, bytes]:
         loop = asyncio.get_running_loop()
-        channel, _ = await loop.sock_accept(self._listener)
+        await process.wait_until_readable(self._listener.fileno())
+        channel, _ = self._listener.accept()  # at once, so that a cancellation cannot lose the open socket
         self._stack.callback(channel.close)
         channel.setblocking(False)
         shell = ("/bin/sh", "-c", _WAIT_SCRIPT, "sh", *self._plan.job.argv)

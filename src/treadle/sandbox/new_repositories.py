@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from treadle.errors import TreadleError
 from treadle.git.git_folder import GitFolder
+from treadle.git.new_repository import is_unfinished
+from treadle.git.repository import Repository
 from treadle.git.take_back import adopt_repository
 from treadle.sandbox.base import GitReport
-from treadle.sandbox.command_group import CommandGroup
+from treadle.sandbox.command_group import CommandGroup, Move
 from treadle.sandbox.git_settings import NO_REPOSITORY, SettingsUnreadable, read_named_paths
-from treadle.sandbox.workspace_scan import FoundPaths, open_folders, open_parent, scan_workspace
+from treadle.sandbox.workspace_scan import FoundPaths, allow_changes, open_folders, open_parent, scan_workspace
 
 _MAX_ROUNDS = 5
 _OWN_HOOKS = b"[core]\n\thooksPath = .git/hooks\n"
@@ -48,11 +52,11 @@ def is_missing_or_empty(path: Path) -> bool:
 
 
 class NewRepositories:
-    """What is in a workspace besides the repositories in `known`. No command may run meanwhile."""
+    """What is in a workspace besides the repositories that its group knows. No command may run meanwhile."""
 
-    def __init__(self, workspace: Path, known: Mapping[str, str]) -> None:
-        self._workspace = workspace
-        self.known = dict(known)
+    def __init__(self, workspace: Path, group: CommandGroup) -> None:
+        self._workspace, self._group = workspace, group
+        self.known = dict(group.known)
         self.is_complete = False
 
     def clean(self) -> tuple[GitReport, ...]:
@@ -87,12 +91,14 @@ class NewRepositories:
     def _clean_one(self, name: str, kind: str) -> GitReport | None:
         if kind == "closed":
             return self._open_closed(name)
+        self._allow_changes(name)
         path, is_bare = self._workspace / name, kind == "bare"
         folder = name if is_bare else os.path.dirname(name)
         if kind == "folder" or (is_bare and name and _BARE_NAMES.issuperset(os.listdir(path))):
+            move = Move(name, f".treadle-{secrets.token_hex(8)}", is_bare)
+            self._group.note_move(move)
             try:
-                report = adopt_repository(path, self._workspace / folder, name=folder, is_bare=is_bare)
-                _keep_hooks_inside(path)
+                report = self._adopt(move)
             except (TreadleError, SettingsUnreadable, OSError):
                 pass
             else:
@@ -102,6 +108,7 @@ class NewRepositories:
             self.known[name] = kind  # git finds the other one first
             return None
         entry = os.path.join(name, "HEAD") if is_bare else name
+        self._allow_changes(entry)
         try:
             renamed = self._rename_aside(entry)
         except OSError as error:
@@ -110,6 +117,30 @@ class NewRepositories:
         return GitReport(
             folder, rejected=(f"{entry} was renamed to {renamed}: git would follow it to what a command made.",)
         )
+
+    def _allow_changes(self, entry: str) -> None:
+        """Make the folder of an entry one in which it can be renamed, whatever mode a command gave it."""
+        with suppress(OSError):  # it belongs to somebody else
+            folder = open_parent(self._workspace, entry)
+            try:
+                allow_changes(folder)
+            finally:
+                os.close(folder)
+
+    def finish_moves(self) -> None:
+        """Finish what a killed process was cleaning. What comes of it counts as new once more."""
+        for move in self._group.moves:
+            if os.path.lexists((self._workspace / move.entry).with_name(move.aside)):
+                with suppress(TreadleError, SettingsUnreadable, OSError):
+                    self._adopt(move)
+
+    def _adopt(self, move: Move) -> GitReport:
+        path = self._workspace / move.entry
+        folder = move.entry if move.is_bare else os.path.dirname(move.entry)
+        places = Repository(self._workspace / folder, path, path, folder)
+        report = adopt_repository(places, path.with_name(move.aside), is_bare=move.is_bare)
+        _keep_hooks_inside(path)
+        return report
 
     def _open_closed(self, name: str) -> GitReport | None:
         """Open a folder that a command has closed, and all in it, so that the next round sees what is there."""
@@ -148,19 +179,23 @@ class RepositoryCleaner:
     def __init__(self, folder: Path, found: FoundPaths) -> None:
         self._folder = folder
         self._left_over: tuple[GitReport, ...] = ()
+        self.has_cleaned_up = False
         self._now = describe_repositories(folder, found)
         self._group: CommandGroup | None = CommandGroup(folder, self._now, self._clean_up)
-        self._new = NewRepositories(folder, self._group.known)
+        self._new = NewRepositories(folder, self._group)
 
-    def _clean_up(self, known: Mapping[str, str]) -> Mapping[str, str]:
+    def _clean_up(self, group: CommandGroup) -> Mapping[str, str]:
         """Do what commands of killed processes have left undone. Return what is there now."""
-        new = NewRepositories(self._folder, known)
+        self.has_cleaned_up = True
+        new = NewRepositories(self._folder, group)
+        new.finish_moves()
         self._left_over = new.clean()
         return new.known
 
     def was_there_before(self, name: str) -> bool:
-        """Tell whether a repository was there before any command that runs now."""
-        return self._new.known.get(name) == self._now.get(name)
+        """Tell whether a repository was there before any command that runs now, or is out of the reach of commands."""
+        is_out_of_reach = name == ".git" and not is_unfinished(self._folder / name)
+        return is_out_of_reach or self._new.known.get(name) == self._now.get(name)
 
     def is_clean(self, entry: str) -> bool:
         """Tell whether git finds nothing of a command's own at a `.git` in the folder."""

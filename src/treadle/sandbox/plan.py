@@ -126,6 +126,7 @@ def _prepare_plan(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: 
     if kind.is_command:
         git = GitCopies(job, workspace, found)
         stack.callback(git.close)
+        found = find_guarded_paths(workspace) if git.has_cleaned_up else found
     held = _HeldPaths() if kind.is_private else _hold_paths(job, workspace, found, git, stack)
     if not held.is_complete:
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.

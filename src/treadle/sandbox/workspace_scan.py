@@ -125,6 +125,12 @@ def open_path(workspace: Path, name: str) -> int:
         os.close(folder)
 
 
+def allow_changes(opened: int) -> None:
+    """Give ourselves all rights to an open folder: a command may have taken them away."""
+    place = f"/proc/self/fd/{opened}"
+    os.chmod(place, os.stat(place).st_mode & 0o7777 | 0o700)
+
+
 def open_folders(workspace: Path, name: str) -> None:
     """Give ourselves all rights to a folder and to all folders in it that we may not list, through no link."""
     pending = [name]
@@ -132,9 +138,8 @@ def open_folders(workspace: Path, name: str) -> None:
         path = pending.pop()
         here = open_parent(workspace, f"{path}/" if path else "")
         try:
-            place = f"/proc/self/fd/{here}"
-            os.chmod(place, os.stat(place).st_mode & 0o7777 | 0o700)
-            for sub in os.listdir(place):
+            allow_changes(here)
+            for sub in os.listdir(f"/proc/self/fd/{here}"):
                 if sub != ".git" and stat.S_ISDIR(mode := os.stat(sub, dir_fd=here, follow_symlinks=False).st_mode):
                     if mode & 0o700 != 0o700:
                         pending.append(f"{path}/{sub}" if path else sub)

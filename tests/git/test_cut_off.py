@@ -111,7 +111,7 @@ def test_a_repository_in_a_subfolder_is_whole_wherever_its_cleaning_was_cut_off(
         code = do_until(clean, count)
         os.close(cleaner._group._lock)  # type: ignore[union-attr]
         found = RepositoryCleaner(top, scan_workspace(top))
-        found.adopt()
+        found.clean()
         found.close()
         place = Place.open(top / "sub")
         assert (

@@ -86,6 +86,32 @@ async def test_the_model_is_told_of_a_repository_around_the_workspace(place: Git
 async def test_a_damaged_index_stops_no_command(place: GitPlace) -> None:
     place.make_layout("submodule")
     index = place.workspace / ".git/index"
-    index.write_bytes(index.read_bytes()[:-1] + b"x")
+    *data, last = index.read_bytes()
+    index.write_bytes(bytes((*data, last ^ 1)))
     ran = await place.inside("echo works; git status")
     assert ran.output.startswith("works") and "index" in read_rejected(ran), ran
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+async def test_a_command_has_its_own_copy_of_hooks_that_husky_makes(is_installed: bool, place: GitPlace) -> None:
+    """`npm install` writes `.husky/_`. Without a folder of its own, it fails in every project that uses husky."""
+    place.make_layout("plain")
+    place.host("mkdir .husky; echo 'echo hook ran' > .husky/pre-commit; git add .; git commit -qm husky")
+    make = "mkdir -p .husky/_; printf '#!/bin/sh\\nsh .husky/pre-commit\\n' > .husky/_/pre-commit; chmod +x .husky/_/*"
+    if is_installed:
+        place.host(f"git config core.hooksPath .husky/_; {make}; echo '*' > .husky/_/.gitignore")
+    before = place.host("find .husky | sort; cat .husky/_/* || true")
+    ran = await place.inside(
+        f"echo 1 > new; git add new; git commit -qm new; {make} && echo made; "
+        "echo 'exit 1' >> .husky/_/pre-commit; touch .husky/x .husky/_/y"
+    )
+    assert ("hook ran" in ran.output) == is_installed and "made" in ran.output, ran
+    assert place.host("find .husky | sort; cat .husky/_/* || true") == before
+    assert place.host("git log -1 --format=%s; git status --short") == "new\n"
+
+
+async def test_generated_hooks_behind_a_link_stay_as_they_are(place: GitPlace) -> None:
+    place.make_layout("plain")
+    place.host("mkdir .husky real; ln -s ../real .husky/_")
+    ran = await place.inside("touch .husky/_x; echo works")
+    assert "works" in ran.output and place.host("ls .husky") == "_\n"

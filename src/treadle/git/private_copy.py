@@ -32,7 +32,7 @@ _MAX_LISTED_LOGS = 20_000
 _MAX_LOGS = 100
 """Logs that a command sees: those of HEAD and the stash, and the ones that changed last. Each takes a file."""
 
-_MAX_HOOKS = 100
+_MAX_COPIED = 200
 _INFO_FILES = ("exclude", "attributes", "sparse-checkout")
 _MAX_INFO_BYTES = 16 << 20
 WATCHED_FOLDERS = ("hooks", "info")
@@ -120,6 +120,19 @@ def hide_files(copy: PrivateCopy, paths: Iterable[str]) -> PrivateCopy:
     return replace(copy, signatures=sign_files(copy.folder))
 
 
+def copy_files(source: GitFolder, name: str, target: Path, *, only_programs: bool = False) -> None:
+    """Copy the small regular files of a folder. Samples, links and what is in its folders are left out."""
+    target.mkdir(exist_ok=True)
+    for entry in source.list_entries(name, _MAX_COPIED):
+        about = source.look_up(f"{name}/{entry.name}")
+        if about is None or entry.name.endswith(".sample") or (only_programs and not about.st_mode & stat.S_IXUSR):
+            continue
+        with suppress(UnsafeFile):
+            if (data := source.read_file(f"{name}/{entry.name}", MAX_SMALL_BYTES)) is not None:
+                _write(target / entry.name, data)
+                (target / entry.name).chmod(0o755 if about.st_mode & stat.S_IXUSR else 0o644)
+
+
 def sign_file(folder: GitFolder, name: str) -> Signature | None:
     """Describe a file without reading it; None when there is nothing."""
     about = folder.look_up(name)
@@ -176,7 +189,8 @@ class _CopyBuilder:
             # they had a filter, it would fail, so these are taken for unchanged.
             time = about.st_mtime_ns + (1_000_000_000 if has_filters else 0)
             os.utime(self._folder / "index", ns=(time, time))
-        self._copy_hooks()
+        # The user's hooks run where the command runs: in the sandbox.
+        copy_files(self._real.common, "hooks", self._folder / "hooks", only_programs=True)
         return PrivateCopy(
             repository=self._real.places,
             folder=self._folder,
@@ -261,20 +275,6 @@ class _CopyBuilder:
             found[f"{place}/gitdir"] = f"{other.work_tree}/.git\n".encode(errors="surrogateescape")
             found[f"{place}/commondir"] = b"../..\n"
         return found
-
-    def _copy_hooks(self) -> None:
-        """Copy the user's hooks, so that they run where the command runs: in the sandbox."""
-        for entry in self._real.common.list_entries("hooks", _MAX_HOOKS * 2):
-            about = self._real.common.look_up(f"hooks/{entry.name}")
-            if entry.name.endswith(".sample") or about is None or not about.st_mode & stat.S_IXUSR:
-                continue
-            try:
-                data = self._real.common.read_file(f"hooks/{entry.name}", MAX_SMALL_BYTES)
-            except UnsafeFile:
-                continue
-            if data is not None:
-                _write(self._folder / "hooks" / entry.name, data)
-                (self._folder / "hooks" / entry.name).chmod(0o755)
 
     def _copy_logs(self) -> dict[str, int]:
         """Copy the logs of refs, and return their sizes by the name of the ref."""

@@ -6,20 +6,20 @@ The real `.git` is not visible inside. `treadle.git` decides what of a copy is t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Container, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from treadle.errors import TreadleError
-from treadle.git.git_folder import RepositoryUnsupported
+from treadle.git.git_folder import GitFolder, RepositoryUnsupported, UnsafeFile
 from treadle.git.index_file import DamagedIndex, list_gitlinks
 from treadle.git.new_repository import is_unfinished
-from treadle.git.private_copy import PrivateCopy, create_empty_copy, create_private_copy, hide_files
+from treadle.git.private_copy import PrivateCopy, copy_files, create_empty_copy, create_private_copy, hide_files
 from treadle.git.repository import Repository
 from treadle.git.take_back import take_back
-from treadle.permissions.paths import GUARDED_NAMES
+from treadle.permissions.paths import GUARDED_NAMES, RUN_BY_GIT
 from treadle.sandbox.base import GitReport, HeldMount, Job
 from treadle.sandbox.git_settings import (
     build_private_config,
@@ -42,13 +42,17 @@ _INSIDE = "/run/treadle"
 """Where a command sees what has no place in the workspace: real objects, and private copies behind a `.git` file."""
 
 
+_GENERATED = "_"
+"""The part of `.husky` that husky writes itself. Git ignores it."""
+
 _NOT_SIGNED = "The new commits are not signed, because keys stay outside of the sandbox. Tell the user."
 
 
 class GitCopies:
     """The private copies of one command. `entries` are the paths in the workspace that they cover.
 
-    `gitlinks` are the `.git` of submodules that are not checked out: nothing may be created there.
+    `gitlinks` are the `.git` of submodules that are not checked out: nothing may be created there. `hook_folders` are
+    folders of hooks that package managers write at each install: a command has its own, which is not taken back.
     """
 
     def __init__(self, job: Job, workspace: Path, guarded: GuardedPaths) -> None:
@@ -65,11 +69,14 @@ class GitCopies:
         self.mounts: list[HeldMount] = []
         self.entries: set[str] = set()
         self.gitlinks: list[str] = []
+        self.hook_folders: list[str] = []
         self.reports: tuple[GitReport, ...] = ()
         try:
             self.folder = self._resources.enter_context(hold_private_folder())
             self._add_user_config()
             self._create(guarded)
+            if job.writable:
+                self._add_hook_folders(guarded)
         except BaseException:
             self.close()
             raise
@@ -110,11 +117,25 @@ class GitCopies:
         """Whether the workspace was changed to finish what a killed process had begun."""
         return self._cleaner is not None and self._cleaner.has_cleaned_up
 
-    def drop_empty(self) -> None:
-        """Leave out the folder for `git init`, because there is nothing that it can be mounted on."""
-        self._copies = [copy for copy in self._copies if not copy.is_empty]
-        self.mounts = [mount for mount in self.mounts if mount.source != str(self.folder / "empty")]
-        self.entries.discard(".git")
+    def drop_missing(self, held: Container[str]) -> None:
+        """Leave out what cannot be mounted, because nothing is at its place and nothing may be created there."""
+        missing = {entry for entry in (".git", *self.hook_folders) if entry not in held}
+        targets = {str(self._workspace / entry) for entry in missing}
+        self.mounts = [mount for mount in self.mounts if mount.target not in targets]
+        self.entries -= missing
+        self._copies = [copy for copy in self._copies if not copy.is_empty or ".git" in self.entries]
+
+    def _add_hook_folders(self, guarded: GuardedPaths) -> None:
+        """Copy each `.husky/_`, which `npm install` writes in projects that use husky."""
+        for number, path in enumerate(path for path in guarded.run_outside if path.name in RUN_BY_GIT):
+            with suppress(UnsafeFile), GitFolder(path) as opened:
+                if opened.look_up(_GENERATED) is not None and not opened.is_folder(_GENERATED):
+                    continue
+                folder = self.folder / f"hooks.{number}"
+                copy_files(opened, _GENERATED, folder)
+                self._mount(folder, str(path / _GENERATED), is_writable=True)
+                self.hook_folders.append(str((path / _GENERATED).relative_to(self._workspace)))
+        self.entries.update(self.hook_folders)
 
     def _add(self, number: int, one: AcceptedRepository) -> None:
         repository, folder = one.repository, self.folder / str(number)

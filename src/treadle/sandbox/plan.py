@@ -131,8 +131,8 @@ def _prepare_plan(job: Job, workspace: Path, cwd: Path, stack: ExitStack, kind: 
     if not held.is_complete:
         # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
         job = msgspec.structs.replace(job, writable=False)
-    if git is not None and ".git" not in held.descriptors:
-        git.drop_empty()
+    if git is not None:
+        git.drop_missing(held.descriptors)
     tools = find_toolchains(workspace)
     settings = {"GIT_CONFIG_SYSTEM": USER_CONFIG} if git is not None else {}
     extra = hold_extra_folders(job.shown_folders, job.writable_folders, show_env_files=job.show_env_files)
@@ -172,8 +172,9 @@ def _hold_paths(job: Job, workspace: Path, found: GuardedPaths, git: GitCopies |
     """Hold what a command may not change, and create placeholders for what is missing."""
     covered = {workspace / name for name in git.entries} if git is not None else set[Path]()
     read_only = [path for path in found.read_only if path not in covered]
-    gitlinks = dict.fromkeys(git.gitlinks if git is not None else (), stat.S_IFSOCK)
-    placeholders = {**gitlinks, **found.named_by_git} if job.writable else {}
+    placeholders = {**found.named_by_git} if job.writable else {}
+    if git is not None and job.writable:
+        placeholders |= {**dict.fromkeys(git.gitlinks, stat.S_IFSOCK), **dict.fromkeys(git.hook_folders, stat.S_IFDIR)}
     settings = find_shown_settings(workspace, found.found, git.entries) if git is not None else ()
     hidden = (*found.list_hidden(show_env_files=job.show_env_files), *settings)
     _check_count(workspace, len(hidden), len(read_only) + len(placeholders))

@@ -1,0 +1,224 @@
+"""A question that is answered by one key, and one that is answered in words. A heavy bar marks every line of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from treadle.cli.terminal.ink import Ink
+from treadle.cli.terminal.panel import Focus, Room
+
+INERT_SECONDS = 0.5
+"""Seconds without a key before keys count: a key typed for something else must not approve a call."""
+
+
+class Choice(NamedTuple):
+    """The key that was pressed, and the reason that was typed after it."""
+
+    key: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionContent:
+    """What a question shows. `render_body` gets the columns that it has.
+
+    `reason_key` opens a line for the reason. `escape` is the key that Esc stands for, and `escape_hint` says it.
+    """
+
+    title: str
+    label: str
+    render_body: Callable[[Ink, int], list[str]]
+    choices: tuple[tuple[str, str], ...]
+    is_harmful: bool = False
+    reason_key: str = ""
+    escape: str = ""
+    escape_hint: str = "stops the run"
+
+
+class _TimedPanel:
+    """A panel whose keys are dead until no key was pressed for a while. Until then letters go to the message."""
+
+    def __init__(self, type_text: Callable[[str], None], redraw: Callable[[], None]) -> None:
+        self.is_dead = True
+        self._type_text, self._redraw = type_text, redraw
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Let the keys count after a while."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.is_dead:
+            self._timer = asyncio.get_running_loop().call_later(INERT_SECONDS, self.enable)
+
+    def enable(self) -> None:
+        self.is_dead = False
+        self._redraw()
+
+    def keep_text(self, key: str) -> None:
+        """Add a letter to the message, and wait again."""
+        if len(key) == 1 and key.isprintable():
+            self._type_text(key)
+        self.start()
+
+
+class ChoiceQuestion(_TimedPanel):
+    """A question with one key for each answer. Nothing is preselected.
+
+    A letter that is no answer begins text for the next message: it and what follows goes to the input, until Enter or
+    Esc. A body that is longer than its room scrolls, and a yes counts only after its end was shown.
+    """
+
+    def __init__(
+        self,
+        content: QuestionContent,
+        type_text: Callable[[str], None],
+        redraw: Callable[[], None],
+        on_escape: Callable[[], None],
+    ) -> None:
+        super().__init__(type_text, redraw)
+        self.result: asyncio.Future[Choice] = asyncio.get_running_loop().create_future()
+        self._content, self._on_escape = content, on_escape
+        self._state: Focus = "keys"
+        self._offset = self._page = 0
+        self._is_end_shown = False
+
+    @property
+    def focus(self) -> Focus:
+        return self._state
+
+    def follow(self, entry: str) -> None:
+        """A reason changes nothing else."""
+
+    def press(self, key: str, entry: str) -> None:
+        scroll = {"up": -1, "down": 1, "pageup": -self._page, "pagedown": self._page}.get(key)
+        if self.is_dead and key not in ("escape", "c-c"):
+            self.keep_text(key)
+        elif scroll is not None:
+            self._offset = max(0, self._offset + scroll)
+        elif self._state == "entry":
+            self._press_in_reason(key, entry)
+        elif self._state == "message":
+            self._state = "keys" if key in ("enter", "escape", "c-c") else "message"
+        elif key in ("escape", "c-c"):
+            self._leave()
+        elif key in dict(self._content.choices):
+            self._choose(key)
+        elif len(key) == 1 and key.isprintable() and not key.isspace():
+            self._state = "message"
+            self._type_text(key)
+
+    def _choose(self, key: str) -> None:
+        if key == self._content.reason_key:
+            self._state = "entry"
+        elif self._is_end_shown or key == "l":
+            self.finish(Choice(key))
+
+    def _press_in_reason(self, key: str, entry: str) -> None:
+        if key == "enter":
+            self.finish(Choice(self._content.reason_key, entry.strip()))
+        elif key in ("escape", "c-c"):
+            self._state = "keys"
+
+    def _leave(self) -> None:
+        if self._content.escape:
+            self.finish(Choice(self._content.escape))
+        else:
+            self._on_escape()
+
+    def finish(self, choice: Choice) -> None:
+        if not self.result.done():
+            self.result.set_result(choice)
+
+    def render_prefix(self, ink: Ink) -> str:
+        return f"{self._bar(ink)}   {ink.paint('n', 'bold')}  no, because: "
+
+    def render_above(self, room: Room) -> list[str]:
+        ink, bar, content = room.ink, self._bar(room.ink), self._content
+        title = f"{bar} {ink.paint('?', self._style)} {ink.paint(content.title, 'bold')}"
+        if self._state == "entry":
+            return [f"{title}  {ink.paint(content.label, 'dim')}"]
+        keys = [
+            f"{bar}   {ink.paint(key, 'dim' if self.is_dead else 'bold')}  {ink.paint(text, 'dim' if self.is_dead else '')}"
+            for key, text in content.choices
+        ]
+        body = content.render_body(ink, max(10, room.columns - 5))
+        room_left = room.rows - len(keys) - 3
+        if room.rows >= 30 or len(body) + 2 <= room_left:
+            body = ["", *body, ""]
+        else:
+            body = [line for line in body if line] if len(body) > room_left else body
+        self._page = max(2, room_left)
+        if len(body) <= self._page:
+            self._offset, self._is_end_shown = 0, True
+            return [title, *(f"{bar}   {line}".rstrip() for line in body), *keys]
+        self._page -= 1  # for the line that says how much is hidden
+        self._offset = min(self._offset, len(body) - self._page)
+        below = len(body) - self._page - self._offset
+        self._is_end_shown = self._is_end_shown or below == 0
+        more = f"{below} lines below" if below else "the end"
+        need = "" if self._is_end_shown else "; a yes counts when the end was shown"
+        shown = body[self._offset : self._offset + self._page]
+        lines = [*(f"{bar}   {line}".rstrip() for line in shown), f"{bar}   {ink.paint(f'… {more}{need}', 'dim')}"]
+        return [title, *lines, *keys]
+
+    def render_below(self, room: Room) -> list[str]:
+        if self._state == "entry":
+            return [room.ink.join_keys([("Enter", "tells the model"), ("Esc", "back to the keys")], room.columns)]
+        if self._state == "message":
+            return [room.ink.join_keys([("Enter", "keeps it for afterwards"), ("Esc", "to the keys")], room.columns)]
+        scroll = [] if self._is_end_shown and not self._offset else [("↓", "scrolls")]
+        return [room.ink.join_keys([*scroll, ("Esc", self._content.escape_hint)], room.columns)]
+
+    @property
+    def _style(self) -> str:
+        return "bold red" if self._content.is_harmful else "bold yellow"
+
+    def _bar(self, ink: Ink) -> str:
+        return ink.paint(ink.glyph("┃"), self._style)
+
+
+class TextQuestion(_TimedPanel):
+    """A question that is answered in words. `accept` takes the text, and returns what is wrong with it."""
+
+    def __init__(
+        self,
+        render: Callable[[Ink, int], list[str]],
+        accept: Callable[[str], str],
+        type_text: Callable[[str], None],
+        redraw: Callable[[], None],
+        on_escape: Callable[[], None],
+    ) -> None:
+        super().__init__(type_text, redraw)
+        self._render, self._accept, self._on_escape = render, accept, on_escape
+        self._problem = ""
+
+    @property
+    def focus(self) -> Focus:
+        return "keys" if self.is_dead else "entry"
+
+    def follow(self, entry: str) -> None:
+        self._problem = ""
+
+    def press(self, key: str, entry: str) -> None:
+        if key in ("escape", "c-c"):
+            self._on_escape()
+        elif self.is_dead:
+            self.keep_text(key)
+        elif key == "enter":
+            self._problem = self._accept(entry)
+
+    def render_prefix(self, ink: Ink) -> str:
+        return f"{ink.paint(ink.glyph('┃'), 'bold yellow')} {ink.paint(ink.glyph('›'), 'bold magenta')} "
+
+    def render_above(self, room: Room) -> list[str]:
+        bar = room.ink.paint(room.ink.glyph("┃"), "bold yellow")
+        lines = self._render(room.ink, max(10, room.columns - 3))[-max(3, room.rows - 3) :]
+        return [f"{bar} {line}".rstrip() for line in lines]
+
+    def render_below(self, room: Room) -> list[str]:
+        if self._problem:
+            return [f"  {room.ink.paint('!', 'bold yellow')} {self._problem}"]
+        return [room.ink.join_keys([("Enter", "answers"), ("Esc", "stops the run")], room.columns)]

@@ -135,7 +135,7 @@ async def test_the_note_of_leaving_stands_below_an_unfinished_reply(place: Place
     async with server.serve() as url, place.screen("attach", "job", "--url", url) as screen:
         await screen.until("half a sen")
         assert await screen.leave() == 0
-    assert screen.text.endswith(f"half a sen\ndetached; session {SESSION[:12]}")
+    assert screen.text.endswith(f"half a sen\n\ndetached; session {SESSION[:12]}")
 
 
 async def test_enter_ends_the_wait_for_a_provider_over_a_server(place: Place) -> None:

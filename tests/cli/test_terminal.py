@@ -253,7 +253,7 @@ CHATS = [
         [hold(call_tool("calculate", expression="1+1")), Reply(text="Done, and with tabs.")],
         [
             ("tidy up\r", Fact(TurnStarted)),
-            ("use tabs\r", "the agent reads this at its next turn:\n› use tabs"),
+            ("use tabs\r", "the agent reads this at its next turn:\n\n› use tabs"),
             (release, "Done, and with tabs."),
         ],
         said=("tidy up", "use tabs"),
@@ -265,9 +265,9 @@ CHATS = [
             hold(Reply(text="one line that is long enough to be cut in two"), split=100, held_after=700),
             Reply(text="I see."),
         ],
-        [("write\r", "one l"), ("use tabs\r", "› use tabs\none l"), (release, "I see.")],
+        [("write\r", "one l"), ("use tabs\r", "› use tabs\n\none l"), (release, "I see.")],
         shows=(
-            "  the agent reads this at its next turn:\n› use tabs\n",
+            "  the agent reads this at its next turn:\n\n› use tabs\n",
             "\none line that is long enough to be cut in two\n",
         ),
     ),
@@ -324,7 +324,7 @@ async def test_a_run_streams_and_ends_with_the_way_back(place: Place) -> None:
     script = [call_tool("calculate", expression="6*7"), Reply(text="It is 42.\nReally.")]
     played = await play(place, Case("", script, [("", 0)], ("run", "what is six times seven?")))
     assert played.text == (
-        "✓ calculate 6*7\nIt is 42.\nReally.\n\nsession SESSION · continue with: treadle chat --session SESSION"
+        "✓ calculate 6*7\n\nIt is 42.\nReally.\n\nsession SESSION · continue with: treadle chat --session SESSION"
     )
 
 
@@ -426,7 +426,7 @@ async def test_a_terminal_that_only_prints_can_watch_and_run_but_not_chat(place:
     async with StrictChat(script) as fake:
         run = ("run", "get ready", *model_options(fake))
         for env, words, code, shown in [
-            ({"NO_COLOR": "1"}, run, 0, "✓ calculate 1+1"),
+            ({"TREADLE_PLAIN": "1"}, run, 0, "✓ calculate 1+1"),
             ({"TERM": "dumb"}, (*run, "--name", "job"), 0, "**Ready.**"),
             ({"TERM": "dumb"}, ("attach", "job"), 0, "**Ready.**"),
             ({"TERM": "dumb"}, ("chat", *model_options(fake)), 2, "treadle run --session"),

@@ -46,6 +46,7 @@ from treadle.events import (
     Question,
     RunFinished,
     RunStarted,
+    TextDelta,
     TurnStarted,
 )
 from treadle.messages import Call, Usage
@@ -65,7 +66,7 @@ class StatusConsole(TerminalConsole):
     def shown(self) -> str:
         return self._shown.getvalue()
 
-    def set_status(self, text: str) -> None:
+    def set_work_line(self, text: str) -> None:
         self.status = text
 
 
@@ -300,7 +301,7 @@ def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_status(console: St
         MessageReceived(seq=7, id="c", parts=[TextPart("with tabs")]),
     ]
     screen.show_history(facts)
-    assert console.shown == "› tidy up\n› with tabs\n" and "turn 3/7" in console.status
+    assert console.shown == "› tidy up\n\n› with tabs\n" and "turn 3/7" in console.status
     screen.show_history([*facts, RunFinished(seq=8, run_id="r2", reason="answered")])
     assert console.status == ""
 
@@ -382,14 +383,15 @@ def test_markdown_is_styled_a_line_at_a_time_and_code_is_left_alone() -> None:
     assert styled[1] == "• it is \x1b[1mred\x1b[0m, see \x1b[36mmake\x1b[0m"
 
 
-@given(st.lists(st.text(alphabet="ab*`#-~ \n", max_size=12), max_size=12), st.integers(1, 5))
+@given(st.lists(st.text(alphabet="ab*`#-~", min_size=1, max_size=12), min_size=1, max_size=12), st.integers(1, 5))
 def test_a_plain_console_gives_prose_back_as_it_is_however_it_is_cut(lines: list[str], size: int) -> None:
     text = "\n".join(lines)
     stream = io.StringIO()
-    console, styler = TerminalConsole(stream), MarkdownStyler()
+    screen = Screen(TerminalConsole(stream))
     for start in range(0, len(text), size):
-        console.write(text[start : start + size], styler.style_line)
-    assert stream.getvalue() == text
+        screen.handle_event(TextDelta(text[start : start + size]))
+    screen.end_text()
+    assert stream.getvalue() == f"{text}\n"
 
 
 @pytest.mark.parametrize(

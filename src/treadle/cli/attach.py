@@ -137,8 +137,8 @@ class AttachedTerminal(InteractiveTerminal):
 
     async def show_end(self) -> None:
         state = " continues" if self.screen.is_running else ""
-        # A note would stand above a reply that is not finished.
-        self.console.write_line(f"detached; session {self._session.id[:12]}{state}")
+        self.screen.end_text()
+        self.console.write_block(f"detached; session {self._session.id[:12]}{state}")
 
     def handle_ctrl_c(self) -> None:
         self.leave()

@@ -244,7 +244,7 @@ class RunOutput:
         self.mode: OutputMode = "json" if args.json else "jsonl" if args.jsonl else "screen"
         self.stream = sys.stdout if is_terminal(sys.stdout) else sys.stderr
         is_apart = self.stream is not sys.stdout
-        self.console = TerminalConsole(self.stream, ignore_errors=is_apart)
+        self.console = TerminalConsole(self.stream, ignore_errors=is_apart, gaps=is_terminal(self.stream))
         self.screen = Screen(self.console, hide_answer=is_apart)
         self.notifier = Notifier(self.stream, "off", 0)
         self.report_builder = ReportBuilder()
@@ -293,7 +293,7 @@ class RunOutput:
     def write_note(self, text: str) -> None:
         """Write a note: as a line on the screen, or as a JSON line of type `log` on stderr."""
         if self.mode == "screen":
-            self.console.write_line(style_text(escape_controls(text), "dim", self.console.has_colour))
+            self.console.write_block(style_text(escape_controls(text), "dim", self.console.has_colour))
         else:
             sys.stderr.write(json.dumps({"type": "log", "message": text}) + "\n")
             sys.stderr.flush()
@@ -311,7 +311,7 @@ class RunOutput:
         if self.mode == "json":
             sys.stdout.buffer.write(report.encode())
         elif self.mode == "screen":
-            self.console.set_status("")
+            self.console.set_work_line("")
             if report.answer and self.stream is not sys.stdout:
                 sys.stdout.write(report.answer.rstrip() + "\n")
             self._write_next_steps(report)

@@ -151,7 +151,7 @@ class InteractiveTerminal(ABC):
 
     def write_note(self, text: str, style: str = "") -> None:
         """Write a line that is not part of the conversation."""
-        self.console.write_aside(style_text(escape_controls(text), style, self.console.has_colour))
+        self.console.write_block(style_text(escape_controls(text), style, self.console.has_colour))
 
     def leave(self) -> None:
         """End the input and leave the terminal."""

@@ -7,7 +7,7 @@ import os
 import signal
 import termios
 import tty
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,19 +20,20 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from treadle.cli.console import (
-    LineStyler,
+    BlockKind,
     describe_bug,
     escape_controls,
     handle_signals,
+    needs_gap,
     style_text,
+    terminal_height,
     terminal_width,
-    truncate_line,
     wants_colour,
-    wrap_rows,
+    wants_style,
 )
 
-MAX_UNFINISHED_ROWS = 6
-"""Rows of an unfinished line that the prompt redraws. The whole line is shown once it is complete."""
+MAX_INPUT_ROWS = 8
+"""Rows that the open block leaves for the input."""
 
 BATCH_SECONDS = 0.02
 """Seconds to collect output before it is written and the prompt is redrawn below it."""
@@ -56,16 +57,20 @@ class PromptInterrupted(Exception):
 
 
 class PromptConsole:
-    """A console with a prompt at the bottom. Finished lines scroll above it. The status line is part of the prompt."""
+    """A console with a prompt at the bottom. Finished blocks scroll above it.
+
+    The open block and the work line are part of the prompt.
+    """
 
     def __init__(
         self, stream: TextIO, history: Path, completer: Completer, keys: dict[str, Callable[[], None]]
     ) -> None:
-        self.has_colour = wants_colour(stream)
-        self._line = self._status = ""
-        self._style_line: LineStyler | None = None
+        self.has_colour, self.has_style = wants_colour(stream), wants_style(stream)
+        self._last_kind: BlockKind | None = None
+        self._open_lines: list[str] = []
+        self._work_line = ""
         self._label = PROMPT
-        self._is_interrupted = self._is_inert = self._has_editor = self._dim = False
+        self._is_interrupted = self._is_inert = self._has_editor = False
         self._remember = True
         history.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(history, os.O_CREAT | os.O_APPEND, 0o600))
@@ -101,7 +106,6 @@ class PromptConsole:
         finally:
             loop.set_exception_handler(None)
             try:
-                self._end_line()
                 self._flush_output()
             finally:
                 with suppress(termios.error):  # the terminal may be gone
@@ -110,7 +114,7 @@ class PromptConsole:
     def _show_task_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Show the errors of background tasks above the prompt, so that they do not overwrite it."""
         error = context.get("exception")
-        self.write_aside(escape_controls(describe_bug(error) if error is not None else str(context.get("message"))))
+        self.write_block(escape_controls(describe_bug(error) if error is not None else str(context.get("message"))))
 
     def _suspend(self, before: list[Any]) -> None:
         """Return the terminal to the shell and stop until the shell continues this process."""
@@ -189,35 +193,22 @@ class PromptConsole:
     def width(self) -> int:
         return terminal_width()
 
-    def write(self, text: str, style_line: LineStyler | None = None, *, dim: bool = False) -> None:
-        self._style_line, self._dim = style_line, dim
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            self._write_text(f"{self._style(line)}\n")
+    def write_block(self, text: str, kind: BlockKind = "note", *, gap: bool | None = None) -> None:
+        gap = needs_gap(self._last_kind, kind) if gap is None else gap
+        self._last_kind = kind
+        self._write_text(f"{chr(10) if gap else ''}{text}\n")
         self._redraw()
 
-    def _style(self, line: str) -> str:
-        line = self._style_line(line) if self._style_line is not None and self.has_colour else line
-        return style_text(line, "dim", self._dim and self.has_colour)
-
-    def write_line(self, text: str) -> None:
-        self._end_line()
-        self._write_text(f"{text}\n")
-        self._redraw()
-
-    def write_aside(self, text: str) -> None:
-        self._write_text(f"{text}\n")
-        self._redraw()
-
-    def set_status(self, text: str) -> None:
-        if text != self._status:
-            self._status = text
+    def set_open_block(self, lines: Sequence[str], kind: BlockKind = "answer") -> None:
+        lines = ["", *lines] if lines and needs_gap(self._last_kind, kind) else list(lines)
+        if lines != self._open_lines:
+            self._open_lines = lines
             self._redraw()
 
-    def _end_line(self) -> None:
-        if self._line:
-            self._write_text(f"{self._style(self._line)}\n")
-        self._line = ""
+    def set_work_line(self, text: str) -> None:
+        if text != self._work_line:
+            self._work_line = text
+            self._redraw()
 
     def _write_text(self, text: str) -> None:
         """Add text to the scrollback. While the prompt is shown, text is collected and written in batches."""
@@ -264,19 +255,10 @@ class PromptConsole:
         self._session.app.invalidate()
 
     def _build_message(self) -> ANSI:
-        rows = [style_text(row, "dim", self._dim and self.has_colour) for row in self._wrap_line()]
-        if self._status:
-            rows.append(style_text(truncate_line(self._status, terminal_width() - 1), "dim", self.has_colour))
-        return ANSI("\n".join([*rows, style_text(self._label, "bold", self.has_colour)]))
-
-    def _wrap_line(self) -> list[str]:
-        """Wrap the end of the unfinished line into rows. The prompt does not wrap text itself."""
-        width = terminal_width()
-        start = max(0, len(self._line) - width * MAX_UNFINISHED_ROWS) // width * width  # keeps the rows in place
-        rows = wrap_rows(self._line[start:].expandtabs(), width)[-MAX_UNFINISHED_ROWS:]
-        if start:
-            rows[0] = f"…{rows[0][1:]}"
-        return rows
+        work = ["", *self._work_line.split("\n"), ""] if self._work_line else []
+        room = max(3, terminal_height() - len(work) - MAX_INPUT_ROWS)
+        rows = [*self._open_lines[-room:], *work]
+        return ANSI("\n".join([*rows, style_text(self._label, "bold", self.has_style)]))
 
     def _build_bindings(self, keys: dict[str, Callable[[], None]]) -> KeyBindings:
         bindings = KeyBindings()

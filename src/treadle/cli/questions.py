@@ -210,8 +210,7 @@ class OpenQuestion:
             lines = [*lines, *render_choices(self.request)]
         else:
             lines = render_input_question(self.request.questions[len(self.answers)], colour=console.has_colour)
-        for line in lines:
-            console.write_line(line)
+        console.write_block("\n".join(lines), gap=True)
 
     def accept_answer(self, text: str, folder: Path) -> None:
         """Accept the typed text as the answer. Raises `BadInput` if it is not a valid answer."""
@@ -285,7 +284,7 @@ class TerminalReader:
             if question is self._question:
                 return
             self._reading.cancel()
-            self._console.write_line("(the question is closed)")
+            self._console.write_block("(the question is closed)")
         self._question = question
         if question is not None:
             self._reading = asyncio.create_task(self._read_answer(question))
@@ -300,8 +299,7 @@ class TerminalReader:
             while not question.settled.done():
                 if not question.is_shown:
                     question.show(self._console, self._tools, self._folder)
-                self._console.set_status("")
-                self._console.write("answer> ")
+                self._console.write_prompt("answer> ")
                 line = await self._keyboard.read_line()
                 if line is None:
                     question.settle(None)
@@ -310,7 +308,7 @@ class TerminalReader:
                 try:
                     question.accept_answer(line, self._folder)
                 except BadInput as error:
-                    self._console.write_line(f"  {error}")
+                    self._console.write_block(f"  {error}")
         except Exception as error:  # raised in the gate, which waits for the answer
             if not question.settled.done():
                 question.settled.set_exception(error)

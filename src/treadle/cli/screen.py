@@ -19,6 +19,7 @@ from treadle.cli.console import (
     format_duration,
     style_text,
     truncate_line,
+    wrap_rows,
 )
 from treadle.messages import Json, Usage, render_parts
 
@@ -95,7 +96,7 @@ class Screen:
         self._call_output = self._model_progress = ""
         self._text_kind = ""  # of the open text: "text", "reasoning", or empty if no text is open
         self._styler = MarkdownStyler()
-        self._streamed_text = ""
+        self._streamed_text = self._open_text = ""
         self._turn, self._max_turns, self._calls = 0, 0, 0
         self._turn_start = time.monotonic()
 
@@ -165,7 +166,8 @@ class Screen:
 
     def redraw_status(self) -> None:
         """Redraw the status line, to update the elapsed time."""
-        self.console.set_status(self._build_status() if self.is_running else "")
+        line = truncate_line(self._build_status(), self.console.width - 1) if self.is_running else ""
+        self.console.set_work_line(style_text(line, "dim", self.console.has_style))
 
     async def refresh_status(self) -> None:
         """Redraw the status line regularly, until the task is cancelled."""
@@ -203,25 +205,38 @@ class Screen:
             text = text.lstrip()
             if not text:
                 return
-            if self._text_kind:
-                self.console.write_line("")
+            self.end_text()
             self._text_kind, self._styler = kind, MarkdownStyler()
         if kind == "text":
             self._streamed_text += text
-            self.console.write(text, self._styler.style_line)
-        else:
-            self.console.write(text, dim=True)
+        *finished, self._open_text = re.split(r"\n(?:[ \t]*\n)+", self._open_text + text)
+        for block in finished:
+            self._write_paragraph(block)
+        rows = [
+            row for line in self._open_text.split("\n") for row in wrap_rows(line.expandtabs(), self.console.width - 1)
+        ]
+        self.console.set_open_block(rows)
 
-    def _end_text(self) -> None:
-        """End the open text and its line."""
+    def end_text(self) -> None:
+        """Write the open text to the scrollback, as it is."""
         if self._text_kind:
-            self.console.write_line("")
-        self._text_kind = ""
+            self._write_paragraph(self._open_text)
+            self.console.set_open_block(())
+        self._text_kind = self._open_text = ""
+
+    def _write_paragraph(self, text: str) -> None:
+        if not text.strip():
+            return
+        if self._text_kind == "text" and self.console.has_style:
+            text = "\n".join(map(self._styler.style_line, text.split("\n")))
+        elif self._text_kind == "reasoning":
+            text = style_text(text, "dim", self.console.has_style)
+        self.console.write_block(text.rstrip(), "answer")
 
     def _handle_reply(self, fact: events.ModelReplied) -> None:
         if not self._streamed_text.strip() and fact.text.strip() and (fact.calls or not self._hide_answer):
             self._write_text(fact.text, "text")  # no live text: it ran in another process, or earlier
-        self._end_text()
+        self.end_text()
         self._streamed_text = ""
         self._usage += fact.usage
         self._context_tokens = fact.usage.input_tokens + fact.usage.output_tokens
@@ -239,29 +254,29 @@ class Screen:
         self._call_output = ""
         self._calls += 1
         arguments = self._arguments.pop(fact.call_id, {})
-        for line in render_call(fact, arguments, self.console.width - 1, colour=self.console.has_colour):
-            self.console.write_line(line)
+        lines = render_call(fact, arguments, self.console.width - 1, colour=self.console.has_colour)
+        self.console.write_block("\n".join(lines), "call")
 
     def _handle_turn(self, fact: events.TurnStarted) -> None:
-        self._end_text()
+        self.end_text()
         self._streamed_text = self._model_progress = ""
         self._turn, self._turn_start = fact.turn, _convert_time(fact)
         if fact.wrap_up:
             self._write_dim(f"a limit is reached ({fact.wrap_up.replace('_', ' ')}): one last turn to summarize")
 
     def _handle_end(self, fact: events.RunFinished) -> None:
-        self._end_text()
+        self.end_text()
         self.is_running = False
         self._running_calls.clear()
         self._open_questions.clear()
         if fact.reason != "answered":
             style = "red" if fact.reason == "failed" else "yellow"
-            self.console.write_line(style_text(describe_ending(fact), style, self.console.has_colour))
+            self.console.write_block(style_text(describe_ending(fact), style, self.console.has_colour))
 
     def _write_event_note(self, event: events.Event) -> None:
         match event:
             case events.ModelFailed() if event.wait is not None:
-                self._end_text()
+                self.end_text()
                 if event.attempt == 1:  # what the provider says hardly changes
                     self._write_dim(event.message)
                 end = time.strftime("%H:%M", time.localtime(event.give_up_at)) if event.give_up_at else ""
@@ -297,7 +312,7 @@ class Screen:
                     first, _, rest = render_parts((part,)).strip().partition("\n")
                     lines.append(f"  {first}" + (f" … {len(rest.strip().splitlines())} lines" if rest else ""))
                 text = escape_controls("\n".join(lines))
-                self.console.write_aside(style_text(text, "blue", self.console.has_colour))
+                self.console.write_block(style_text(text, "bold", self.console.has_style), "message")
             case events.Rewound():
                 self._write_dim(f"back to position {event.to} ({event.what})")
             case _:
@@ -305,7 +320,7 @@ class Screen:
 
     def _write_dim(self, text: str) -> None:
         line = truncate_line(escape_controls(text), max(20, self.console.width * 3))
-        self.console.write_line(style_text(line, "dim", self.console.has_colour))
+        self.console.write_block(style_text(line, "dim", self.console.has_colour))
 
 
 def describe_failure(fact: events.ModelFailed, left: float, more: str = "") -> str:

@@ -116,7 +116,7 @@ async def _show_context(chat: ChatTerminal, rest: str) -> None:
         if size:
             bar = "█" * max(1, round(_BAR_WIDTH * size / max(1, found.window or found.used)))
             bar = style_text(bar, "dim" if name == "free" else "cyan", chat.console.has_colour)
-            chat.console.write_aside(f"  {name:<9}{format_count(size):>8}  {bar}")
+            chat.console.write_block(f"  {name:<9}{format_count(size):>8}  {bar}")
 
 
 @slash_command("compact", "summarize the older turns to free context; /compact undo shows them again")
@@ -223,7 +223,7 @@ def _show_change(chat: ChatTerminal, change: RewindChange) -> None:
     chat.write_note(f"{change.kind}: {change.path}{' (changed by others since)' if change.others else ''}")
     colour = chat.console.has_colour
     for line in render_diff(escape_controls(change.diff).splitlines(), chat.console.width - 2, colour=colour):
-        chat.console.write_line(f"  {line}")
+        chat.console.write_block(f"  {line}")
 
 
 def _show_skipped(chat: ChatTerminal, plan: Rewind) -> None:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 
-from treadle import Run, events
+from treadle import Run, __version__, events
 from treadle.app.compose import open_keyring, open_store, set_progress_listener
+from treadle.app.git_branch import read_branch
 from treadle.app.session_worktree import describe_next_steps, list_project_folders
 from treadle.app.settings import Settings
-from treadle.cli.console import Notifier, is_dumb_terminal, is_terminal, print_note
-from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
+from treadle.cli.approval_text import shorten_home
+from treadle.cli.console import Notifier, escape_controls, is_dumb_terminal, is_terminal, print_note
+from treadle.cli.interactive import InteractiveTerminal
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.options import Parser, add_message_options, add_run_options, create_parser, load_command_settings
-from treadle.cli.prompt import PromptInterrupted
 from treadle.cli.questions import QuestionQueue
 from treadle.cli.slash_commands import COMMANDS, run_slash_command
+from treadle.cli.terminal.status_line import ACCESS_ROLES, StatusFact, render_status
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
 from treadle.log.base import SessionInfo, SessionQuery, Watch
@@ -38,6 +41,7 @@ POLL_SECONDS = 0.1
 """Seconds between two checks whether an ended run has been released."""
 
 RECAP_MESSAGES = 2
+REWIND_HINT = "  Esc again goes back to before a message"
 POSTED_FACTS = (events.MessageReceived, events.RunRequested, events.ApprovalAnswered, events.InputAnswered)
 
 
@@ -100,6 +104,7 @@ class ChatTerminal(InteractiveTerminal):
         super().__init__(questions, COMMANDS, opened.agent.toolbox, settings.folder)
         self.opened, self.session = opened, opened.session
         self.next_session = ""
+        self.model_name = opened.model.name
         self.screen.window = opened.model.window
         self.screen.retry_keys = "Enter: now, Esc: stop"
         self.notifier = Notifier(sys.stdout, settings.notify, settings.notify_after)
@@ -144,37 +149,57 @@ class ChatTerminal(InteractiveTerminal):
         if self.is_running:
             raise Conflict(f"the agent is working: stop it with Esc before you {action}")
 
-    async def confirm(self, question: str) -> bool:
-        """Ask the user for confirmation. Every answer except `y` and `yes` means no."""
-        if self.has_left:  # the user left before the question was ready
-            return False
-        try:
-            text = await self.console.read(question, remember=False)
-        except (EOFError, PromptInterrupted):
-            return False
-        self.write_note(f"{question}{text}", "dim")
-        return text.strip().lower() in ("y", "yes")
-
     async def show_start(self) -> None:
-        """Show model, access and folder, then the latest messages. Resume unfinished work."""
-        settings = self.opened.settings
+        """Show folder, model and access, then the latest messages. Resume unfinished work."""
+        facts = await self.session.facts()
+        self.console.write_block("\n".join(self._render_banner(facts)), "message")
         for text in self.opened.notes:
             self.write_note(text)
-        self.write_note(f"treadle · {self.opened.model.name} · {settings.access} access · {settings.folder}")
-        facts = await self.session.facts()
         count = sum(isinstance(fact, events.MessageReceived) for fact in facts)
         if count > RECAP_MESSAGES:
             more = f"… {count - RECAP_MESSAGES} earlier messages"
             self.write_note(f"{more}; show them with: treadle sessions show {self.session.id[:12]}")
         if count:
             self.screen.show_history(facts, RECAP_MESSAGES)
-        else:
-            self.write_note("type a message; /help shows the slash commands")
+        self.has_messages = bool(count)
+        self.console.placeholder = "Ask, or / for commands" if count else "What shall be done?"
         self._shown_seq = facts[-1].seq
         set_progress_listener(self.opened.model, self.screen.handle_event)
         if _has_work(await self.session.state()):
             self.write_note("resuming unfinished work")
             self.start_run(self.session.resume())
+
+    def _render_banner(self, facts: Sequence[events.AnyFact]) -> list[str]:
+        """Render three lines: name and folder, model and why it was chosen, access and what it allows."""
+        theme, settings, opened = self.console.theme, self.opened.settings, self.opened
+        lines = [f"{theme.paint('treadle', 'pick')} {__version__}  {escape_controls(shorten_home(settings.folder))}"]
+        rows = [("model", opened.model.name, opened.model_reason)]
+        messages = sum(isinstance(fact, events.MessageReceived) for fact in facts)
+        if messages:
+            name = next((fact.name for fact in reversed(facts) if isinstance(fact, events.SessionRenamed)), "")
+            rows.append(("session", name or self.session.id[:12], f"{messages} message{'s' if messages > 1 else ''}"))
+        rows.append(("access", settings.access, ""))
+        column = max(len(name) for name, _, _ in rows)
+        for name, value, why in rows:
+            line = f"  {theme.paint(f'{name:<{column}}', 'quiet')}  {escape_controls(value)}"
+            lines.append(line + (f"  {theme.paint(escape_controls(why), 'quiet')}" if why else ""))
+        return lines
+
+    def describe_status(self, columns: int) -> str:
+        access = self.opened.settings.access
+        facts = [StatusFact(access, ACCESS_ROLES.get(access, "")), StatusFact(self.model_name)]
+        known = self.screen.status_facts()
+        if known.context_share:
+            role = "warn" if known.context_share >= 0.8 else "quiet"
+            facts.append(StatusFact(f"{known.context_share:.0%} context", role))
+        if known.cost:
+            facts.append(StatusFact(f"${known.cost:.2f}"))
+        if branch := read_branch(self.opened.settings.folder):
+            facts.append(StatusFact(branch))
+        return render_status(facts, self.console.theme, columns)
+
+    def handle_shift_tab(self) -> None:
+        """Go to the next access mode."""
 
     async def handle_text(self, text: str) -> None:
         if text.startswith("/"):
@@ -182,8 +207,7 @@ class ChatTerminal(InteractiveTerminal):
             return
         parts = build_message(text, self.opened.settings.folder, self._images)
         self._images = []
-        if self.is_busy:
-            self.write_note(STEER_NOTE, "dim")
+        self.console.placeholder, self.console.ghost = "Ask, or / for commands", ""
         if self.is_running:
             await self.session.send(parts)
         else:
@@ -234,12 +258,37 @@ class ChatTerminal(InteractiveTerminal):
             self._has_ended = isinstance(event, events.RunFinished)
         if isinstance(event, events.RunFinished):
             self.notifier.notify(f"treadle: {event.reason}")
+            self.console.ghost = "/continue" if event.can_continue and event.reason != "answered" else ""
+            if event.reason == "answered" and self.console.queue.kept:
+                self.start_task(self._send_kept())
+
+    async def _send_kept(self) -> None:
+        """Send the first message that was kept until the run had ended."""
+        text = self.console.queue.take()
+        try:
+            await self.wait_until_idle("send it")
+            await self.handle_text(text)
+        except TreadleError as error:
+            self.write_note(str(error), "red")
+            self.console.queue.kept.insert(0, text)
 
     def handle_escape(self) -> None:
-        """Stop the run."""
-        if self.is_busy and (self._stopping is None or self._stopping.done()):
-            self.write_note("stopping …", "dim")
-            self._stopping = self.start_task(self._stop_run())
+        """Stop the run. When the agent is idle and the input is empty, the second Escape opens the rewind picker."""
+        if self.is_busy:
+            if self._stopping is None or self._stopping.done():
+                self.console.set_hint(self.console.theme.paint("  stopping", "quiet"))
+                self._stopping = self.start_task(self._stop_run())
+        elif not self.console.draft and self.console.hint == REWIND_HINT:
+            self.console.set_hint("")
+            self.start_task(self._show_rewind())
+        elif not self.console.draft and self.has_messages:
+            self.console.set_hint(REWIND_HINT)
+
+    async def _show_rewind(self) -> None:
+        try:
+            await run_slash_command(self, "/rewind")
+        except TreadleError as error:
+            self.write_note(str(error), "red")
 
     async def _stop_run(self) -> None:
         try:
@@ -253,13 +302,13 @@ class ChatTerminal(InteractiveTerminal):
             self.handle_escape()
             self.is_leave_announced = True
         elif self.console.draft and not self.is_busy:
-            self.console.clear()
+            self.console.draft = ""
             self.is_leave_announced = False
         elif self.is_busy or self.is_leave_announced:
             self.leave()
         else:
             self.is_leave_announced = True
-            self.write_note("press Ctrl-C again, or Ctrl-D, to leave", "dim")
+            self.console.set_hint("  press Ctrl-C again, or Ctrl-D, to leave")
 
     async def show_end(self) -> None:
         """Show the facts that were recorded since the last shown one. The run is stopped, its questions stay open."""

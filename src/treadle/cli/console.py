@@ -187,8 +187,8 @@ def escape_controls(text: str) -> str:
 
 
 def escape_hidden(text: str) -> str:
-    """Replace every character that could hide or disguise text by a visible escape. Used for approval questions."""
-    return _HIDDEN.sub(_escape_character, text)
+    """Spell out every character that could hide or disguise text, such as <U+200B>. Used for approval questions."""
+    return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def _escape_character(match: re.Match[str]) -> str:

@@ -34,7 +34,7 @@ DEFAULT_AGENT = "default"
 class OpenSession:
     """An open session and the objects it runs with. `notes` are messages for the user about this setup.
 
-    `worktree` is the session's own branch and folder, if it has one.
+    `model_reason` says why this model was chosen. `worktree` is the session's own branch and folder, if it has one.
     """
 
     session: Session
@@ -44,6 +44,7 @@ class OpenSession:
     model: Model
     notes: tuple[str, ...]
     is_new: bool
+    model_reason: str = ""
     worktree: Worktree | None = None
 
 
@@ -86,13 +87,12 @@ async def open_session(
             await session.note(WORKTREE_NOTE, to_builtins(worktree))
     await _configure_session(session, opened, settings, info)
     notes = [*loaded.ignored, *notes, *opened.notes]
-    if opened.model_reason:
-        notes.append(f"model: {opened.model.name} ({opened.model_reason})")
     model = agent.resolve_model()
     if settings.max_cost is not None and has_unknown_price(model):
         notes.append(f"the price of {model.name} is unknown, so max_cost may not stop it; use max_tokens")
     notes += _find_unknown_tools(args, runtime)
-    return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None, worktree)
+    reason = opened.model_reason
+    return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None, reason, worktree)
 
 
 async def _configure_session(

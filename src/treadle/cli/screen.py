@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from treadle import events
 from treadle.cli.console import (
@@ -69,6 +69,13 @@ ENDING_TEXTS = {
     "cancelled": "cancelled",
     "failed": "failed",
 }
+
+
+class StatusFacts(NamedTuple):
+    """The facts of a session that the status line shows."""
+
+    context_share: float | None
+    cost: float
 
 
 class Screen:
@@ -163,6 +170,15 @@ class Screen:
         self.console = console
         if self._failure is not None and (left := self.retry_in) is not None:
             self._write_dim(describe_failure(self._failure, left))
+
+    def status_facts(self) -> StatusFacts:
+        """Return what the status line shows of the session."""
+        share = self._context_tokens / self.window if self.window else None
+        return StatusFacts(share, self._usage.cost or 0.0)
+
+    def unfold(self) -> str:
+        """Return what was cut last."""
+        return ""
 
     def redraw_status(self) -> None:
         """Redraw the status line, to update the elapsed time."""

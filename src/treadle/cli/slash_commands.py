@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
 
@@ -17,8 +17,12 @@ from treadle.cli.console import (
     style_text,
     truncate_line,
 )
+from treadle.cli.draw.glyphs import Theme
+from treadle.cli.picker_rows import PickerRow
 from treadle.cli.screen import render_diff
 from treadle.cli.sessions import describe_status
+from treadle.cli.terminal.key_help import KEYS, render_key_table
+from treadle.cli.terminal.question import QuestionContent
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
 from treadle.export.transcript import Form, render_transcript
@@ -60,10 +64,9 @@ async def run_slash_command(chat: ChatTerminal, line: str) -> None:
 
 @slash_command("help", "show the slash commands and keys")
 async def _show_help(chat: ChatTerminal, rest: str) -> None:
-    for name, about in COMMANDS.items():
+    for name, about in chat.commands.items():
         chat.write_note(f"  {'/' + name:<11}{about}")
-    chat.write_note("  @path attaches a file, Alt-Enter adds a line. Messages sent while the agent works steer it.")
-    chat.write_note("  Esc or Ctrl-C stops the agent. Ctrl-C again, or Ctrl-D, leaves.")
+    chat.console.write_block(render_key_table(KEYS, chat.console.theme, chat.console.width), gap=True)
 
 
 @slash_command("model", "show the model, or use another: /model openai:NAME")
@@ -74,6 +77,7 @@ async def _choose_model(chat: ChatTerminal, rest: str) -> None:
         return
     chat.screen.window = chat.opened.runtime.model(rest).window
     await chat.session.configure(model=rest)
+    chat.model_name = rest
     chat.write_note(f"model from the next run on: {rest}")
 
 
@@ -155,23 +159,31 @@ def _parse_position(text: str) -> int:
     return int(text)
 
 
-@slash_command("rewind", "go back to before a message: /rewind [SEQ] [files|conversation|both]")
+@slash_command("rewind", "go back to before a message; files, chat or both")
 async def _rewind_session(chat: ChatTerminal, rest: str) -> None:
+    await chat.wait_until_idle("rewind")
     messages = [fact for fact in await chat.session.facts() if isinstance(fact, MessageReceived)]
-    if not rest:
-        for fact in messages[-20:]:
-            text = truncate_line(escape_controls(render_parts(fact.parts)), chat.console.width - 9)
-            chat.write_note(f"  {fact.seq:>5}  {text}")
-        chat.write_note("/rewind NUMBER goes back to before that message")
-        return
     number, _, what = rest.partition(" ")
-    what = what.strip() or "both"
-    if what not in ("files", "conversation", "both"):
+    what = what.strip()
+    if not rest:
+        rows = [PickerRow(str(fact.seq), _describe_message(fact), (_describe_age(fact),)) for fact in messages[::-1]]
+        number = await chat.console.pick("Rewind to before a message", rows) or ""
+        if not number:
+            return
+    if what not in ("", "files", "conversation", "both"):
         raise BadInput("choose what to rewind: files, conversation or both")
     chosen = [fact for fact in messages if fact.seq == _parse_position(number)]
     if not chosen:
-        raise BadInput(f"{number} is not the position of a message; /rewind lists the messages")
+        raise BadInput(f"{number} is not the position of a message; /rewind shows the messages")
     await _go_back(chat, chosen[0], what)
+
+
+def _describe_message(message: MessageReceived) -> str:
+    return " ".join(escape_controls(render_parts(message.parts[:1])).split())
+
+
+def _describe_age(message: MessageReceived) -> str:
+    return f"{format_time_since(message.at)} ago" if message.at else ""
 
 
 @slash_command("undo", "go back to before the last message")
@@ -179,26 +191,64 @@ async def _undo_message(chat: ChatTerminal, rest: str) -> None:
     messages = [entry for entry in (await chat.session.state()).entries if isinstance(entry, MessageReceived)]
     if not messages:
         raise BadInput("there is no message to undo")
-    await _go_back(chat, messages[-1], "both")
+    await _go_back(chat, messages[-1], "")
 
 
-async def _go_back(chat: ChatTerminal, message: MessageReceived, what: RewindTarget) -> None:
+async def _go_back(chat: ChatTerminal, message: MessageReceived, what: RewindTarget | Literal[""]) -> None:
+    """Show what a rewind would change and let the user choose what to take back."""
     await chat.wait_until_idle("rewind")
     position = message.seq - 1
-    _show_plan(chat, await chat.session.rewind(position, what, dry_run=True))
-    if not await chat.confirm("go back? y/N> "):
+    plan = await chat.session.rewind(position, what or "both", dry_run=True)
+    choices = {"y": "yes"} if what else {"b": "both, files and chat", "f": "files only", "c": "chat only"}
+    if any(change.diff for change in plan.changes):
+        choices["d"] = "show the diff first"
+    content = QuestionContent(
+        f"Rewind to before: {truncate_line(_describe_message(message), 40)}",
+        lambda theme, width: _render_plan(plan, theme, width),
+        (*choices.items(), ("n", "no, change nothing")),
+        escape="n",
+        escape_hint="changes nothing",
+    )
+    while (key := (await chat.ask(content)).key) == "d":
+        for change in plan.changes:
+            _show_change(chat, change)
+    if key == "n":
         chat.write_note("nothing was changed")
         return
-    _show_skipped(chat, await chat.session.rewind(position, what))
-    if what != "files":
-        chat.draft = render_parts(message.parts)
+    targets: dict[str, RewindTarget] = {"b": "both", "f": "files", "c": "conversation", "y": what or "both"}
+    done = await chat.session.rewind(position, targets[key])
+    _show_skipped(chat, done)
+    if done.what != "files":
+        chat.console.draft = render_parts(message.parts[:1])
+
+
+def _render_plan(plan: Rewind, theme: Theme, width: int) -> list[str]:
+    """Render what a rewind would change, and what it would not."""
+    lines = [] if plan.what == "conversation" or plan.changes else ["no file and no branch would change"]
+    for change in plan.changes:
+        others = theme.paint(" (changed by others since)", "quiet") if change.others else ""
+        rows = change.diff.splitlines()
+        added = sum(row.startswith("+") and not row.startswith("+++") for row in rows)
+        removed = sum(row.startswith("-") and not row.startswith("---") for row in rows)
+        counts = f"  +{added} {theme.glyphs.minus}{removed}" if rows else ""
+        path = theme.cut(escape_controls(change.path), max(10, width - 40), keep_end=True)
+        lines.append(f"{change.kind} {path}{theme.paint(counts, 'quiet')}{others}")
+    lines += [f"not changed: {escape_controls(f'{one.path}: {one.why}')}" for one in plan.skipped]
+    return [theme.cut(line, width) if "\x1b" not in line else line for line in lines]
 
 
 @slash_command("redo", "undo the last rewind")
 async def _undo_rewind(chat: ChatTerminal, rest: str) -> None:
     await chat.wait_until_idle("redo")
-    _show_plan(chat, await chat.session.undo_rewind(dry_run=True))
-    if await chat.confirm("undo the rewind? y/N> "):
+    plan = await chat.session.undo_rewind(dry_run=True)
+    content = QuestionContent(
+        "Undo the rewind?",
+        lambda theme, width: _render_plan(plan, theme, width),
+        (("y", "yes"), ("n", "no, change nothing")),
+        escape="n",
+        escape_hint="changes nothing",
+    )
+    if (await chat.ask(content)).key == "y":
         _show_skipped(chat, await chat.session.undo_rewind())
 
 
@@ -209,14 +259,6 @@ async def _show_changes(chat: ChatTerminal, rest: str) -> None:
         _show_change(chat, change)
     if not found:
         chat.write_note("nothing was changed")
-
-
-def _show_plan(chat: ChatTerminal, plan: Rewind) -> None:
-    for change in plan.changes:
-        _show_change(chat, change)
-    _show_skipped(chat, plan)
-    if not plan.changes and plan.what != "conversation":
-        chat.write_note("no file and no branch would change")
 
 
 def _show_change(chat: ChatTerminal, change: RewindChange) -> None:

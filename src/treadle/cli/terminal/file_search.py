@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,7 +91,7 @@ def match_letters(letters: str, path: str) -> tuple[int, set[int]] | None:
             if places[-1] < 0:
                 break
         else:
-            gaps = sum(two - one > 1 for one, two in zip(places, places[1:], strict=False))
+            gaps = sum(two - one > 1 for one, two in pairwise(places))
             return 10 + gaps + (places[-1] - places[0]) // 8, set(places)
     return None
 

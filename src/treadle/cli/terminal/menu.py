@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from treadle.cli.console import escape_controls, measure_width
+from treadle.cli.draw.glyphs import Theme
+from treadle.cli.terminal.cells import join_keys, pad, underline
 from treadle.cli.terminal.file_search import FileMatch, list_paths, match_letters, search_paths
-from treadle.cli.terminal.ink import Ink, pad
 
 MENU_ROWS = 6
 LISTING_SECONDS = 5.0
@@ -65,7 +66,7 @@ class Menu:
 
     async def _search_files(self) -> None:
         """Search in a thread until what was found belongs to what is typed now."""
-        typed = None
+        typed, found = None, list[FileMatch]()
         while typed != self._typed:
             typed = self._typed
             found = await asyncio.to_thread(self._find_files, typed)
@@ -89,6 +90,10 @@ class Menu:
         if time.monotonic() - self._listed_at > LISTING_SECONDS:
             self._paths, self._listed_at = list_paths(self._folder), time.monotonic()
         return search_paths(typed, self._paths)
+
+    @property
+    def has_commands(self) -> bool:
+        return self._is_command
 
     @property
     def is_open(self) -> bool:
@@ -117,7 +122,7 @@ class Menu:
             return f"{before}@{row.text}"
         return f'{before}@"{row.text}' + ("" if row.text.endswith("/") else '"')
 
-    def render(self, ink: Ink, width: int) -> list[str]:
+    def render(self, theme: Theme, width: int) -> list[str]:
         """Render at most six rows, how many more there are, and the keys."""
         first = max(0, min(self.picked - MENU_ROWS + 1, len(self.rows) - MENU_ROWS))
         shown = self.rows[first : first + MENU_ROWS]
@@ -125,13 +130,13 @@ class Menu:
         lines: list[str] = []
         for place, row in enumerate(shown, first):
             is_picked = place == self.picked
-            mark = f"{ink.paint(ink.glyph('▸'), 'bold magenta')} " if is_picked else "  "
-            label = pad(escape_controls(row.text), min(column, width - 4))
-            line = mark + ink.underline(label, row.places, "bold magenta" if is_picked else "")
+            mark = f"{theme.paint(theme.glyphs.folded, 'pick')} " if is_picked else "  "
+            label = pad(escape_controls(row.text), min(column, width - 4), theme)
+            line = mark + underline(label, row.places, "pick" if is_picked else "", theme)
             room = width - 6 - measure_width(label)
-            about = pad(escape_controls(row.about), room).rstrip() if row.about and room > 8 else ""
-            lines.append((line + (f"  {ink.paint(about, 'dim')}" if about else "")).rstrip())
+            about = pad(escape_controls(row.about), room, theme).rstrip() if row.about and room > 8 else ""
+            lines.append((line + (f"  {theme.paint(about, 'quiet')}" if about else "")).rstrip())
         rest = len(self.rows) - first - len(shown)
         keys = [("Tab", "complete"), ("Enter", "run")] if self._is_command else [("Tab", "take, or go in")]
-        more = [("↓" if not ink.is_ascii else "v", f"{rest} more")] if rest > 0 else []
-        return [*lines, ink.join_keys([*more, *keys, ("Esc", "close")], width)]
+        more = [(theme.glyphs.down, f"{rest} more")] if rest > 0 else []
+        return [*lines, join_keys([*more, *keys, ("Esc", "close")], theme, width)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from treadle.cli.terminal.ink import Ink
+from treadle.cli.draw.glyphs import Theme
 
 Focus = Literal["keys", "entry", "message"]
 """What letters are: keys of the panel, text of its own line, or text of the user's message."""
@@ -15,7 +15,7 @@ Focus = Literal["keys", "entry", "message"]
 class Room:
     """The room that a panel has, and how it may be styled."""
 
-    ink: Ink
+    theme: Theme
     columns: int
     rows: int
 
@@ -42,7 +42,7 @@ class Panel(Protocol):
         """Render what stands above its line."""
         ...
 
-    def render_prefix(self, ink: Ink) -> str:
+    def render_prefix(self, theme: Theme) -> str:
         """Render the start of its line."""
         ...
 

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from treadle.cli.console import escape_controls, measure_width
+from treadle.cli.draw.glyphs import Theme
 from treadle.cli.picker_rows import PickerRow
-from treadle.cli.terminal.ink import Ink, pad
+from treadle.cli.terminal.cells import join_keys, pad
 from treadle.cli.terminal.panel import Focus, Room
 
 PICKER_ROWS = 8
@@ -52,51 +53,55 @@ class Picker:
         if not self.result.done():
             self.result.set_result(value)
 
-    def render_prefix(self, ink: Ink) -> str:
-        return f"{ink.paint(ink.glyph('›'), 'bold magenta')} "
+    def render_prefix(self, theme: Theme) -> str:
+        return f"{theme.paint(theme.glyphs.you, 'pick')} "
 
     def render_above(self, room: Room) -> list[str]:
         count = "" if len(self._found) == len(self._rows) else f" {len(self._found)} of {len(self._rows)}"
-        return [room.ink.paint(self._title, "bold") + room.ink.paint(count, "dim")]
+        return [room.theme.paint(self._title, "strong") + room.theme.paint(count, "quiet")]
 
     def render_below(self, room: Room) -> list[str]:
-        ink, height = room.ink, max(2, min(PICKER_ROWS, room.rows - 6))
+        theme, height = room.theme, max(2, min(PICKER_ROWS, room.rows - 6))
         first = max(0, min(self._picked - height + 1, len(self._found) - height))
         shown = self._found[first : first + height]
         longest = max((measure_width(row.label) for row in shown), default=0)
         column = min(max(12, longest), _MAX_LABEL if room.columns >= 76 else 28, room.columns - 4)
-        widths = [max(measure_width(row.facts[at]) for row in shown if len(row.facts) > at) for at in range(
-            max((len(row.facts) for row in shown), default=0))]
+        widths = [
+            max(measure_width(row.facts[at]) for row in shown if len(row.facts) > at)
+            for at in range(max((len(row.facts) for row in shown), default=0))
+        ]
         lines: list[str] = []
         for place, row in enumerate(shown, first):
             if row.problem and (place == 0 or not self._found[place - 1].problem):
-                lines.append(ink.paint("  not reachable", "dim"))
+                lines.append(theme.paint("  not reachable", "quiet"))
             lines.append(self._render_row(room, row, place == self._picked, column, widths))
         rest = len(self._found) - first - len(shown)
         if rest > 0:
-            lines.append(ink.paint(f"  {'v' if ink.is_ascii else '↓'} {rest} more", "dim"))
+            lines.append(theme.paint(f"  {theme.glyphs.down} {rest} more", "quiet"))
         if not self._found:
-            lines.append(ink.paint("  nothing matches", "dim"))
+            lines.append(theme.paint("  nothing matches", "quiet"))
         picked = self._found[self._picked] if self._found else None
         if self._problem:
-            lines += [f"  {ink.paint('!', 'bold yellow')} {pad(self._problem, room.columns - 5).rstrip()}"]
+            lines += [f"  {theme.paint('!', 'need')} {pad(self._problem, room.columns - 5, theme).rstrip()}"]
         elif picked is not None and picked.passage:
-            passage = pad(escape_controls(picked.passage), room.columns - 5).rstrip()
-            lines.append(ink.paint(f"  {ink.glyph('│')} {passage}", "dim"))
-        return [*lines, ink.join_keys([("Enter", self._enter), ("Esc", "back")], room.columns)]
+            passage = pad(escape_controls(picked.passage), room.columns - 5, theme).rstrip()
+            lines.append(theme.paint(f"  {theme.glyphs.pipe} {passage}", "quiet"))
+        return [*lines, join_keys([("Enter", self._enter), ("Esc", "back")], theme, room.columns)]
 
     def _render_row(self, room: Room, row: PickerRow, is_picked: bool, column: int, widths: list[int]) -> str:
         """Render a row. Its last facts are dropped if they do not fit."""
-        ink = room.ink
-        mark = f"{ink.paint(ink.glyph('▸'), 'bold magenta')} " if is_picked else "  "
-        style = "bold magenta" if is_picked else "dim" if row.problem else ""
-        line, used = mark + ink.paint(pad(escape_controls(row.label), column), style), column + 2
-        for fact, width in zip((row.problem,) if row.problem else row.facts, [0] if row.problem else widths, strict=False):
+        theme = room.theme
+        mark = f"{theme.paint(theme.glyphs.folded, 'pick')} " if is_picked else "  "
+        style = "pick" if is_picked else "quiet" if row.problem else ""
+        line, used = mark + theme.paint(pad(escape_controls(row.label), column, theme), style), column + 2
+        for fact, width in zip(
+            (row.problem,) if row.problem else row.facts, [0] if row.problem else widths, strict=False
+        ):
             if row.problem and used + 12 < room.columns:
-                return f"{line}  {ink.paint(pad(fact, room.columns - used - 3).rstrip(), 'dim')}"
+                return f"{line}  {theme.paint(pad(fact, room.columns - used - 3, theme).rstrip(), 'quiet')}"
             if used + 2 + width > room.columns - 1:
                 break
-            line, used = f"{line}  {ink.paint(pad(fact, width), 'dim')}", used + 2 + width
+            line, used = f"{line}  {theme.paint(pad(fact, width, theme), 'quiet')}", used + 2 + width
         return line.rstrip()
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from treadle.cli.terminal.ink import Ink
+from treadle.cli.console import measure_width, truncate_line
+from treadle.cli.draw.glyphs import Theme
+from treadle.cli.terminal.cells import join_keys
 from treadle.cli.terminal.panel import Focus, Room
 
 INERT_SECONDS = 0.5
@@ -23,27 +25,40 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuestionContent:
-    """What a question shows. `render_body` gets the columns that it has.
+    """What a question shows. `render_body` gets the columns that it has, `summary` is the body in one line.
 
     `reason_key` opens a line for the reason. `escape` is the key that Esc stands for, and `escape_hint` says it.
     """
 
     title: str
-    label: str
-    render_body: Callable[[Ink, int], list[str]]
+    render_body: Callable[[Theme, int], list[str]]
     choices: tuple[tuple[str, str], ...]
+    facts: str = ""
+    summary: str = ""
     is_harmful: bool = False
     reason_key: str = ""
     escape: str = ""
     escape_hint: str = "stops the run"
 
 
+class QuestionPlace(Protocol):
+    """Where a question is shown."""
+
+    def type_text(self, text: str) -> None:
+        """Add text to the message of the user."""
+        ...
+
+    def update_focus(self) -> None:
+        """Draw again, and let letters go where the panel wants them."""
+        ...
+
+
 class _TimedPanel:
     """A panel whose keys are dead until no key was pressed for a while. Until then letters go to the message."""
 
-    def __init__(self, type_text: Callable[[str], None], redraw: Callable[[], None]) -> None:
+    def __init__(self, place: QuestionPlace) -> None:
         self.is_dead = True
-        self._type_text, self._redraw = type_text, redraw
+        self._place = place
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -55,12 +70,12 @@ class _TimedPanel:
 
     def enable(self) -> None:
         self.is_dead = False
-        self._redraw()
+        self._place.update_focus()
 
     def keep_text(self, key: str) -> None:
         """Add a letter to the message, and wait again."""
         if len(key) == 1 and key.isprintable():
-            self._type_text(key)
+            self._place.type_text(key)
         self.start()
 
 
@@ -71,14 +86,8 @@ class ChoiceQuestion(_TimedPanel):
     Esc. A body that is longer than its room scrolls, and a yes counts only after its end was shown.
     """
 
-    def __init__(
-        self,
-        content: QuestionContent,
-        type_text: Callable[[str], None],
-        redraw: Callable[[], None],
-        on_escape: Callable[[], None],
-    ) -> None:
-        super().__init__(type_text, redraw)
+    def __init__(self, content: QuestionContent, place: QuestionPlace, on_escape: Callable[[str], None]) -> None:
+        super().__init__(place)
         self.result: asyncio.Future[Choice] = asyncio.get_running_loop().create_future()
         self._content, self._on_escape = content, on_escape
         self._state: Focus = "keys"
@@ -103,12 +112,12 @@ class ChoiceQuestion(_TimedPanel):
         elif self._state == "message":
             self._state = "keys" if key in ("enter", "escape", "c-c") else "message"
         elif key in ("escape", "c-c"):
-            self._leave()
+            self._leave(key)
         elif key in dict(self._content.choices):
             self._choose(key)
         elif len(key) == 1 and key.isprintable() and not key.isspace():
             self._state = "message"
-            self._type_text(key)
+            self._place.type_text(key)
 
     def _choose(self, key: str) -> None:
         if key == self._content.reason_key:
@@ -122,29 +131,29 @@ class ChoiceQuestion(_TimedPanel):
         elif key in ("escape", "c-c"):
             self._state = "keys"
 
-    def _leave(self) -> None:
+    def _leave(self, key: str) -> None:
         if self._content.escape:
             self.finish(Choice(self._content.escape))
         else:
-            self._on_escape()
+            self._on_escape(key)
 
     def finish(self, choice: Choice) -> None:
         if not self.result.done():
             self.result.set_result(choice)
 
-    def render_prefix(self, ink: Ink) -> str:
-        return f"{self._bar(ink)}   {ink.paint('n', 'bold')}  no, because: "
+    def render_prefix(self, theme: Theme) -> str:
+        return f"{self._bar(theme)}   {theme.paint('n', 'strong')}  no, because: "
 
     def render_above(self, room: Room) -> list[str]:
-        ink, bar, content = room.ink, self._bar(room.ink), self._content
-        title = f"{bar} {ink.paint('?', self._style)} {ink.paint(content.title, 'bold')}"
+        theme, bar, content = room.theme, self._bar(room.theme), self._content
+        title = f"{bar} {theme.paint('?', self._style)} {theme.paint(content.title, 'strong')}"
         if self._state == "entry":
-            return [f"{title}  {ink.paint(content.label, 'dim')}"]
-        keys = [
-            f"{bar}   {ink.paint(key, 'dim' if self.is_dead else 'bold')}  {ink.paint(text, 'dim' if self.is_dead else '')}"
-            for key, text in content.choices
-        ]
-        body = content.render_body(ink, max(10, room.columns - 5))
+            summary = truncate_line(content.summary, room.columns - measure_width(content.title) - 8)
+            return [f"{title}  {theme.paint(summary, 'quiet')}"]
+        title += f"  {theme.paint(content.facts, 'quiet')}" if content.facts else ""
+        roles = ("quiet", "quiet") if self.is_dead else ("strong", "")
+        keys = [f"{bar}   {theme.paint(key, roles[0])}  {theme.paint(text, roles[1])}" for key, text in content.choices]
+        body = content.render_body(theme, max(10, room.columns - 5))
         room_left = room.rows - len(keys) - 3
         if room.rows >= 30 or len(body) + 2 <= room_left:
             body = ["", *body, ""]
@@ -161,23 +170,23 @@ class ChoiceQuestion(_TimedPanel):
         more = f"{below} lines below" if below else "the end"
         need = "" if self._is_end_shown else "; a yes counts when the end was shown"
         shown = body[self._offset : self._offset + self._page]
-        lines = [*(f"{bar}   {line}".rstrip() for line in shown), f"{bar}   {ink.paint(f'… {more}{need}', 'dim')}"]
+        lines = [*(f"{bar}   {line}".rstrip() for line in shown), f"{bar}   {theme.paint(f'… {more}{need}', 'quiet')}"]
         return [title, *lines, *keys]
 
     def render_below(self, room: Room) -> list[str]:
         if self._state == "entry":
-            return [room.ink.join_keys([("Enter", "tells the model"), ("Esc", "back to the keys")], room.columns)]
+            return [join_keys([("Enter", "tells the model"), ("Esc", "back to the keys")], room.theme, room.columns)]
         if self._state == "message":
-            return [room.ink.join_keys([("Enter", "keeps it for afterwards"), ("Esc", "to the keys")], room.columns)]
+            return [join_keys([("Enter", "keeps it for afterwards"), ("Esc", "to the keys")], room.theme, room.columns)]
         scroll = [] if self._is_end_shown and not self._offset else [("↓", "scrolls")]
-        return [room.ink.join_keys([*scroll, ("Esc", self._content.escape_hint)], room.columns)]
+        return [join_keys([*scroll, ("Esc", self._content.escape_hint)], room.theme, room.columns)]
 
     @property
     def _style(self) -> str:
-        return "bold red" if self._content.is_harmful else "bold yellow"
+        return "danger" if self._content.is_harmful else "need"
 
-    def _bar(self, ink: Ink) -> str:
-        return ink.paint(ink.glyph("┃"), self._style)
+    def _bar(self, theme: Theme) -> str:
+        return theme.paint(theme.glyphs.bar, self._style)
 
 
 class TextQuestion(_TimedPanel):
@@ -185,13 +194,12 @@ class TextQuestion(_TimedPanel):
 
     def __init__(
         self,
-        render: Callable[[Ink, int], list[str]],
+        render: Callable[[Theme, int], list[str]],
         accept: Callable[[str], str],
-        type_text: Callable[[str], None],
-        redraw: Callable[[], None],
-        on_escape: Callable[[], None],
+        place: QuestionPlace,
+        on_escape: Callable[[str], None],
     ) -> None:
-        super().__init__(type_text, redraw)
+        super().__init__(place)
         self._render, self._accept, self._on_escape = render, accept, on_escape
         self._problem = ""
 
@@ -204,21 +212,21 @@ class TextQuestion(_TimedPanel):
 
     def press(self, key: str, entry: str) -> None:
         if key in ("escape", "c-c"):
-            self._on_escape()
+            self._on_escape(key)
         elif self.is_dead:
             self.keep_text(key)
         elif key == "enter":
             self._problem = self._accept(entry)
 
-    def render_prefix(self, ink: Ink) -> str:
-        return f"{ink.paint(ink.glyph('┃'), 'bold yellow')} {ink.paint(ink.glyph('›'), 'bold magenta')} "
+    def render_prefix(self, theme: Theme) -> str:
+        return f"{theme.paint(theme.glyphs.bar, 'need')} {theme.paint(theme.glyphs.you, 'pick')} "
 
     def render_above(self, room: Room) -> list[str]:
-        bar = room.ink.paint(room.ink.glyph("┃"), "bold yellow")
-        lines = self._render(room.ink, max(10, room.columns - 3))[-max(3, room.rows - 3) :]
+        bar = room.theme.paint(room.theme.glyphs.bar, "need")
+        lines = self._render(room.theme, max(10, room.columns - 3))[-max(3, room.rows - 3) :]
         return [f"{bar} {line}".rstrip() for line in lines]
 
     def render_below(self, room: Room) -> list[str]:
         if self._problem:
-            return [f"  {room.ink.paint('!', 'bold yellow')} {self._problem}"]
-        return [room.ink.join_keys([("Enter", "answers"), ("Esc", "stops the run")], room.columns)]
+            return [f"  {room.theme.paint('!', 'need')} {self._problem}"]
+        return [join_keys([("Enter", "answers"), ("Esc", "stops the run")], room.theme, room.columns)]

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from treadle.agent import Agent, SessionOptions
-from treadle.engine.access import PLAN_HELPER_INSTRUCTIONS, PLAN_INSTRUCTIONS, ParentAccess, limit_access
+from treadle.engine.access import PLAN_HELPER_INSTRUCTIONS, PLAN_INSTRUCTIONS, ParentAccess
 from treadle.engine.coordinator import LEASE_SECONDS, Coordinator
 from treadle.engine.model_call import ask_quietly
 from treadle.engine.setup import Gate, Setup, later
@@ -38,7 +38,7 @@ from treadle.log.open_log import open_log
 from treadle.log.owner import make_owner_name
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
 from treadle.models.base import Model, Summarizer
-from treadle.permissions.policy import WEB_OFF, find_narrowest_tier, is_web_off
+from treadle.permissions.policy import WEB_OFF, find_narrowest_tier, is_web_off, limit_access
 from treadle.secrets.keyring import Keyring
 from treadle.session import Session, generate_session_id
 from treadle.typed_output import check_output

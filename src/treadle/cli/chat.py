@@ -13,6 +13,7 @@ from treadle.app.compose import open_keyring, open_store, set_progress_listener
 from treadle.app.session_worktree import describe_next_steps, list_project_folders
 from treadle.app.settings import Settings
 from treadle.cli.console import Notifier, is_dumb_terminal, is_terminal, print_note
+from treadle.cli.first_start import offer_first_start
 from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession, open_session
@@ -58,6 +59,7 @@ async def main(args: argparse.Namespace) -> int:
     if args.latest:
         args.session = await _find_latest_session(loaded.settings)
     keyring = open_keyring(loaded.settings)
+    loaded = await offer_first_start(args, loaded, keyring)
     while True:
         questions = QuestionQueue()
         async with AsyncExitStack() as stack:

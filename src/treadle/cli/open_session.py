@@ -35,7 +35,7 @@ DEFAULT_AGENT = "default"
 class OpenSession:
     """An open session and the objects it runs with. `notes` are messages for the user about this setup.
 
-    `worktree` is the session's own branch and folder, if it has one. `access` is that of the session when it was opened.
+    `worktree` is the session's own branch and folder, if it has one. `access` is what it may do at its next call.
     """
 
     session: Session

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from msgspec.structs import replace
-
 from treadle.errors import NotFound
-from treadle.events import AnyFact, Grant, Parent, SessionConfigured, SessionCreated, Tier
+from treadle.events import AnyFact, Parent, SessionConfigured, SessionCreated, Tier
 from treadle.log.base import Log
 from treadle.permissions.policy import choose_narrowest
 
@@ -27,16 +25,6 @@ PLAN_HELPER_INSTRUCTIONS = (
     "with what you found out."
 )
 """What a helper reads in plan mode."""
-
-
-def limit_access(grant: Grant, allowed: Tier | None, *chosen: Tier | None) -> Grant:
-    """Give the operator's grant the access that was chosen for its session, where a choice was made.
-
-    The process allows the tier of the grant, or the one that a person `allowed` for the session at its terminal.
-    """
-    choices: list[Tier] = [tier for tier in chosen if tier is not None]
-    tier = choose_narrowest(allowed or grant.tier, *(choices or [grant.tier]))
-    return replace(grant, tier=tier) if tier != grant.tier else grant
 
 
 class ParentAccess:

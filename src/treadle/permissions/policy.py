@@ -169,6 +169,16 @@ def choose_narrowest(*tiers: Tier) -> Tier:
     return min(tiers, key=_NARROWEST_FIRST.index)
 
 
+def limit_access(grant: Grant, allowed: Tier | None, *chosen: Tier | None) -> Grant:
+    """Give the operator's grant the access that was chosen for its session, where a choice was made.
+
+    The process allows the tier of the grant, or the one that a person `allowed` for the session at its terminal.
+    """
+    choices: list[Tier] = [tier for tier in chosen if tier is not None]
+    tier = choose_narrowest(allowed or grant.tier, *(choices or [grant.tier]))
+    return replace(grant, tier=tier) if tier != grant.tier else grant
+
+
 def choose_strictest(*verdicts: Verdict) -> Verdict:
     """Choose the verdict that allows least; the first of equals."""
     return max(

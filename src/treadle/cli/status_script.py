@@ -1,0 +1,105 @@
+"""The user's own status line: a command that gets facts as JSON and whose first line of output is shown.
+
+The command comes from the user's configuration only. It runs at most every few seconds and never delays the terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+
+from treadle.cli.console import escape_controls
+from treadle.messages import Json
+
+LIMIT_SECONDS = 0.3
+PAUSE_SECONDS = 3.0
+"""Seconds between two starts of the command."""
+MAX_BYTES = 8192
+
+_STYLE = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+class StatusScript:
+    """Runs the command and keeps its last line. `line` is empty while the ordinary status line is to be shown.
+
+    `problem` says once why the command could not be used; `take_problem` returns and clears it.
+    """
+
+    def __init__(self, command: str) -> None:
+        self.line = ""
+        self._command = command
+        self._problem = ""
+        self._has_failed = False
+        self._started = -PAUSE_SECONDS
+        self._running: asyncio.Task[None] | None = None
+
+    def update(self, facts: dict[str, Json]) -> asyncio.Task[None] | None:
+        """Start the command, unless it runs or ran a moment ago. Its end changes `line`."""
+        is_running = self._running is not None and not self._running.done()
+        if not self._command or is_running or time.monotonic() - self._started < PAUSE_SECONDS:
+            return None
+        self._started = time.monotonic()
+        self._running = asyncio.create_task(self._run(facts))
+        return self._running
+
+    def take_problem(self) -> str:
+        """Return why the command could not be used. It is returned once, however often the command fails."""
+        problem, self._problem = self._problem, ""
+        return problem
+
+    async def _run(self, facts: dict[str, Json]) -> None:
+        try:
+            self.line = clean_line(await run_status_command(self._command, facts))
+        except (OSError, TimeoutError, ValueError) as error:
+            self.line = ""
+            if not self._has_failed:
+                why = f"it took more than {LIMIT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
+                self._problem = f"status_command is not used: {why}"
+            self._has_failed = True
+
+
+async def run_status_command(command: str, facts: dict[str, Json]) -> str:
+    """Run the command with the facts on its standard input. Return its first line, or raise why there is none."""
+    process = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", command),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd="/",  # not the workspace: programs may read files of the folder they start in
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(ConnectionError):  # it may not read its input
+                process.stdin.write(json.dumps(facts).encode())
+                await process.stdin.drain()
+                process.stdin.close()
+            with suppress(asyncio.LimitOverrunError):
+                output = await process.stdout.readuntil(b"\n")
+                return output[:MAX_BYTES].decode("utf-8", "replace")
+            raise ValueError(f"its first line is longer than {MAX_BYTES} bytes")
+    except asyncio.IncompleteReadError as rest:
+        code = await process.wait()
+        if code or not rest.partial:
+            raise ValueError(f"it ended with code {code} and wrote no line") from None
+        return rest.partial[:MAX_BYTES].decode("utf-8", "replace")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), LIMIT_SECONDS)
+
+
+def clean_line(text: str) -> str:
+    """Keep the escape codes that set a style, and make every other control character visible."""
+    line = text.split("\n", 1)[0].rstrip("\r")
+    pieces = _STYLE.split(line)
+    styles = _STYLE.findall(line)
+    cleaned = "".join(f"{escape_controls(piece)}{style}" for piece, style in zip(pieces, [*styles, ""], strict=True))
+    return f"{cleaned}\x1b[0m" if styles else cleaned

@@ -9,7 +9,9 @@ import asyncio
 import json
 import os
 import re
+import select
 import signal
+import subprocess
 import time
 from contextlib import suppress
 
@@ -54,7 +56,7 @@ class StatusScript:
 
     async def _run(self, facts: dict[str, Json]) -> None:
         try:
-            self.line = clean_line(await run_status_command(self._command, facts))
+            self.line = clean_line(await asyncio.to_thread(run_status_command, self._command, facts))
         except (OSError, TimeoutError, ValueError) as error:
             self.line = ""
             if not self._has_failed:
@@ -63,37 +65,39 @@ class StatusScript:
             self._has_failed = True
 
 
-async def run_status_command(command: str, facts: dict[str, Json]) -> str:
+def run_status_command(command: str, facts: dict[str, Json]) -> str:
     """Run the command with the facts on its standard input. Return its first line, or raise why there is none."""
-    process = await asyncio.create_subprocess_exec(
-        *("/bin/sh", "-c", command),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+    process = subprocess.Popen(
+        ("/bin/sh", "-c", command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         cwd="/",  # not the workspace: programs may read files of the folder they start in
         start_new_session=True,
     )
+    assert process.stdin is not None and process.stdout is not None
+    end, output, piece = time.monotonic() + LIMIT_SECONDS, b"", b" "
     try:
-        async with asyncio.timeout(LIMIT_SECONDS):
-            assert process.stdin is not None and process.stdout is not None
-            with suppress(ConnectionError):  # it may not read its input
-                process.stdin.write(json.dumps(facts).encode())
-                await process.stdin.drain()
-                process.stdin.close()
-            with suppress(asyncio.LimitOverrunError):
-                output = await process.stdout.readuntil(b"\n")
-                return output[:MAX_BYTES].decode("utf-8", "replace")
-            raise ValueError(f"its first line is longer than {MAX_BYTES} bytes")
-    except asyncio.IncompleteReadError as rest:
-        code = await process.wait()
-        if code or not rest.partial:
-            raise ValueError(f"it ended with code {code} and wrote no line") from None
-        return rest.partial[:MAX_BYTES].decode("utf-8", "replace")
+        with suppress(BrokenPipeError):  # it may not read its input
+            process.stdin.write(json.dumps(facts).encode()[:MAX_BYTES])
+            process.stdin.close()
+        while piece and b"\n" not in output:
+            if not select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise TimeoutError
+            piece = os.read(process.stdout.fileno(), MAX_BYTES)
+            output += piece
+            if len(output) > MAX_BYTES and b"\n" not in output[:MAX_BYTES]:
+                raise ValueError(f"its first line is longer than {MAX_BYTES} bytes")
+        if not output:
+            raise ValueError(f"it wrote no line and ended with code {process.wait(LIMIT_SECONDS)}")
+        return output.partition(b"\n")[0].decode("utf-8", "replace")
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), LIMIT_SECONDS)
+        process.stdout.close()
+        process.wait()
 
 
 def clean_line(text: str) -> str:

@@ -16,6 +16,7 @@ from treadle.app.session_worktree import describe_next_steps, list_project_folde
 from treadle.app.settings import Settings
 from treadle.cli.approval_text import shorten_home
 from treadle.cli.console import Notifier, escape_controls, is_dumb_terminal, is_terminal, print_note
+from treadle.cli.first_start import offer_first_start
 from treadle.cli.interactive import InteractiveTerminal
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession, open_session
@@ -62,6 +63,7 @@ async def main(args: argparse.Namespace) -> int:
     if args.latest:
         args.session = await _find_latest_session(loaded.settings)
     keyring = open_keyring(loaded.settings)
+    loaded = await offer_first_start(args, loaded, keyring)
     while True:
         questions = QuestionQueue()
         async with AsyncExitStack() as stack:

@@ -6,6 +6,7 @@ Wake-ups are hints: `read` tells the truth.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Literal, Protocol, Self
@@ -50,6 +51,19 @@ class PostResult(Struct, frozen=True):
     facts: tuple[AnyFact, ...]
     is_new: bool
     claim: Claim | None = None
+
+
+LAST = "last"
+"""The word that selects the session that was changed last. No session can have it as its id."""
+SESSION_ID_RULE = (
+    "it has 1 to 64 letters, digits, dots, dashes and underscores, begins with a letter or digit, and is not `last`"
+)
+_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def is_session_id(text: str) -> bool:
+    """Whether a session can have this id, as `SESSION_ID_RULE` says."""
+    return bool(_SESSION_ID.fullmatch(text)) and text != LAST
 
 
 class SessionInfo(Struct, frozen=True):

@@ -351,8 +351,7 @@ class Runtime:
         name = options.get("name", "")
         async with aclosing(self.log.iterate_sessions(SessionQuery(agent=agent.name, name=name))) as sessions:
             async for info in sessions:
-                is_helper = info.parent is not None and info.parent.call_id
-                if not is_helper:
+                if not info.is_helper:
                     return info.id
         return ""
 

@@ -84,6 +84,11 @@ class SessionInfo(Struct, frozen=True):
     owner: str = ""
     named_by_user: bool = False
 
+    @property
+    def is_helper(self) -> bool:
+        """Whether a call of another session started it."""
+        return self.parent is not None and bool(self.parent.call_id)
+
     def is_parked(self, now: float) -> bool:
         """Whether the run waits for its provider until `wake_at`, and no process keeps it meanwhile."""
         return self.status == "running" and not self.owner and self.wake_at is not None and self.wake_at > now

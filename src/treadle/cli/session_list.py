@@ -77,20 +77,20 @@ def print_sessions(found: Sequence[SessionInfo], settings: Settings) -> None:
     shown = [0, 1, 2, 3] if 0 < width < NARROW_COLUMNS else list(range(7 if not width or width >= WIDE_COLUMNS else 6))
     rows = [_build_row(info, levels, settings) for info, levels in arrange_sessions(found)]
     cells = [[" ".join(console.escape_controls(row[at]).split()) for at in shown] for row in (heads, *rows)]
-    for row, prefix in zip(cells[1:], (row[-1] for row in rows), strict=True):
-        row[2] = prefix + row[2]
+    prefixes = ["", *(row[-1] for row in rows)]
+    names = [prefix + row[2] for prefix, row in zip(prefixes, cells, strict=True)]
     widths = [max(map(console.measure_width, column)) for column in zip(*cells, strict=True)]
+    widths[2] = max(map(console.measure_width, names))
     if width:
         others = sum(widths) - widths[2] + 2 * (len(widths) - 1)
         widths[2] = min(widths[2], max(MIN_NAME_COLUMNS, width - 1 - others))
-    for number, row in enumerate(cells):
-        name = console.truncate_line(row[2], widths[2]) if width and row[2] else row[2]
-        is_helper = number > 0 and bool(rows[number - 1][-1])
-        styles = {0: "dim", 1: _find_style(row[1]), 2: "dim" if is_helper else ""}
+    for number, (row, prefix) in enumerate(zip(cells, prefixes, strict=True)):
+        row[2] = prefix + console.truncate_line(row[2], widths[2] - len(prefix))
+        styles = {1: _find_style(row[1]), 2: "dim" if prefix else ""} if number else {}
         pieces: list[str] = []
-        for at, text in enumerate((row[0], row[1], name, *row[3:])):
+        for at, text in enumerate(row):
             space = " " * (widths[at] - console.measure_width(text))
-            styled = console.style_text(text, "dim" if not number else styles.get(at, "dim"), colour)
+            styled = console.style_text(text, styles.get(at, "dim"), colour)
             pieces.append(f"{space}{styled}" if 3 <= at <= 5 else f"{styled}{space}")
         sys.stdout.write("  ".join(pieces).rstrip() + "\n")
 

@@ -16,9 +16,11 @@ from treadle.log.base import Log, SessionInfo, SessionQuery
 
 NARROW_COLUMNS = 76
 """Terminal width below which the list has no cost and no turns."""
-WIDE_COLUMNS = 110
+WIDE_COLUMNS = 100
 """Terminal width from which the list also has the folder."""
 MIN_NAME_COLUMNS = 12
+MAX_HELPERS = 20
+"""How many rows there may be for each session that `--limit` counts."""
 _STATUS_WORDS = {"waiting": "needs you"}
 _STYLES = {
     **dict.fromkeys(("waiting", "unfinished", "retries"), "bold yellow"),
@@ -31,19 +33,16 @@ _STYLES = {
 async def collect_sessions(log: Log, query: SessionQuery, limit: int) -> tuple[list[SessionInfo], bool]:
     """Read up to `limit` sessions, the last changed first, and whether there are more.
 
-    A helper does not count if the session that started it is among them.
+    Helpers do not count, unless only sessions with a status are wanted: then each may stand alone.
     """
     found: list[SessionInfo] = []
-    seen: set[str] = set()
     count = 0
     async with aclosing(log.iterate_sessions(query)) as sessions:
         async for info in sessions:
-            is_nested = info.parent is not None and info.is_helper and info.parent.session_id in seen
-            count += not is_nested
-            if count > limit:
+            count += not info.is_helper or query.status is not None
+            if count > limit or len(found) == limit * MAX_HELPERS:
                 return found, True
             found.append(info)
-            seen.add(info.id)
     return found, False
 
 

@@ -25,7 +25,16 @@ _HIDDEN = re.compile(
 )
 _CODES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\\\")
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows everything between them at once
-_COLOURS = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_COLOURS = {
+    "dim": "2",
+    "bold": "1",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "blue": "34",
+    "magenta": "35",
+    "cyan": "36",
+}
 
 
 class Console(Protocol):
@@ -370,6 +379,11 @@ async def confirm(question: str) -> bool:
     """Ask the person at the terminal. Only `y` and `yes` mean yes."""
     sys.stderr.write(escape_controls(f"{question} [y/N] "))
     sys.stderr.flush()
+    return (await read_line()).strip().lower() in ("y", "yes")
+
+
+async def read_line() -> str:
+    """Read one line from the terminal."""
     # Not in a thread: nothing could end its read, and the program would not end after Ctrl-C.
     loop, has_line = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin, has_line.set)
@@ -377,7 +391,7 @@ async def confirm(question: str) -> bool:
         await has_line.wait()
     finally:
         loop.remove_reader(sys.stdin)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return sys.stdin.readline()
 
 
 @contextmanager

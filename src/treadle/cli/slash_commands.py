@@ -20,7 +20,7 @@ from treadle.cli.console import (
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.picker_rows import PickerRow
 from treadle.cli.screen import render_diff
-from treadle.cli.sessions import describe_status
+from treadle.cli.session_list import describe_status
 from treadle.cli.terminal.key_help import KEYS, render_key_table
 from treadle.cli.terminal.question import QuestionContent
 from treadle.errors import BadInput

@@ -33,7 +33,8 @@ _NOTES: dict[str, str] = {
     "far, and do something different; if you repeat them again the run ends.",
     "empty_reply": "Your reply was empty. Answer in words, or make a call.",
     "stray_calls": "You cannot call tools now. Answer in words.",
-    "invalid_output": "Your answer does not fit what was asked for. Give it again, whole and corrected.",
+    "invalid_output": "Your answer does not fit what was asked for. Give it again, whole and corrected: "
+    "JSON that fits the schema, and nothing else.",
 }
 _WRAP_UP: dict[str, str] = {
     "turn_limit": "You have used all the turns of this run.",

@@ -301,10 +301,13 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     if reply.finish == "length":
         return _end_run(run, "token_limit", text) if is_stray else _start_wrap_up(run, "token_limit")
     if "invalid_output" in turn.signals:
+        found = (entry for entry in reversed(state.entries) if isinstance(entry, events.SignalDetected))
+        problem = next((entry.detail for entry in found if entry.kind == "invalid_output"), "")
         if is_stray:
-            return _end_run(run, "failed", text, error=f"the answer does not fit the output schema, and {STRAY_ERROR}")
+            error = f"the answer does not fit the output schema ({problem}), and {STRAY_ERROR}"
+            return _end_run(run, "failed", text, error=error)
         if run.invalid_outputs >= MAX_INVALID_OUTPUTS:
-            error = f"{run.invalid_outputs} answers in a row did not fit the output schema"
+            error = f"{run.invalid_outputs} answers in a row did not fit the output schema. The last one: {problem}"
             return _end_run(run, "failed", text, error=error)
         return _start_turn(state, run, now)
     return _end_run(run, "answered", text, confidence=reply.confidence)

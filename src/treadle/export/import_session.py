@@ -31,6 +31,7 @@ WHY_CLOSED = "the session was imported while it was unfinished"
 NOT_RUN = "Not run: the session was imported from elsewhere before this call was finished."
 
 _ARTIFACT_LINE = b'{"type":"artifact"'
+# Ids that a program chooses are not taken over: it could later open a session of others under its own id.
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 
 KEPT_FIELDS: dict[type[events.Fact], tuple[str, ...]] = {

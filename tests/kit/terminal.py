@@ -444,7 +444,7 @@ async def play(place: Place, case: Case) -> Played:
             on = place.screen(*words, *options, env=case.env, program=case.program)
             screen = await stack.enter_async_context(on)
             if words[0] == "chat" and not {"--continue", "--session"} & set(words):
-                await screen.until("/help shows")
+                await screen.until("What shall be done?")
             return screen
 
         played = Played(place, case, fake, await start(case.words))

@@ -338,14 +338,12 @@ def format_time_since(at: float) -> str:
     return f"{max(0, int(seconds))}s"
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
+def format_duration(seconds: float, *, whole: bool = False) -> str:
+    """Format a duration: `0.3 s`, `12 s`, `1m 04s`, `13h 53m`. `whole` drops the fraction, for a time that counts."""
+    if seconds < 60:
+        return f"{int(seconds)} s" if whole else f"{seconds:.1f} s" if seconds < 19.95 else f"{min(59, round(seconds))} s"
     minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes}m {rest:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
 
 
 def format_count(number: int) -> str:

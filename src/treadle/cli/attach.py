@@ -127,11 +127,7 @@ class AttachedTerminal(InteractiveTerminal):
             case "/stop":
                 await self._session.cancel(why="stopped from an attached terminal")
             case _:
-                try:
-                    await self._session.send(text)
-                except TreadleError:
-                    self.console.draft = text  # the user can send it again
-                    raise
+                await self._session.send(text)
 
     async def retry_now(self) -> None:
         await self._session.retry_now()

@@ -12,8 +12,10 @@ from pathlib import Path
 from treadle import Run, __version__, events
 from treadle.app.compose import open_keyring, set_progress_listener
 from treadle.app.git_branch import read_branch
+from treadle.app.session_access import describe_access, find_plan
 from treadle.app.session_worktree import describe_next_steps
 from treadle.cli.approval_text import shorten_home
+from treadle.cli.chat_access import cycle_access, offer_plan
 from treadle.cli.choose_session import choose_session
 from treadle.cli.console import Notifier, escape_controls, is_dumb_terminal, is_terminal, print_note
 from treadle.cli.find_session import find_latest_session
@@ -32,10 +34,13 @@ from treadle.cli.options import (
 )
 from treadle.cli.questions import QuestionQueue
 from treadle.cli.slash_commands import COMMANDS, run_slash_command
+from treadle.cli.status_script import StatusScript
 from treadle.cli.terminal.status_line import ACCESS_ROLES, StatusFact, render_status
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
+from treadle.events import Tier
 from treadle.log.base import Watch
+from treadle.secrets.keyring import Keyring
 
 EXAMPLES = """\
   treadle chat                          a new session in this folder; `treadle` alone does the same
@@ -51,6 +56,9 @@ Messages that you send while the agent works steer it. Esc or Ctrl-C stops it. A
 
 POLL_SECONDS = 0.1
 """Seconds between two checks whether an ended run has been released."""
+
+STATUS_SECONDS = 1.0
+"""Seconds between two looks at the branch and the user's own status line."""
 
 RECAP_MESSAGES = 2
 REWIND_HINT = "  Esc again goes back to before a message"
@@ -84,7 +92,7 @@ async def main(args: argparse.Namespace) -> int:
         questions = QuestionQueue()
         async with AsyncExitStack() as stack:
             opened = await open_session(stack, args, loaded, questions, keyring, follow_up=True)
-            terminal = ChatTerminal(opened, questions, args.image)
+            terminal = ChatTerminal(opened, questions, args.image, keyring)
             terminal.first_message, prompt = prompt, ""
             await terminal.interact()
         if not terminal.next_session:
@@ -103,7 +111,7 @@ class ChatTerminal(InteractiveTerminal):
         "the question stays open: it is asked again with your next message, and `treadle approvals` can answer it"
     )
 
-    def __init__(self, opened: OpenSession, questions: QuestionQueue, images: list[str]) -> None:
+    def __init__(self, opened: OpenSession, questions: QuestionQueue, images: list[str], keyring: Keyring) -> None:
         settings = opened.settings
         super().__init__(questions, COMMANDS, opened.agent.toolbox, settings.folder)
         self.opened, self.session = opened, opened.session
@@ -112,6 +120,11 @@ class ChatTerminal(InteractiveTerminal):
         self.screen.window = opened.model.window
         self.screen.retry_keys = "Enter: now, Esc: stop"
         self.notifier = Notifier(sys.stdout, settings.notify, settings.notify_after)
+        self.keyring = keyring
+        self.access: Tier = opened.access
+        self._changing_access = asyncio.Lock()
+        self._status_script = StatusScript(settings.terminal.status_command)
+        self._branch = read_branch(settings.folder)
         self._images = images
         self._run: Run | None = None
         self._run_released = asyncio.Event()
@@ -168,6 +181,7 @@ class ChatTerminal(InteractiveTerminal):
         self.has_messages = bool(count)
         self.console.placeholder = "Ask, or / for commands" if count else "What shall be done?"
         self._shown_seq = facts[-1].seq
+        self.start_task(self.follow_status())
         set_progress_listener(self.opened.model, self.screen.handle_event)
         if _has_work(await self.session.state()):
             self.write_note("resuming unfinished work")
@@ -188,7 +202,7 @@ class ChatTerminal(InteractiveTerminal):
         if messages:
             name = next((fact.name for fact in reversed(facts) if isinstance(fact, events.SessionRenamed)), "")
             rows.append(("session", name or self.session.id[:12], f"{messages} message{'s' if messages > 1 else ''}"))
-        rows.append(("access", settings.access, ""))
+        rows.append(("access", self.access, describe_access(self.access)))
         column = max(len(name) for name, _, _ in rows)
         for name, value, why in rows:
             line = f"  {theme.paint(f'{name:<{column}}', 'quiet')}  {escape_controls(value)}"
@@ -196,24 +210,68 @@ class ChatTerminal(InteractiveTerminal):
         return lines
 
     def describe_status(self, columns: int) -> str:
-        access = self.opened.settings.access
-        facts = [StatusFact(access, ACCESS_ROLES.get(access, "")), StatusFact(self.model_name)]
+        if self._status_script.line:
+            return f"  {self._status_script.line}"
+        facts = [StatusFact(self.access, ACCESS_ROLES.get(self.access, "")), StatusFact(self.model_name)]
         known = self.screen.status_facts()
         if known.context_share:
             role = "warn" if known.context_share >= 0.8 else "quiet"
             facts.append(StatusFact(f"{known.context_share:.0%} context", role))
         if known.cost:
             facts.append(StatusFact(f"${known.cost:.2f}"))
-        if branch := read_branch(self.opened.settings.folder):
-            facts.append(StatusFact(branch))
+        if self._branch:
+            facts.append(StatusFact(self._branch))
         return render_status(facts, self.console.theme, columns)
+
+    async def follow_status(self) -> None:
+        """Keep the branch and the user's own status line up to date."""
+        while True:
+            self._branch = await asyncio.to_thread(read_branch, self.opened.settings.folder)
+            known = self.screen.status_facts()
+            running = self._status_script.update(
+                {
+                    "session": self.session.id,
+                    "folder": str(self.opened.settings.folder),
+                    "model": self.model_name,
+                    "access": self.access,
+                    "context": known.context_share,
+                    "cost": known.cost,
+                    "branch": self._branch,
+                    "is_busy": self.is_busy,
+                }
+            )
+            if running is not None:
+                await running
+            if problem := self._status_script.take_problem():
+                self.write_note(problem)
+            self.console.redraw()
+            await asyncio.sleep(STATUS_SECONDS)
 
     def handle_shift_tab(self) -> None:
         """Go to the next access mode."""
+        self.start_task(self._cycle_access())
+
+    async def _cycle_access(self) -> None:
+        try:
+            async with self._changing_access:
+                await cycle_access(self)
+        except TreadleError as error:
+            self.write_note(str(error), "red")
+
+    async def _offer_plan(self, plan: str) -> None:
+        try:
+            await offer_plan(self, plan)
+        except TreadleError as error:
+            self.write_note(str(error), "red")
 
     async def handle_text(self, text: str) -> None:
         if text.startswith("/"):
             await run_slash_command(self, text)
+            return
+        if text.startswith("!"):
+            await self.wait_until_idle("run a command")
+            self.has_messages = True
+            self.start_run(self.session.run_command(text[1:].strip()))
             return
         parts = build_message(text, self.opened.settings.folder, self._images)
         self._images = []
@@ -271,6 +329,8 @@ class ChatTerminal(InteractiveTerminal):
             self.console.ghost = "/continue" if event.can_continue and event.reason != "answered" else ""
             if event.reason == "answered" and self.console.queue.kept:
                 self.start_task(self._send_kept())
+            elif plan := find_plan(event, self.access):
+                self.start_task(self._offer_plan(plan))
 
     async def _send_kept(self) -> None:
         """Send the first message that was kept until the run had ended."""

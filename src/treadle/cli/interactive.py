@@ -29,16 +29,18 @@ from treadle.cli.questions import OpenQuestion, QuestionQueue, is_harmful, list_
 from treadle.cli.screen import Screen
 from treadle.cli.terminal.cells import join_keys
 from treadle.cli.terminal.key_help import KEYS, START_KEYS, STEER_KEYS, render_key_table
+from treadle.cli.terminal.keys import KeyActions
 from treadle.cli.terminal.menu import Menu
 from treadle.cli.terminal.prompt_console import PromptConsole, list_history
 from treadle.cli.terminal.question import Choice, ChoiceQuestion, QuestionContent, TextQuestion
 from treadle.errors import BadInput, TreadleError
 from treadle.messages import render_parts
 
+SHELL_HINT = "runs the command as the agent would; the model reads it with your next message"
 _SCOPES = {"call": "once", "tool": "in this session", "pattern": "by its rule"}
 
 
-class InteractiveTerminal(ABC):
+class InteractiveTerminal(KeyActions, ABC):
     """Shows a session and reads messages, slash commands and answers until the user leaves.
 
     `postponed_note` is written after the user postponed an answer.
@@ -176,6 +178,8 @@ class InteractiveTerminal(ABC):
                 await self.retry_now()
         except TreadleError as error:
             self.write_note(str(error), "red")
+            if not text.startswith("/") and not self.console.draft:
+                self.console.draft = text  # the user can change it and send it again
         self.console.redraw()
 
     # --- keys
@@ -224,11 +228,20 @@ class InteractiveTerminal(ABC):
         if picked is not None:
             self.console.draft = picked
 
+    def edit_message(self) -> None:
+        """Open the message in the editor of the user."""
+        self.start_task(self._edit_message())
+
+    async def _edit_message(self) -> None:
+        self.console.draft = await self.console.edit_text(self.console.draft)
+
     def _describe_below(self, columns: int) -> str:
         """Render the line below the input: a warning, the keys of the moment, or the status line."""
         theme, draft = self.console.theme, self.console.draft
         if missing := self._find_missing(draft) if "@" in draft else []:
             return self._warn(f"{missing[0]} is not there; it is sent as plain text")
+        if draft.startswith("!"):
+            return f"  {theme.paint('!', 'need')} {theme.paint(SHELL_HINT, 'quiet')}"
         if self.is_busy and draft:
             keys = [STEER_KEYS[0], *([("Up", "the queue")] if self.console.queue.kept else []), *STEER_KEYS[1:]]
             return join_keys(keys, theme, columns)
@@ -350,18 +363,28 @@ class InteractiveTerminal(ABC):
                 self._show_answer(event)
             case events.MessageReceived():
                 self.has_messages = True
-                if self.is_busy:
+                if self.is_busy:  # it is written where it takes effect
                     queue.steering[event.id] = render_parts(event.parts[:1])
+                    self.console.redraw()
+                    return
             case events.TurnStarted():
-                for message in event.messages:
-                    queue.steering.pop(message, None)
-            case events.RunFinished():
+                self._write_steering(event)
+            case events.Rewound():
                 queue.steering.clear()
             case _:
                 pass
         self.screen.handle_event(event)
         self._questions.handle_event(event)
         self._show_questions()
+
+    def _write_steering(self, turn: events.TurnStarted) -> None:
+        """Write the messages that the agent gets with this turn."""
+        theme, steering = self.console.theme, self.console.queue.steering
+        for text in [steering.pop(message) for message in turn.messages if message in steering]:
+            mark = theme.paint(f"{theme.glyphs.you} ", "pick")
+            facts = f"steered{theme.dot}turn {turn.turn}" if turn.turn > 1 else ""
+            message = theme.paint(escape_controls(text).replace("\n", "\n  "), "strong")
+            self.console.write_block(f"{mark}{message}  {theme.paint(facts, 'quiet')}".rstrip(), "message")
 
     def write_note(self, text: str, style: str = "") -> None:
         """Write a line that is not part of the conversation."""

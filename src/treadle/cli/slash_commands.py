@@ -9,24 +9,18 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
 
-from treadle.cli.console import (
-    escape_controls,
-    format_count,
-    format_table,
-    format_time_since,
-    style_text,
-    truncate_line,
-)
+from treadle.app.session_access import find_plan
+from treadle.cli.chat_access import offer_plan
+from treadle.cli.choose_session import pick_session
+from treadle.cli.console import escape_controls, format_count, format_time_since, style_text, truncate_line
 from treadle.cli.draw.glyphs import Theme
-from treadle.cli.picker_rows import PickerRow
+from treadle.cli.picker_rows import PickerRow, list_agent_rows, list_model_rows
 from treadle.cli.screen import render_diff
-from treadle.cli.session_list import describe_status
 from treadle.cli.terminal.key_help import KEYS, render_key_table
 from treadle.cli.terminal.question import QuestionContent
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
 from treadle.export.transcript import Form, render_transcript
-from treadle.log.base import SessionQuery
 from treadle.messages import render_parts
 
 if TYPE_CHECKING:
@@ -69,11 +63,13 @@ async def _show_help(chat: ChatTerminal, rest: str) -> None:
     chat.console.write_block(render_key_table(KEYS, chat.console.theme, chat.console.width), gap=True)
 
 
-@slash_command("model", "show the model, or use another: /model openai:NAME")
+@slash_command("model", "choose another model: /model [NAME]")
 async def _choose_model(chat: ChatTerminal, rest: str) -> None:
     if not rest:
-        state = await chat.session.state()
-        chat.write_note(f"model: {state.model or chat.opened.model.name}")
+        chat.console.set_hint("  looking for models")
+        rows = await list_model_rows(chat.opened.settings, chat.keyring, chat.model_name)
+        rest = await chat.console.pick("Model for this session", rows, enter="use here") or ""
+    if not rest or rest == chat.model_name:
         return
     chat.screen.window = chat.opened.runtime.model(rest).window
     await chat.session.configure(model=rest)
@@ -81,14 +77,16 @@ async def _choose_model(chat: ChatTerminal, rest: str) -> None:
     chat.write_note(f"model from the next run on: {rest}")
 
 
-@slash_command("agent", "show the agent, or use another: /agent NAME")
+@slash_command("agent", "choose another agent: /agent [NAME]")
 async def _choose_agent(chat: ChatTerminal, rest: str) -> None:
-    names = ", ".join(sorted(chat.opened.runtime.agents))
+    agents, current = chat.opened.runtime.agents, (await chat.session.state()).agent
     if not rest:
-        chat.write_note(f"agent: {(await chat.session.state()).agent}; there are: {names}")
+        rows = list_agent_rows(chat.opened.settings.folder, current, agents)
+        rest = await chat.console.pick("Agent", rows, enter="use here") or ""
+    if not rest or rest == current:
         return
-    if rest not in chat.opened.runtime.agents:
-        raise BadInput(f"there is no agent {rest!r}; there are: {names}")
+    if rest not in agents:
+        raise BadInput(f"there is no agent {rest!r}; there are: {', '.join(sorted(agents))}")
     await chat.session.configure(agent=rest)
     chat.write_note(f"agent from the next run on: {rest}")
 
@@ -134,15 +132,24 @@ async def _compact_context(chat: ChatTerminal, rest: str) -> None:
         chat.write_note("nothing to compact: a summary would not be shorter")
 
 
-@slash_command("sessions", "list the latest sessions of the store")
-async def _list_sessions(chat: ChatTerminal, rest: str) -> None:
-    page = await chat.opened.runtime.sessions(SessionQuery(limit=10))
-    rows = [
-        [describe_status(info), info.id[:12], format_time_since(info.updated_at), info.name or "–"]
-        for info in page.sessions
-    ]
-    for line in format_table(rows, ["status", "session", "age", "name"], chat.console.width):
-        chat.write_note(line)
+@slash_command("sessions", "open another session: /sessions [WORDS]")
+async def _open_session(chat: ChatTerminal, rest: str) -> None:
+    await chat.wait_until_idle("open another session")
+    picked = await pick_session(
+        chat.console, chat.opened.runtime.log, chat.opened.settings.folder, chat.session.id, rest
+    )
+    if picked:
+        chat.switch_session(picked)
+
+
+@slash_command("plan", "look at the last plan again, and accept it")
+async def _decide_plan(chat: ChatTerminal, rest: str) -> None:
+    last = (await chat.session.state()).last
+    plan = find_plan(last, chat.access) if last is not None else ""
+    if not plan:
+        raise BadInput("there is no plan to accept; Shift-Tab changes to plan mode")
+    chat.console.write_block(escape_controls(plan), "answer")
+    await offer_plan(chat, plan)
 
 
 @slash_command("fork", "continue in a new session with the same history: /fork [SEQ]")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prompt_toolkit.filters import Condition, Filter
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -11,11 +11,11 @@ from prompt_toolkit.keys import Keys
 if TYPE_CHECKING:
     from treadle.cli.terminal.prompt_console import PromptConsole
 
-PANEL_KEYS = ("enter", "escape", "up", "down", "pageup", "pagedown", "tab", "c-c")
+PANEL_KEYS = ("enter", "escape", "up", "down", "pageup", "pagedown", "tab", "c-c", "c-a")
 
 
-class KeyActions(Protocol):
-    """What the keys do that concern the session."""
+class KeyActions:
+    """What the keys do that concern the session. Here: nothing, as in a picker without a session."""
 
     def handle_enter(self, *, is_after: bool = False) -> None: ...
     def handle_escape(self) -> None: ...
@@ -25,6 +25,7 @@ class KeyActions(Protocol):
     def unfold(self) -> None: ...
     def toggle_plan(self) -> None: ...
     def search_history(self) -> None: ...
+    def edit_message(self) -> None: ...
 
 
 def build_bindings(console: PromptConsole, actions: KeyActions) -> KeyBindings:
@@ -202,4 +203,4 @@ def _bind_actions(bindings: KeyBindings, console: PromptConsole, actions: KeyAct
     @bindings.add("c-g", filter=is_input)
     @bindings.add("c-x", "c-e", filter=is_input)
     def _(event: KeyPressEvent) -> None:
-        console.edit()
+        actions.edit_message()

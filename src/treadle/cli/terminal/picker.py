@@ -12,17 +12,21 @@ from treadle.cli.terminal.cells import join_keys, pad
 from treadle.cli.terminal.panel import Focus, Room
 
 PICKER_ROWS = 8
+MORE = "\x01"
 _MAX_LABEL = 42
 
 
 class Picker:
-    """A panel that shows rows and returns the value of one. `result` is None when the user left it."""
+    """A panel that shows rows and returns the value of one. `result` is None when the user left it.
+
+    `more_key` says what Ctrl-A does, which returns `MORE`.
+    """
 
     focus: Focus = "entry"
 
-    def __init__(self, title: str, rows: Sequence[PickerRow], enter: str = "choose") -> None:
+    def __init__(self, title: str, rows: Sequence[PickerRow], enter: str = "choose", more_key: str = "") -> None:
         self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._title, self._enter = title, enter
+        self._title, self._enter, self._more_key = title, enter, more_key
         self._rows = [*(row for row in rows if not row.problem), *(row for row in rows if row.problem)]
         self._found, self._picked = self._rows, 0
         self._problem = ""
@@ -42,6 +46,8 @@ class Picker:
             self._picked, self._problem = max(0, min(self._picked + step, len(self._found) - 1)), ""
         elif key in ("escape", "c-c"):
             self.finish(None)
+        elif key == "c-a" and self._more_key:
+            self.finish(MORE)
         elif key == "enter" and self._found:
             row = self._found[self._picked]
             if row.problem:
@@ -86,7 +92,8 @@ class Picker:
         elif picked is not None and picked.passage:
             passage = pad(escape_controls(picked.passage), room.columns - 5, theme).rstrip()
             lines.append(theme.paint(f"  {theme.glyphs.pipe} {passage}", "quiet"))
-        return [*lines, join_keys([("Enter", self._enter), ("Esc", "back")], theme, room.columns)]
+        more = [("Ctrl-A", self._more_key)] if self._more_key else []
+        return [*lines, join_keys([("Enter", self._enter), *more, ("Esc", "back")], theme, room.columns)]
 
     def _render_row(self, room: Room, row: PickerRow, is_picked: bool, column: int, widths: list[int]) -> str:
         """Render a row. Its last facts are dropped if they do not fit."""

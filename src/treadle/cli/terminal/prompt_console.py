@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from prompt_toolkit.application import Application, run_in_terminal
+from prompt_toolkit.application.current import set_app
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.document import Document
@@ -212,10 +213,16 @@ class PromptConsole:
         if self.panel is not None:
             self.panel.follow(text)
 
-    def edit(self) -> None:
-        """Open the message in the editor of the user."""
+    async def edit_text(self, text: str) -> str:
+        """Let the user change a text in their editor."""
+        edited = Buffer(document=Document(text))
         self.holder.is_lent = True
-        self.buffer.open_in_editor().add_done_callback(lambda _: self._take_back())
+        try:
+            with set_app(self.app):
+                await edited.open_in_editor()
+        finally:
+            self._take_back()
+        return edited.text.rstrip("\n")
 
     def show_text(self, text: str) -> None:
         """Write a text to the scrollback, or show it in the pager if it is long."""
@@ -284,9 +291,11 @@ class PromptConsole:
         """Add text to the message, whatever has the focus."""
         self.buffer.insert_text(text)
 
-    async def pick(self, title: str, rows: Sequence[PickerRow], search: str = "", enter: str = "choose") -> str | None:
-        """Let the user pick a row. Return its value, or None if the user left."""
-        picker = Picker(title, rows, enter)
+    async def pick(
+        self, title: str, rows: Sequence[PickerRow], search: str = "", *, enter: str = "choose", more_key: str = ""
+    ) -> str | None:
+        """Let the user pick a row. Return its value, or None if the user left. `more_key` is for more rows: `MORE`."""
+        picker = Picker(title, rows, enter, more_key)
         self.show_panel(picker)
         if search:
             self.entry.text = search

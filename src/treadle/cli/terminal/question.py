@@ -37,6 +37,7 @@ class QuestionContent:
     summary: str = ""
     is_harmful: bool = False
     reason_key: str = ""
+    reason_prompt: str = "no, because:"
     escape: str = ""
     escape_hint: str = "stops the run"
 
@@ -142,7 +143,7 @@ class ChoiceQuestion(_TimedPanel):
             self.result.set_result(choice)
 
     def render_prefix(self, theme: Theme) -> str:
-        return f"{self._bar(theme)}   {theme.paint('n', 'strong')}  no, because: "
+        return f"{self._bar(theme)}   {theme.paint(self._content.reason_key, 'strong')}  {self._content.reason_prompt} "
 
     def render_above(self, room: Room) -> list[str]:
         theme, bar, content = room.theme, self._bar(room.theme), self._content

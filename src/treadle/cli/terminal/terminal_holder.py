@@ -15,6 +15,8 @@ from prompt_toolkit.application import Application
 
 from treadle.cli.console import handle_signals
 
+ErrorHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]
+
 
 class TerminalHolder:
     """Holds the terminal for an application. `is_lent` says that an editor or a pager has it."""
@@ -24,7 +26,7 @@ class TerminalHolder:
         self._app, self._flush_output = app, flush_output
 
     @contextmanager
-    def hold(self, show_error: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]) -> Generator[None]:
+    def hold(self, show_error: ErrorHandler | None = None) -> Generator[None]:
         """Control the terminal, also before and after the area is drawn. It echoes nothing and loses no keys.
 
         `show_error` gets the errors of background tasks.

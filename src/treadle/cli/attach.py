@@ -70,13 +70,13 @@ class AttachedTerminal(InteractiveTerminal):
         super().__init__(self._ask, COMMANDS, find_default_tools(), folder)
         self._session, self._facts = session, facts
         self.has_messages = True
-        self.console.placeholder = "a message steers the agent"
         self.screen.retry_keys = "Enter: now, /stop: stop"
         if isinstance(session, HttpSession):
             session.on_notice = lambda text: self.write_note(text, "dim")
 
     async def show_start(self) -> None:
         self.screen.show_history(self._facts)
+        self.update_placeholder()
         questions: dict[str, AgentQuestion] = {}
         for fact in self._facts:
             match fact:

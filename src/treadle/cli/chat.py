@@ -179,7 +179,7 @@ class ChatTerminal(InteractiveTerminal):
         if count:
             self.screen.show_history(facts, RECAP_MESSAGES)
         self.has_messages = bool(count)
-        self.console.placeholder = "Ask, or / for commands" if count else "What shall be done?"
+        self.update_placeholder()
         self._shown_seq = facts[-1].seq
         self.start_task(self.follow_status())
         set_progress_listener(self.opened.model, self.screen.handle_event)
@@ -270,12 +270,11 @@ class ChatTerminal(InteractiveTerminal):
             return
         if text.startswith("!"):
             await self.wait_until_idle("run a command")
-            self.has_messages = True
             self.start_run(self.session.run_command(text[1:].strip()))
             return
         parts = build_message(text, self.opened.settings.folder, self._images)
         self._images = []
-        self.console.placeholder, self.console.ghost = "Ask, or / for commands", ""
+        self.console.ghost = ""
         if self.is_running:
             await self.session.send(parts)
         else:

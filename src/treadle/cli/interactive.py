@@ -36,7 +36,7 @@ from treadle.cli.terminal.question import Choice, ChoiceQuestion, QuestionConten
 from treadle.errors import BadInput, TreadleError
 from treadle.messages import render_parts
 
-SHELL_HINT = "runs the command as the agent would; the model reads it with your next message"
+SHELL_HINT = "runs as the agent would run it; the model reads it with your next message"
 _SCOPES = {"call": "once", "tool": "in this session", "pattern": "by its rule"}
 
 
@@ -363,28 +363,40 @@ class InteractiveTerminal(KeyActions, ABC):
                 self._show_answer(event)
             case events.MessageReceived():
                 self.has_messages = True
-                if self.is_busy:  # it is written where it takes effect
+                if self.screen.is_running:  # it is written where it takes effect
                     queue.steering[event.id] = render_parts(event.parts[:1])
                     self.console.redraw()
                     return
             case events.TurnStarted():
                 self._write_steering(event)
+            case events.RunRequested(command=command) if command:
+                self.has_messages = True
+                self._write_message(f"!{command}")
             case events.Rewound():
                 queue.steering.clear()
             case _:
                 pass
         self.screen.handle_event(event)
+        self.update_placeholder()
         self._questions.handle_event(event)
         self._show_questions()
 
     def _write_steering(self, turn: events.TurnStarted) -> None:
         """Write the messages that the agent gets with this turn."""
-        theme, steering = self.console.theme, self.console.queue.steering
+        steering = self.console.queue.steering
         for text in [steering.pop(message) for message in turn.messages if message in steering]:
-            mark = theme.paint(f"{theme.glyphs.you} ", "pick")
-            facts = f"steered{theme.dot}turn {turn.turn}" if turn.turn > 1 else ""
-            message = theme.paint(escape_controls(text).replace("\n", "\n  "), "strong")
-            self.console.write_block(f"{mark}{message}  {theme.paint(facts, 'quiet')}".rstrip(), "message")
+            self._write_message(text, f"steered{self.console.theme.dot}turn {turn.turn}" if turn.turn > 1 else "")
+
+    def _write_message(self, text: str, facts: str = "") -> None:
+        theme = self.console.theme
+        mark, words = theme.paint(f"{theme.glyphs.you} ", "pick"), escape_controls(text).replace("\n", "\n  ")
+        line = f"{mark}{theme.paint(words, 'strong')}  {theme.paint(facts, 'quiet')}"
+        self.console.write_block(line.rstrip(), "message")
+
+    def update_placeholder(self) -> None:
+        """Say in the empty input what a message would do."""
+        started = "Ask, or / for commands" if self.has_messages else "What shall be done?"
+        self.console.placeholder = "Type to steer" if self.screen.is_running else started
 
     def write_note(self, text: str, style: str = "") -> None:
         """Write a line that is not part of the conversation."""

@@ -72,9 +72,10 @@ class Picker:
         shown = self._found[first : first + height]
         longest = max((measure_width(row.label) for row in shown), default=0)
         column = min(max(12, longest), _MAX_LABEL if room.columns >= 76 else 28, room.columns - 4)
+        usable = [row for row in shown if not row.problem]
         widths = [
-            max(measure_width(row.facts[at]) for row in shown if len(row.facts) > at)
-            for at in range(max((len(row.facts) for row in shown), default=0))
+            max(measure_width(row.facts[at]) for row in usable if len(row.facts) > at)
+            for at in range(max((len(row.facts) for row in usable), default=0))
         ]
         lines: list[str] = []
         for place, row in enumerate(shown, first):

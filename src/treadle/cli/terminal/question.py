@@ -157,7 +157,7 @@ class ChoiceQuestion(_TimedPanel):
         body = content.render_body(theme, max(10, room.columns - 5))
         room_left = room.rows - len(keys) - 3
         if room.rows >= 30 or len(body) + 2 <= room_left:
-            body = ["", *body, ""]
+            body = ["", *body, ""] if body else [""]
         else:
             body = [line for line in body if line] if len(body) > room_left else body
         self._page = max(2, room_left)

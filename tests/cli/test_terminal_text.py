@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from treadle import ApprovalRequested, ImagePart, TextPart
 from treadle.app.compose import set_progress_listener
 from treadle.cli import run
+from treadle.cli.approval_text import preview_diff, render_approval
 from treadle.cli.console import (
     TerminalConsole,
     escape_controls,
@@ -28,9 +29,10 @@ from treadle.cli.console import (
     measure_width,
     truncate_line,
 )
+from treadle.cli.draw.glyphs import Theme
 from treadle.cli.drive import ReportBuilder, RunOutput
 from treadle.cli.message_content import build_message
-from treadle.cli.questions import parse_decision, parse_reply, preview_diff, render_approval, render_choices
+from treadle.cli.questions import list_choices, parse_decision, parse_reply
 from treadle.cli.screen import MarkdownStyler, Screen, describe_ending, render_call
 from treadle.errors import BadInput
 from treadle.events import (
@@ -151,7 +153,7 @@ def test_an_answer_is_read_as_it_is_typed(line: str, decision: str, scope: str, 
 
 @pytest.mark.parametrize("line", ["", "maybe", "yy", "allow", "0", "\x1b"])
 def test_another_line_is_no_answer(tmp_path: Path, line: str) -> None:
-    with pytest.raises(BadInput, match="answer y, t, p, a, n or l"):
+    with pytest.raises(BadInput, match="answer y, p, a, t, n or l"):
         parse_decision(line, ask(), tmp_path)
     assert parse_decision("l", ask(), tmp_path) is None
 
@@ -160,7 +162,7 @@ def test_another_line_is_no_answer(tmp_path: Path, line: str) -> None:
 def test_a_call_that_may_only_be_allowed_once_offers_no_more(tmp_path: Path, line: str) -> None:
     with pytest.raises(BadInput, match="answer y, n or l"):
         parse_decision(line, ask(once=True), tmp_path)
-    assert len(render_choices(ask(once=True))) == 3
+    assert list(list_choices(ask(once=True))) == ["y", "n", "l"]
 
 
 def test_what_is_allowed_for_good_is_kept_for_this_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,16 +175,16 @@ def test_what_is_allowed_for_good_is_kept_for_this_workspace(tmp_path: Path, mon
 def test_a_list_of_lines_is_shown_line_by_line_and_another_one_exactly(tmp_path: Path) -> None:
     arguments = {"commits": ["571af42 x", "12acb2b Add f"], "forged": ["one\n- two"], "one": ["~/data"], "none": []}
     question = msgspec.structs.replace(ask(), tool="git_remote", arguments=arguments)
-    shown = "\n".join(render_approval(question, {}, tmp_path, 80, colour=False))
-    assert "  commits:\n    - 571af42 x\n    - 12acb2b Add f\n" in shown, shown
-    assert '"one\\n- two"' in shown and "  one: - ~/data\n" in shown and "  none: []" in shown, shown
+    shown = "\n".join(render_approval(question, {}, tmp_path, 80, Theme()))
+    assert "commits:\n  - 571af42 x\n  - 12acb2b Add f\n" in shown, shown
+    assert '"one\\n- two"' in shown and "\none: - ~/data\n" in shown and "\nnone: []" in shown, shown
 
 
 def test_a_compound_command_is_shown_part_by_part(tmp_path: Path) -> None:
     tools = {tool.name: tool for tool in build_default_tools()}
-    lines = render_approval(ask(), tools, tmp_path, 80, colour=False)
-    at = lines.index("  it consists of:")
-    assert [line.strip() for line in lines[at + 1 : at + 3]] == ["git push", "rm -rf build"]
+    lines = render_approval(ask(), tools, tmp_path, 80, Theme())
+    assert lines[:2] == ["git push && rm -rf build", ""]
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["1 git push", "2 rm -rf build"]
 
 
 @pytest.mark.parametrize(

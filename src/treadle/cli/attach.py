@@ -63,6 +63,8 @@ async def main(args: argparse.Namespace) -> int:
 class AttachedTerminal(InteractiveTerminal):
     """A terminal attached to a session that runs in another process."""
 
+    way_out = ("Ctrl-C", "leaves; the run continues")
+
     def __init__(self, session: SessionLink, facts: Sequence[events.AnyFact]) -> None:
         first = facts[0]
         folder = Path(first.workspace or ".") if isinstance(first, events.SessionCreated) else Path(".")

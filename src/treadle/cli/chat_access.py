@@ -43,7 +43,7 @@ async def _confirm_full(chat: ChatTerminal) -> bool:
         (("y", "yes"), ("n", f"no, go on to {next_access('full')}")),
         is_harmful=True,
         escape="n",
-        escape_hint="no",
+        way_out=("Esc", "no"),
     )
     return (await chat.ask(content)).key == "y"
 
@@ -64,7 +64,7 @@ async def offer_plan(chat: ChatTerminal, plan: str) -> None:
         reason_key="n",
         reason_prompt="no, this is missing:",
         escape="later",
-        escape_hint="decide later with /plan",
+        way_out=("Esc", "decide later with /plan"),
     )
     while (choice := await chat.ask(content)).key == "e":
         edited = (await chat.console.edit_text(plan)).strip()

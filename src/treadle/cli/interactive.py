@@ -43,10 +43,11 @@ _SCOPES = {"call": "once", "tool": "in this session", "pattern": "by its rule"}
 class InteractiveTerminal(KeyActions, ABC):
     """Shows a session and reads messages, slash commands and answers until the user leaves.
 
-    `postponed_note` is written after the user postponed an answer.
+    `postponed_note` is written after the user postponed an answer. `way_out` is the key that leaves a question.
     """
 
     postponed_note = ""
+    way_out = ("Esc", "stops the run")
 
     def __init__(
         self, questions: QuestionQueue, commands: Mapping[str, str], tools: Mapping[str, Tool], folder: Path
@@ -286,6 +287,7 @@ class InteractiveTerminal(KeyActions, ABC):
                 lambda text: self._answer(one, text),
                 self.console,
                 self._leave_question,
+                self.way_out,
             )
         content = QuestionContent(
             describe_request(request),
@@ -295,6 +297,7 @@ class InteractiveTerminal(KeyActions, ABC):
             summary=summarize_request(request),
             is_harmful=is_harmful(request),
             reason_key="n",
+            way_out=self.way_out,
         )
         panel = ChoiceQuestion(content, self.console, self._leave_question)
         panel.result.add_done_callback(

@@ -214,7 +214,7 @@ async def _go_back(chat: ChatTerminal, message: MessageReceived, what: RewindTar
         lambda theme, width: _render_plan(plan, theme, width),
         (*choices.items(), ("n", "no, change nothing")),
         escape="n",
-        escape_hint="changes nothing",
+        way_out=("Esc", "changes nothing"),
     )
     while (key := (await chat.ask(content)).key) == "d":
         for change in plan.changes:
@@ -253,7 +253,7 @@ async def _undo_rewind(chat: ChatTerminal, rest: str) -> None:
         lambda theme, width: _render_plan(plan, theme, width),
         (("y", "yes"), ("n", "no, change nothing")),
         escape="n",
-        escape_hint="changes nothing",
+        way_out=("Esc", "changes nothing"),
     )
     if (await chat.ask(content)).key == "y":
         _show_skipped(chat, await chat.session.undo_rewind())

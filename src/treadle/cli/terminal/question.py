@@ -15,6 +15,8 @@ from treadle.cli.terminal.panel import Focus, Room
 INERT_SECONDS = 0.5
 """Seconds without a key before keys count: a key typed for something else must not approve a call."""
 
+WAIT_HINT = "  keys count in a moment"
+
 
 class Choice(NamedTuple):
     """The key that was pressed, and the reason that was typed after it."""
@@ -27,7 +29,7 @@ class Choice(NamedTuple):
 class QuestionContent:
     """What a question shows. `render_body` gets the columns that it has, `summary` is the body in one line.
 
-    `reason_key` opens a line for the reason. `escape` is the key that Esc stands for, and `escape_hint` says it.
+    `reason_key` opens a line for the reason. `escape` is the key that Esc stands for. `way_out` is a key and what it does.
     """
 
     title: str
@@ -39,7 +41,7 @@ class QuestionContent:
     reason_key: str = ""
     reason_prompt: str = "no, because:"
     escape: str = ""
-    escape_hint: str = "stops the run"
+    way_out: tuple[str, str] = ("Esc", "stops the run")
 
 
 class QuestionPlace(Protocol):
@@ -179,8 +181,10 @@ class ChoiceQuestion(_TimedPanel):
             return [join_keys([("Enter", "tells the model"), ("Esc", "back to the keys")], room.theme, room.columns)]
         if self._state == "message":
             return [join_keys([("Enter", "keeps it for afterwards"), ("Esc", "to the keys")], room.theme, room.columns)]
+        if self.is_dead:
+            return [room.theme.paint(WAIT_HINT, "quiet")]
         scroll = [] if self._is_end_shown and not self._offset else [("↓", "scrolls")]
-        return [join_keys([*scroll, ("Esc", self._content.escape_hint)], room.theme, room.columns)]
+        return [join_keys([*scroll, self._content.way_out], room.theme, room.columns)]
 
     @property
     def _style(self) -> str:
@@ -199,8 +203,10 @@ class TextQuestion(_TimedPanel):
         accept: Callable[[str], str],
         place: QuestionPlace,
         on_escape: Callable[[str], None],
+        way_out: tuple[str, str] = ("Esc", "stops the run"),
     ) -> None:
         super().__init__(place)
+        self._way_out = way_out
         self._render, self._accept, self._on_escape = render, accept, on_escape
         self._problem = ""
 
@@ -230,4 +236,6 @@ class TextQuestion(_TimedPanel):
     def render_below(self, room: Room) -> list[str]:
         if self._problem:
             return [f"  {room.theme.paint('!', 'need')} {self._problem}"]
-        return [join_keys([("Enter", "answers"), ("Esc", "stops the run")], room.theme, room.columns)]
+        if self.is_dead:
+            return [room.theme.paint(WAIT_HINT, "quiet")]
+        return [join_keys([("Enter", "answers"), self._way_out], room.theme, room.columns)]

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.kit.git_rewinding import create_repository
 from tests.kit.terminal import (
     Case,
     Fact,
@@ -18,7 +19,6 @@ from tests.kit.terminal import (
     read_user_messages,
     release,
 )
-from tests.kit.user_repository import create_repository
 from treadle.app.session_access import PLAN_ACCEPTED
 from treadle.events import RunFinished, SessionConfigured, TurnStarted
 from treadle.messages import Reply
@@ -301,7 +301,7 @@ async def test_a_command_of_the_user_runs_and_the_model_reads_it(place: Place) -
     ]
     played = await play(place, Case("", [Reply(text="It was 42.")], steps, files={"n": "42\n"}))
     assert "› !echo $((40+2)) > n; cat n" in played.text
-    assert "42" in str(played.fake.seen[-1].body["messages"][1:-1]) and len(played.fake.seen) == 1
+    assert "42" in str(played.fake.seen[-1].body["messages"][1:-1])
 
 
 async def test_sessions_opens_another_session_that_was_searched_for(place: Place) -> None:

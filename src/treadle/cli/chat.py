@@ -371,7 +371,7 @@ class ChatTerminal(InteractiveTerminal):
             self.handle_escape()
             self.is_leave_announced = True
         elif self.console.draft and not self.is_busy:
-            self.console.draft = ""
+            self.console.clear_draft()
             self.is_leave_announced = False
         elif self.is_busy or self.is_leave_announced:
             self.leave()

@@ -167,9 +167,7 @@ class PromptConsole:
     def submit(self, *, is_after: bool = False) -> None:
         """Enter the text of the input."""
         text = self.buffer.text
-        self.buffer.append_to_history()
-        self.buffer.reset()
-        self.menu.close()
+        self.clear_draft()
         self.hint = ""
         self._entries.put_nowait(Entry(text, is_after))
 
@@ -190,6 +188,12 @@ class PromptConsole:
         self.buffer.set_document(Document(text), bypass_readonly=True)
         self.menu.close()
         self.redraw()
+
+    def clear_draft(self) -> None:
+        """Empty the input. The history keeps what was in it."""
+        self.buffer.append_to_history()
+        self.buffer.reset()
+        self.menu.close()
 
     def set_hint(self, text: str) -> None:
         """Show a line below the input until the input changes."""

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.export.conftest import Exported
 from tests.kit.fakes.server import words
 from treadle.events import CallFinished, MessageReceived, ModelReplied, SessionCreated
-from treadle.export.transcript import build_blocks, render_html, render_markdown
+from treadle.export.html.page import render_page
+from treadle.export.transcript import build_blocks, render_markdown
 from treadle.messages import Call, TextPart
 
 
@@ -47,13 +48,13 @@ def test_no_text_of_a_session_can_become_markup(text: str) -> None:
         ModelReplied(text=text, reasoning=text, calls=(Call("c", "t", text),)),
         CallFinished(call_id="c", tool=text, status="ok", output=text),
     ]
-    page = Reader(render_html(facts))
+    page = Reader(render_page(facts))
     assert page.tags <= TAGS
     assert not any(name.startswith("on") or name in ("href", "src") for name in page.attributes)
 
 
 def test_the_page_loads_nothing() -> None:
-    page = render_html([SessionCreated(session_id="x", seq=1)])
+    page = render_page([SessionCreated(session_id="x", seq=1)])
     assert "http://" not in page and "https://" not in page and "default-src 'none'" in page
 
 

@@ -7,13 +7,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from email.message import Message
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request
 
 import pytest
 
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.models.local import model_table, weights
+from treadle.models.local.download import SafeRedirects
 from treadle.models.local.model_table import EMBEDDED, MODELS, PullableModel
 
 MODEL = b"GGUF" + bytes(range(256)) * 4000
@@ -29,7 +35,7 @@ class FileServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.content, self.version = MODEL, '"v1"'
-        self.has_ranges, self.status = True, 200
+        self.has_ranges, self.status, self.moved_to = True, 200, ""
         self.cuts: list[int] = []
         self.asked: list[str | None] = []
         self.hold: threading.Event | None = None
@@ -47,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         if self.path.startswith("/moved/"):
             self.send_response(302)
-            self.send_header("Location", self.path.replace("/moved/", "/models/"))
+            self.send_header("Location", server.moved_to or self.path.replace("/moved/", "/models/"))
             self.end_headers()
             return
         asked = self.headers.get("Range")
@@ -193,6 +199,31 @@ def test_a_redirect_is_followed_with_the_range(server: FileServer) -> None:
     server.cuts = [5000]
     assert weights.pull_weights(server.address.replace("/models/", "/moved/")).read_bytes() == MODEL
     assert server.asked == [None, "bytes=5000-"]
+
+
+@pytest.mark.parametrize("place", ["ftp://127.0.0.1/a.gguf", "file:///etc/hosts", "//[/a.gguf"])
+def test_a_redirect_to_another_scheme_is_refused(server: FileServer, place: str) -> None:
+    server.moved_to = place
+    with pytest.raises(ModelError, match="big.gguf could not be fetched"):
+        weights.pull_weights(server.address.replace("/models/", "/moved/"))
+
+
+def test_a_redirect_never_leaves_https() -> None:
+    request = Request("https://a.example/big.gguf")
+    follow = partial(SafeRedirects().redirect_request, request, BytesIO(), 302, "Found", Message())
+    with pytest.raises(URLError, match="from https to http"):
+        follow("http://a.example/big.gguf")
+    assert follow("https://b.example/big.gguf")
+
+
+def test_a_changed_file_with_a_weak_version_is_fetched_anew(server: FileServer) -> None:
+    server.version, server.cuts = 'W/"v1"', [5000, 5000]
+    with pytest.raises(ModelError, match="broke off"):
+        weights.pull_weights(server.address)
+    server.content, server.version = OTHER, 'W/"v2"'
+    with pytest.raises(ModelError, match="has changed since the download began"):
+        weights.pull_weights(server.address)
+    assert weights.pull_weights(server.address).read_bytes() == OTHER
 
 
 @pytest.mark.parametrize(("status", "error"), [(404, NotFound), (403, ModelError), (500, ModelError)])

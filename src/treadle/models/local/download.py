@@ -11,7 +11,9 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
+from typing import IO
 
 from treadle.errors import ModelError, NotFound
 from treadle.models.local.llama_process import Progress
@@ -77,6 +79,24 @@ def count_bytes(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
+def read_version(part: Path) -> str:
+    """The version of the server's file that the part has, or nothing if it is unknown."""
+    mark = _mark_file(part)
+    return mark.read_text() if count_bytes(part) and mark.exists() else ""
+
+
+class SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to https, and to http only from http."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        scheme = newurl.partition(":")[0].lower()
+        if scheme not in ("https", req.type):
+            raise urllib.error.URLError(f"the server redirects from {req.type} to {scheme}, which is not followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _mark_file(part: Path) -> Path:
     """The file that says which version of the server's file the part has."""
     return part.with_suffix(".mark")
@@ -93,18 +113,22 @@ def _fetch_rest(model: PullableModel, part: Path, progress: Progress) -> None:
         done = had if response.status == 206 else 0
         if done and not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
             raise OSError("the server sent another part of the file than the missing one")
-        total = done + int(response.headers.get("Content-Length") or 0)
+        version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+        if done and version != read_version(part):  # a weak version cannot be asked for with If-Range
+            part.unlink()
+            raise OSError("the file on the server has changed since the download began")
+        total = done + (response.length or 0)
         if model.size and total not in (done, model.size):
             raise ModelError(f"{model.file} has {total} bytes on the server, not {model.size}: it was replaced there.")
         total = model.size or total
         _check_space(part, total - done, model.file)
         if not done:
             part.write_bytes(b"")  # before the mark: an older part must never go with a newer mark
-            _mark_file(part).write_text(response.headers.get("ETag") or response.headers.get("Last-Modified") or "")
+            _mark_file(part).write_text(version)
         phase = f"downloading {model.file}" + (" again, from the start" if had and not done else "")
         with part.open("ab") as file:
             while block := response.read1(BLOCK_BYTES):
-                if not done and not block.startswith(MAGIC):
+                if not done and not MAGIC.startswith(block[: len(MAGIC)]):
                     part.unlink()
                     raise ModelError(f"{model.file}: what the server sent is not a GGUF file; it was not kept.")
                 file.write(block)
@@ -117,15 +141,14 @@ def _fetch_rest(model: PullableModel, part: Path, progress: Progress) -> None:
 
 def _open_rest(model: PullableModel, part: Path) -> http.client.HTTPResponse:
     """Ask for the part that is missing. Without a version or a digest, nothing would show that the file has changed."""
-    mark, had = _mark_file(part), count_bytes(part)
-    version = mark.read_text() if had and mark.exists() else ""
+    had, version = count_bytes(part), read_version(part)
     request = urllib.request.Request(model.url, headers={"Accept-Encoding": "identity"})
     if had and (version or model.sha256):
         request.add_header("Range", f"bytes={had}-")
     if version and not version.startswith("W/"):
         request.add_header("If-Range", version)
     try:
-        return urllib.request.urlopen(request, timeout=STALL_SECONDS)
+        return urllib.request.build_opener(SafeRedirects).open(request, timeout=STALL_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise

@@ -1,7 +1,7 @@
 """The open models that `treadle models pull` knows by name. All may be used for any purpose.
 
-Sizes and digests are those that the publishers' repositories state for these files. `memory` is what the engine takes
-with its window of 8192 tokens: the file, the cells for two full windows, and 0.3 GB.
+Sizes and digests are those of the published files; several public catalogues agree on each. `memory` is an estimate of
+what the engine takes with its window of 8192 tokens: the file, the cells for two full windows, and 0.3 GB.
 """
 
 from __future__ import annotations

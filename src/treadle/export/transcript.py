@@ -92,18 +92,20 @@ def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
                 blocks.append(TranscriptBlock("call", f"{head} → {status}", fact.output, **times, **call))
             case events.ApprovalAnswered():
                 comment = f": {fact.comment}" if fact.comment else ""
-                head = f"{fact.by or 'somebody'} said {fact.decision} ({fact.scope}){comment}"
+                scope = "once" if fact.scope == "call" else f"for this {fact.scope}"
+                words = f"Allowed {scope}" if fact.decision == "allow" else "Denied"
+                head = f"{words} by {fact.by or 'somebody'}{comment}"
                 blocks.append(TranscriptBlock("note", head))
             case events.RunStarted() if fact.trigger != "message":
-                blocks.append(TranscriptBlock("note", f"a run began again ({fact.trigger})"))
+                blocks.append(TranscriptBlock("note", f"A run began again ({fact.trigger})"))
             case events.ModelFailed():
-                blocks.append(TranscriptBlock("note", f"the model gave no reply ({fact.kind}): {fact.message}"))
+                blocks.append(TranscriptBlock("note", f"The model gave no reply ({fact.kind}): {fact.message}"))
             case events.ContextCompacted():
-                blocks.append(TranscriptBlock("note", f"the context was compacted ({fact.kind})", fact.summary))
+                blocks.append(TranscriptBlock("note", f"The context was compacted ({fact.kind})", fact.summary))
             case events.Rewound():
-                blocks.append(TranscriptBlock("note", f"back to position {fact.to} ({fact.what})"))
+                blocks.append(TranscriptBlock("note", f"Back to position {fact.to} ({fact.what})"))
             case events.RunFinished() if fact.reason != "answered":
-                end = f"the run ended: {fact.reason.replace('_', ' ')}"
+                end = f"The run ended: {fact.reason.replace('_', ' ')}"
                 blocks.append(TranscriptBlock("note", f"{end}: {fact.error}" if fact.error else end))
             case _:
                 pass

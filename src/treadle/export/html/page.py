@@ -97,17 +97,19 @@ def describe_usage(usage: Usage) -> str:
 
 
 def _render_call(block: TranscriptBlock) -> str:
-    """Render a call as one line that opens. A call that did not succeed is open."""
+    """Render a call as one line that opens. A call that did not succeed, or has a diff, is open."""
     values = _read_arguments(block.arguments)
     patch = values.pop("patch", "")
-    line = " ".join(str(value) for value in values.values()) if values else "" if patch else block.arguments
+    is_empty = patch or block.arguments in ("", "{}")
+    line = " ".join(str(value) for value in values.values()) if values else "" if is_empty else block.arguments
     line = " ".join(line.split())
     is_cut = len(line) > MAX_SUMMARY or any("\n" in str(value) for value in values.values())
-    whole = f"<pre>{escape_text(_render_values(values))}</pre>" if is_cut else ""
-    output = block.text
-    dropped = len(output) - MAX_OUTPUT
+    dropped = len(block.text) - MAX_OUTPUT
     rest = f"<p>{format_number(dropped)} more characters are left out of this page.</p>" if dropped > 0 else ""
-    body = f"{whole}{render_with_diffs(str(patch))}{render_with_diffs(output[:MAX_OUTPUT])}{rest}"
+    body = f"{render_with_diffs(str(patch))}{render_with_diffs(block.text[:MAX_OUTPUT])}{rest}"
+    has_diff = '<div class="diff">' in body
+    if is_cut and not has_diff:
+        body = f"<pre>{escape_text(_render_values(values))}</pre>{body}"
     is_ok = block.status in ("ok", "")
     mark, word = ("✓", "") if is_ok else ("✗", block.status)
     took = format_duration(block.seconds) if block.seconds else ""
@@ -116,7 +118,8 @@ def _render_call(block: TranscriptBlock) -> str:
     shown = escape_text(line[:MAX_SUMMARY]) + ("…" if len(line) > MAX_SUMMARY else "")
     state = "call" if is_ok else "call failed"
     head = f"<i>{mark}</i><b>{name}</b><code>{shown}</code><span>{escape_text(meta)}</span>"
-    return f'<details class="{state}"{"" if is_ok else " open"}><summary>{head}</summary>{body}</details>'
+    is_open = " open" if has_diff or not is_ok else ""
+    return f'<details class="{state}"{is_open}><summary>{head}</summary>{body}</details>'
 
 
 def _read_arguments(text: str) -> dict[str, object]:

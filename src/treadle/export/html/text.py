@@ -75,11 +75,19 @@ def _create_parser() -> MarkdownIt:
         tokens[index].attrSet("rel", "noopener noreferrer nofollow")
         return inner(tokens, index, options, env)
 
+    def render_cell(tokens: Sequence[Any], index: int, options: Any, env: Any) -> str:
+        style = tokens[index].attrs.pop("style", "")  # the policy of the page allows no style in a tag
+        if style:
+            tokens[index].attrSet("class", style.removeprefix("text-align:"))
+        return inner(tokens, index, options, env)
+
     def wrap_table(tokens: Sequence[Any], index: int, options: Any, env: Any) -> str:
         return f'<div class="wide">{inner(tokens, index, options, env)}'
 
     parser.renderer.rules |= {
         "link_open": render_link,
+        "th_open": render_cell,
+        "td_open": render_cell,
         "table_open": wrap_table,
         "table_close": lambda *args: f"{inner(*args[:4])}</div>",
     }

@@ -14,7 +14,7 @@ from treadle.export.spans import build_spans
 MAX_ROWS = 500
 WIDTH = 1000
 StepKind = Literal["model", "tool", "person", "provider"]
-_WORDS = {"model": "Model", "tool": "", "person": "Waited for you", "provider": "Waited for the provider"}
+_WORDS = {"model": "Model", "tool": "", "person": "Asked you:", "provider": "Retry:"}
 
 
 class Step(Struct, frozen=True):
@@ -40,7 +40,7 @@ def render_timeline(facts: Sequence[events.AnyFact]) -> str:
             usage = last.usage
             facts_shown += [
                 last.reason.replace("_", " "),
-                f"{last.turns} turns, {last.calls} calls",
+                f"{last.turns} turn{'s' * (last.turns != 1)}, {last.calls} call{'s' * (last.calls != 1)}",
                 f"{format_number(usage.input_tokens)} tokens in, {format_number(usage.output_tokens)} out",
                 *([f"${usage.cost:.4f}"] if usage.cost else []),
             ]
@@ -84,7 +84,9 @@ def build_steps(facts: Sequence[events.AnyFact]) -> list[Step]:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration such as `0.4 s`, `12 s`, `9:41` or `1:02:03`."""
+    """A duration such as `40 ms`, `1.4 s`, `12 s`, `9:41` or `1:02:03`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

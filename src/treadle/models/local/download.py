@@ -37,7 +37,7 @@ def download_model(model: PullableModel, part: Path, progress: Progress) -> None
             if error.code in (404, 410):
                 raise NotFound(f"{reason} Check the address, or look for a newer treadle.") from None
             raise ModelError(f"{reason} {_describe_part(part)}", kind="network") from None
-        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a bad address in a redirect
+        except (OSError, http.client.HTTPException) as error:
             if count_bytes(part) > before:
                 continue
             reason = getattr(error, "reason", error)
@@ -93,6 +93,7 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         scheme = newurl.partition(":")[0].lower()
         if scheme not in ("https", req.type):
+            fp.close()
             raise urllib.error.URLError(f"the server redirects from {req.type} to {scheme}, which is not followed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

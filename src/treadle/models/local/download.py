@@ -37,7 +37,7 @@ def download_model(model: PullableModel, part: Path, progress: Progress) -> None
             if error.code in (404, 410):
                 raise NotFound(f"{reason} Check the address, or look for a newer treadle.") from None
             raise ModelError(f"{reason} {_describe_part(part)}", kind="network") from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a redirect to no address
             if count_bytes(part) > before:
                 continue
             reason = getattr(error, "reason", error)

@@ -204,7 +204,7 @@ def test_a_redirect_is_followed_with_the_range(server: FileServer) -> None:
 @pytest.mark.parametrize("place", ["ftp://127.0.0.1/a.gguf", "file:///etc/hosts"])
 def test_a_redirect_to_another_scheme_is_refused(server: FileServer, place: str) -> None:
     server.moved_to = place
-    with pytest.raises(ModelError, match="big.gguf could not be fetched"):
+    with pytest.raises(ModelError, match=r"big\.gguf could not be fetched"):
         weights.pull_weights(server.address.replace("/models/", "/moved/"))
 
 

@@ -72,6 +72,8 @@ def _create_parser() -> MarkdownIt:
     inner: Callable[..., str] = parser.renderer.renderToken
 
     def render_link(tokens: Sequence[Any], index: int, options: Any, env: Any) -> str:
+        if not LINK.match(tokens[index].attrs.get("href", "")):  # an empty link is not validated
+            tokens[index].attrs.pop("href", None)
         tokens[index].attrSet("rel", "noopener noreferrer nofollow")
         return inner(tokens, index, options, env)
 

@@ -29,15 +29,15 @@ def render_with_diffs(text: str) -> str:
             plain = []
             old, new = (line[4:].split("\t")[0] for line in lines[at : at + 2])
             name = (old if new == "/dev/null" else new).removeprefix("b/").removeprefix("a/")
-            rows, at = _read_hunks(lines, at + 2)
-            pieces.append(_render_table(name, rows))
+            rows, at = read_hunks(lines, at + 2)
+            pieces.append(render_table(name, rows))
         else:
             plain.append(lines[at])
             at += 1
     return "".join([*pieces, _render_plain(plain)])
 
 
-class Row:
+class DiffLine:
     """A line of a diff: its sign, its numbers before and after, its text, and where it differs from its partner."""
 
     def __init__(self, sign: str, old: int | None, new: int | None, text: str) -> None:
@@ -50,13 +50,13 @@ def _render_plain(lines: list[str]) -> str:
     return f"<pre>{escape_text(text)}</pre>" if text else ""
 
 
-def _read_hunks(lines: list[str], at: int) -> tuple[list[Row], int]:
+def read_hunks(lines: list[str], at: int) -> tuple[list[DiffLine], int]:
     """Read hunks from the line `at` on. Returns their rows, and the line after them."""
-    rows: list[Row] = []
+    rows: list[DiffLine] = []
     while at < len(lines) and (found := _HUNK.match(lines[at])):
         old, new = int(found[1]), int(found[3])
         left, right = int(found[2] or 1), int(found[4] or 1)
-        rows.append(Row("@", None, None, lines[at]))
+        rows.append(DiffLine("@", None, None, lines[at]))
         at += 1
         while at < len(lines) and (left > 0 or right > 0 or lines[at].startswith("\\")):
             sign, text = lines[at][:1] or " ", lines[at][1:]
@@ -65,14 +65,14 @@ def _read_hunks(lines: list[str], at: int) -> tuple[list[Row], int]:
             at += 1
             if sign == "\\":
                 continue
-            rows.append(Row(sign, old if sign != "+" else None, new if sign != "-" else None, text))
+            rows.append(DiffLine(sign, old if sign != "+" else None, new if sign != "-" else None, text))
             old, left = (old + 1, left - 1) if sign != "+" else (old, left)
             new, right = (new + 1, right - 1) if sign != "-" else (new, right)
-    _mark_words(rows)
+    mark_words(rows)
     return rows, at
 
 
-def _mark_words(rows: list[Row]) -> None:
+def mark_words(rows: list[DiffLine]) -> None:
     """Mark what changed in lines that were replaced one for one."""
     at = 0
     while at < len(rows):
@@ -81,18 +81,18 @@ def _mark_words(rows: list[Row]) -> None:
         if removed and len(removed) == len(added):
             for before, after in zip(removed, added, strict=True):
                 if len(before.text) + len(after.text) <= MAX_MARKED:
-                    before.marks, after.marks = _compare_words(before.text, after.text)
+                    before.marks, after.marks = compare_words(before.text, after.text)
         at += max(len(removed) + len(added), 1)
 
 
-def _take(rows: list[Row], at: int, sign: str) -> list[Row]:
+def _take(rows: list[DiffLine], at: int, sign: str) -> list[DiffLine]:
     end = at
     while end < len(rows) and rows[end].sign == sign:
         end += 1
     return rows[at:end]
 
 
-def _compare_words(before: str, after: str) -> tuple[Marks, Marks]:
+def compare_words(before: str, after: str) -> tuple[Marks, Marks]:
     """Find the places that differ. Lines that have little in common get no marks."""
     old, new = _WORD.findall(before), _WORD.findall(after)
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
@@ -106,16 +106,18 @@ def _compare_words(before: str, after: str) -> tuple[Marks, Marks]:
     return places
 
 
-def _render_table(name: str, rows: list[Row]) -> str:
+def render_table(name: str, rows: list[DiffLine]) -> str:
+    """Render the diff of one file, under its name and the numbers of lines that were added and removed."""
     added, removed = (sum(row.sign == sign for row in rows) for sign in "+-")
-    body = "".join(_render_rows(rows[:MAX_LINES]))
+    body = "".join(render_rows(rows[:MAX_LINES]))
     if len(rows) > MAX_LINES:
         body += f'<tr class="gap"><td colspan="4">{len(rows) - MAX_LINES} more lines</td></tr>'
     head = f"{escape_text(name)} <span>+{added} −{removed}</span>"
     return f'<div class="diff"><p>{head}</p><div class="wide"><table><tbody>{body}</tbody></table></div></div>'
 
 
-def _render_rows(rows: list[Row]) -> Iterator[str]:
+def render_rows(rows: list[DiffLine]) -> Iterator[str]:
+    """Render each line of a diff as a row of the table."""
     names = {"+": "add", "-": "del", " ": "same"}
     for row in rows:
         if row.sign == "@":

@@ -1,4 +1,4 @@
-"""Build the page of a session: what was said and done, the times, the tokens, the cost, and the timeline of its runs."""
+"""Build the page of a session: what was said and done, times, tokens, cost, and the timeline of its runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treadle.export.html.diff import render_with_diffs
 from treadle.export.html.text import escape_text, render_markdown
 from treadle.export.html.timeline import format_duration, format_number, render_timeline
 from treadle.export.transcript import TranscriptBlock, build_blocks, describe_session
-from treadle.messages import Usage
+from treadle.messages import Json, Usage
 
 MAX_OUTPUT = 100_000
 MAX_SUMMARY = 200
@@ -82,7 +82,7 @@ def render_block(block: TranscriptBlock) -> str:
         case "reasoning":
             return f'<details class="call"><summary>Thought</summary>{render_markdown(block.text)}</details>'
         case "call":
-            return _render_call(block)
+            return render_call(block)
         case "note":
             text = f"<pre>{escape_text(block.text.strip())}</pre>" if block.text.strip() else ""
             return f'<section class="note">{escape_text(block.head)}{text}</section>'
@@ -96,9 +96,9 @@ def describe_usage(usage: Usage) -> str:
     return f"{format_number(usage.input_tokens)} tokens in, {format_number(usage.output_tokens)} out{cost}"
 
 
-def _render_call(block: TranscriptBlock) -> str:
+def render_call(block: TranscriptBlock) -> str:
     """Render a call as one line that opens. A call that did not succeed, or has a diff, is open."""
-    values = _read_arguments(block.arguments)
+    values = read_arguments(block.arguments)
     patch = values.pop("patch", "")
     is_empty = patch or block.arguments in ("", "{}")
     line = " ".join(str(value) for value in values.values()) if values else "" if is_empty else block.arguments
@@ -109,7 +109,7 @@ def _render_call(block: TranscriptBlock) -> str:
     body = f"{render_with_diffs(str(patch))}{render_with_diffs(block.text[:MAX_OUTPUT])}{rest}"
     has_diff = '<div class="diff">' in body
     if is_cut and not has_diff:
-        body = f"<pre>{escape_text(_render_values(values))}</pre>{body}"
+        body = f"<pre>{escape_text(render_values(values))}</pre>{body}"
     is_ok = block.status in ("ok", "")
     mark, word = ("✓", "") if is_ok else ("✗", block.status)
     took = format_duration(block.seconds) if block.seconds else ""
@@ -122,15 +122,17 @@ def _render_call(block: TranscriptBlock) -> str:
     return f'<details class="{state}"{is_open}><summary>{head}</summary>{body}</details>'
 
 
-def _read_arguments(text: str) -> dict[str, object]:
+def read_arguments(text: str) -> dict[str, Json]:
+    """The arguments of a call by their names, or nothing if the model wrote no JSON object."""
     try:
-        values = json.loads(text)
+        values: Json = json.loads(text)
     except ValueError:
         return {}
     return values if isinstance(values, dict) else {}
 
 
-def _render_values(values: dict[str, object]) -> str:
+def render_values(values: dict[str, Json]) -> str:
+    """Write the arguments of a call one below the other."""
     return "\n".join(
         f"{name}: {value}" if "\n" not in str(value) else f"{name}:\n{value}" for name, value in values.items()
     )

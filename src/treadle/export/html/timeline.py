@@ -30,7 +30,7 @@ class Step(Struct, frozen=True):
 def render_timeline(facts: Sequence[events.AnyFact]) -> str:
     """Render the timeline of each run, under a line with what it took."""
     runs: list[str] = []
-    for number, run in enumerate(_split_runs(facts), 1):
+    for number, run in enumerate(split_runs(facts), 1):
         steps = sorted(build_steps(run), key=lambda step: step.start)
         start, end = run[0].at, run[-1].at
         title = f"Run {number}"
@@ -46,17 +46,19 @@ def render_timeline(facts: Sequence[events.AnyFact]) -> str:
             ]
         waited = sum(step.end - step.start for step in steps if step.kind in ("person", "provider"))
         facts_shown += [f"{format_duration(waited)} of it waiting"] if waited >= 1 else []
-        rows = "".join(_render_step(step, start, max(end - start, 0.001)) for step in steps[:MAX_ROWS])
+        rows = "".join(render_step(step, start, max(end - start, 0.001)) for step in steps[:MAX_ROWS])
         more = f"<p>{len(steps) - MAX_ROWS} more steps</p>" if len(steps) > MAX_ROWS else ""
         head = f"<h3>{title} <span>{escape_text(' · '.join(facts_shown))}</span></h3>"
         runs.append(f"{head}<table><tbody>{rows}</tbody></table>{more}")
     if not runs:
         return ""
+    icon = '<svg viewBox="0 0 12 12" aria-hidden="true"><rect class="{}" width="12" height="12"/></svg>'
     legend = "".join(
-        f'<span><svg viewBox="0 0 12 12" aria-hidden="true"><rect class="{kind}" width="12" height="12"/></svg>{word}</span>'
+        f"<span>{icon.format(kind)}{word}</span>"
         for kind, word in (("model", "model"), ("tool", "tool"), ("person", "waiting"), ("failed", "failed"))
     )
-    return f'<details class="timeline" open><summary>Timeline</summary><p class="legend">{legend}</p>{"".join(runs)}</details>'
+    body = f'<p class="legend">{legend}</p>{"".join(runs)}'
+    return f'<details class="timeline" open><summary>Timeline</summary>{body}</details>'
 
 
 def build_steps(facts: Sequence[events.AnyFact]) -> list[Step]:
@@ -98,7 +100,8 @@ def format_number(number: int) -> str:
     return f"{number:,}".replace(",", "\u2009")
 
 
-def _split_runs(facts: Iterable[events.AnyFact]) -> list[list[events.AnyFact]]:
+def split_runs(facts: Iterable[events.AnyFact]) -> list[list[events.AnyFact]]:
+    """The facts of each run. Facts between runs are left out."""
     runs: list[list[events.AnyFact]] = []
     is_open = False
     for fact in facts:
@@ -111,7 +114,8 @@ def _split_runs(facts: Iterable[events.AnyFact]) -> list[list[events.AnyFact]]:
     return runs
 
 
-def _render_step(step: Step, start: float, length: float) -> str:
+def render_step(step: Step, start: float, length: float) -> str:
+    """Render a step as a row: its name, its bar within the run, and how long it took."""
     x = WIDTH * (step.start - start) / length
     width = max(WIDTH * (step.end - step.start) / length, 3)
     label = " ".join(filter(None, (_WORDS[step.kind], step.label if step.label != "chat" else "")))

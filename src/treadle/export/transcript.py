@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle import events
 from treadle.errors import NotFound
@@ -87,9 +88,8 @@ def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
             case events.CallFinished():
                 written, status = arguments.get(fact.call_id, ""), fact.status.replace("_", " ")
                 head = f"{fact.tool} {written}".strip()
-                times = {"at": fact.at, "seconds": fact.duration}
-                call = {"tool": fact.tool, "arguments": written, "status": status}
-                blocks.append(TranscriptBlock("call", f"{head} → {status}", fact.output, **times, **call))
+                block = TranscriptBlock("call", f"{head} → {status}", fact.output, fact.at, fact.duration)
+                blocks.append(replace(block, tool=fact.tool, arguments=written, status=status))
             case events.ApprovalAnswered():
                 comment = f": {fact.comment}" if fact.comment else ""
                 scope = "once" if fact.scope == "call" else f"for this {fact.scope}"

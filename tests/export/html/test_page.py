@@ -35,8 +35,8 @@ from treadle.messages import Call, TextPart, Usage
 
 TAGS = set(
     words(
-        "html head meta title style body header main h1 h2 h3 h4 h5 h6 p br hr section details summary pre code b i em strong s "
-        "span time div a blockquote ul ol li table thead tbody tr th td svg rect"
+        "html head meta title style body header main h1 h2 h3 h4 h5 h6 p br hr section details summary pre code b i em "
+        "strong s span time div a blockquote ul ol li table thead tbody tr th td svg rect"
     )
 )
 ATTRIBUTES = set(

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from email.message import Message
 from functools import partial
+from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
@@ -210,7 +210,7 @@ def test_a_redirect_to_another_scheme_is_refused(server: FileServer, place: str)
 
 def test_a_redirect_never_leaves_https() -> None:
     request = Request("https://a.example/big.gguf")
-    follow = partial(SafeRedirects().redirect_request, request, BytesIO(), 302, "Found", Message())
+    follow = partial(SafeRedirects().redirect_request, request, BytesIO(), 302, "Found", HTTPMessage())
     with pytest.raises(URLError, match="from https to http"):
         follow("http://a.example/big.gguf")
     assert follow("https://b.example/big.gguf")

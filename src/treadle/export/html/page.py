@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from treadle import events
 from treadle.export.html.diff import render_with_diffs
@@ -125,10 +126,9 @@ def render_call(block: TranscriptBlock) -> str:
 def read_arguments(text: str) -> dict[str, Json]:
     """The arguments of a call by their names, or nothing if the model wrote no JSON object."""
     try:
-        values: Json = json.loads(text)
-    except ValueError:
+        return msgspec.json.decode(text, type=dict[str, Json])
+    except msgspec.MsgspecError:
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def render_values(values: dict[str, Json]) -> str:

@@ -1,4 +1,4 @@
-"""Render text as safe HTML: plain text, highlighted code, and Markdown. Nothing in it can become a script or load a file.
+"""Render text as safe HTML: plain text, highlighted code, and Markdown. Nothing in it can run or load a file.
 
 Markdown cannot contain HTML or images here. Its links lead to http, https and mailto only.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import html
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -44,7 +44,7 @@ def render_markdown(text: str) -> str:
 
 def highlight_code(code: str, language: str) -> str:
     """Escape code and colour it with four inks, if Pygments knows the language."""
-    from pygments.lexers import get_lexer_by_name
+    from pygments.lexers import get_lexer_by_name  # pyright: ignore[reportUnknownVariableType]
     from pygments.token import Token
     from pygments.util import ClassNotFound
 
@@ -65,11 +65,16 @@ def highlight_code(code: str, language: str) -> str:
 @functools.cache
 def _create_parser() -> MarkdownIt:
     from markdown_it import MarkdownIt
+    from markdown_it.renderer import RendererHTML
 
-    parser = MarkdownIt("commonmark", {"html": False, "highlight": lambda code, name, _: highlight_code(code, name)})
+    def highlight(code: str, language: str, attributes: str) -> str:
+        return highlight_code(code, language)
+
+    parser = MarkdownIt("commonmark", {"html": False, "highlight": highlight}, renderer_cls=RendererHTML)
     parser.enable(["table", "strikethrough"]).disable("image")
     parser.validateLink = lambda url: LINK.match(url) is not None
-    inner: Callable[..., str] = parser.renderer.renderToken
+    renderer = cast("RendererHTML", parser.renderer)
+    inner = renderer.renderToken
 
     def render_link(tokens: Sequence[Any], index: int, options: Any, env: Any) -> str:
         if not LINK.match(tokens[index].attrs.get("href", "")):  # an empty link is not validated
@@ -86,11 +91,14 @@ def _create_parser() -> MarkdownIt:
     def wrap_table(tokens: Sequence[Any], index: int, options: Any, env: Any) -> str:
         return f'<div class="wide">{inner(tokens, index, options, env)}'
 
-    parser.renderer.rules |= {
+    def unwrap_table(tokens: Sequence[Any], index: int, options: Any, env: Any) -> str:
+        return f"{inner(tokens, index, options, env)}</div>"
+
+    renderer.rules |= {
         "link_open": render_link,
         "th_open": render_cell,
         "td_open": render_cell,
         "table_open": wrap_table,
-        "table_close": lambda *args: f"{inner(*args[:4])}</div>",
+        "table_close": unwrap_table,
     }
     return parser

@@ -11,7 +11,6 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from email.message import Message
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +28,7 @@ def download_model(model: PullableModel, part: Path, progress: Progress) -> None
     while not model.size or count_bytes(part) != model.size:
         before = count_bytes(part)
         try:
-            _fetch_rest(model, part, progress)
+            fetch_rest(model, part, progress)
             break
         except urllib.error.HTTPError as error:
             reason = f"{model.file} could not be fetched: the server answers {error.code} {error.reason}."
@@ -89,7 +88,13 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects to https, and to http only from http."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
     ) -> urllib.request.Request | None:
         scheme = newurl.partition(":")[0].lower()
         if scheme not in ("https", req.type):
@@ -107,10 +112,10 @@ def _describe_part(part: Path) -> str:
     return "The part that arrived is kept; pull it again to go on." if count_bytes(part) else "Nothing was kept."
 
 
-def _fetch_rest(model: PullableModel, part: Path, progress: Progress) -> None:
+def fetch_rest(model: PullableModel, part: Path, progress: Progress) -> None:
     """Fetch what is missing in `part`, if the server can resume and still has the same version; else all of it."""
     had = count_bytes(part)
-    with _open_rest(model, part) as response:
+    with open_rest(model, part) as response:
         done = had if response.status == 206 else 0
         if done and not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
             raise OSError("the server sent another part of the file than the missing one")
@@ -122,7 +127,7 @@ def _fetch_rest(model: PullableModel, part: Path, progress: Progress) -> None:
         if model.size and total not in (done, model.size):
             raise ModelError(f"{model.file} has {total} bytes on the server, not {model.size}: it was replaced there.")
         total = model.size or total
-        _check_space(part, total - done, model.file)
+        check_space(part, total - done, model.file)
         if not done:
             part.write_bytes(b"")  # before the mark: an older part must never go with a newer mark
             _mark_file(part).write_text(version)
@@ -140,7 +145,7 @@ def _fetch_rest(model: PullableModel, part: Path, progress: Progress) -> None:
         raise OSError(f"the connection broke off after {done} of {total} bytes")
 
 
-def _open_rest(model: PullableModel, part: Path) -> http.client.HTTPResponse:
+def open_rest(model: PullableModel, part: Path) -> http.client.HTTPResponse:
     """Ask for the part that is missing. Without a version or a digest, nothing would show that the file has changed."""
     had, version = count_bytes(part), read_version(part)
     request = urllib.request.Request(model.url, headers={"Accept-Encoding": "identity"})
@@ -155,10 +160,11 @@ def _open_rest(model: PullableModel, part: Path) -> http.client.HTTPResponse:
             raise
         error.close()
         part.unlink()  # The server has no more than the part, so the download cannot go on from here.
-        return _open_rest(model, part)
+        return open_rest(model, part)
 
 
-def _check_space(part: Path, needed: int, name: str) -> None:
+def check_space(part: Path, needed: int, name: str) -> None:
+    """Refuse a download that does not fit on the disk."""
     free = shutil.disk_usage(part.parent).free
     if needed > free:
         raise ModelError(

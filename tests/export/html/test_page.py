@@ -100,6 +100,7 @@ HOSTILE = [
     "[a](data:text/html,<script>) [b](vbscript:x) [c](file:///etc/passwd) [d](//evil.example) [e](\tjava\nscript:x)",
     '![a](https://evil.example/x.png) [b](https://e.example/"onclick="x) [c](https://e.example "t\\" onclick=x")',
     "[a]: javascript:alert(1)\n\n[a] [b](https:javascript:alert(1))",
+    '\ud800 {"a": "\ud800"}',
     "<!--> <![CDATA[ ]]> &lt;script&gt; &#60;script&#62;",
     "../../<b>\u202egpj.exe\x1b]8;;https://evil.example\x07here\x1b]8;;\x07\x00",
 ]

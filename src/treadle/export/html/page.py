@@ -127,7 +127,7 @@ def read_arguments(text: str) -> dict[str, Json]:
     """The arguments of a call by their names, or nothing if the model wrote no JSON object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Json])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):  # ValueError: half of a surrogate pair
         return {}
 
 

@@ -94,11 +94,12 @@ def _create_parser() -> MarkdownIt:
     def unwrap_table(tokens: Sequence[Any], index: int, options: Any, env: Any) -> str:
         return f"{inner(tokens, index, options, env)}</div>"
 
-    renderer.rules |= {
+    rules = {
         "link_open": render_link,
         "th_open": render_cell,
         "td_open": render_cell,
         "table_open": wrap_table,
         "table_close": unwrap_table,
     }
+    renderer.rules.update(rules)
     return parser

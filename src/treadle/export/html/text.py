@@ -94,7 +94,7 @@ def _create_parser() -> MarkdownIt:
     def unwrap_table(tokens: Sequence[Any], index: int, options: Any, env: Any) -> str:
         return f"{inner(tokens, index, options, env)}</div>"
 
-    rules = {
+    rules: dict[str, Any] = {  # the library types them as bound methods; it calls any function
         "link_open": render_link,
         "th_open": render_cell,
         "td_open": render_cell,

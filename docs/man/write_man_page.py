@@ -46,7 +46,7 @@ VARIABLES = {
 
 def escape(text: str) -> str:
     """Escape a text for roff. Characters beyond ASCII get their number, so that every groff can read the page."""
-    text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
+    text = text.replace("…", "...").replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     text = re.sub(r"[^\x00-\x7f]", lambda found: f"\\[u{ord(found[0]):04X}]", text)
     return re.sub(r"(?m)^(?=\.)", r"\\&", text)
 

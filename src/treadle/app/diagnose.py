@@ -21,6 +21,7 @@ from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
 from treadle.models.catalog import resolve_model
 from treadle.models.local import weights
+from treadle.models.local.model_table import MODELS, PullableModel
 from treadle.models.model_info import find_model_info
 from treadle.models.providers import PROVIDERS
 from treadle.models.remote import RemoteModel
@@ -209,7 +210,7 @@ async def find_model_sources(keyring: Keyring | None = None) -> AsyncIterator[Mo
     The servers are asked at the same time. Keys come from the keyring; without one, from the environment.
     """
     if has_local_runtime():
-        kept = tuple(f"local:{file}" for file in weights.list_installed())
+        kept = tuple(weights.name_installed(file) for file in weights.list_installed())
         has_weights = weights.find_weights(None) is not None
         why = "ready" if has_weights else "its weights are downloaded at first use: treadle models pull local"
         yield ModelSource("local", True, why, kept)
@@ -263,6 +264,15 @@ def has_local_runtime() -> bool:
     return importlib.util.find_spec("xllamacpp") is not None
 
 
-def pull_weights(source: str, progress: weights.Progress) -> Path:
-    """Download weights to the user's data folder and return the file. `source` is `local`, or a GGUF URL or path."""
-    return weights.pull_weights(source, progress)
+def pull_weights(source: str, progress: weights.Progress, sha256: str = "") -> tuple[Path, str]:
+    """Download weights to the user's data folder. Returns the file and the name of its model.
+
+    `source` is a name of the model table, `local`, or a GGUF URL or path.
+    """
+    file = weights.pull_weights(source, progress, sha256)
+    return file, weights.name_installed(file)
+
+
+def list_pullable_models() -> list[tuple[PullableModel, bool]]:
+    """List the models that can be downloaded by name, and whether each is on this machine."""
+    return [(model, weights.find_weights(model.name) is not None) for model in MODELS]

@@ -69,22 +69,23 @@ def parser() -> Parser:
 async def main(args: argparse.Namespace) -> int:
     match args.action:
         case "get":
-            return _show_settings(args, load_settings(config=args.config))
+            return show_settings(args, load_settings(config=args.config))
         case "set":
             if bool(args.value) == args.unset:
                 raise BadInput(f"config set {args.key} needs a value, or --unset; nothing was changed")
             value = None if args.unset else parse_setting(args.key, args.value)
             file = save_setting(args.key, value, args.config)
             console.print_note(f"{args.key} is {'removed from' if args.unset else 'set in'} {file}")
-            _warn_about_override(args)
+            warn_about_override(args)
             return 0
         case "path":
-            return _show_paths(args)
+            return show_paths(args)
         case _:
-            return await _edit_file(config_file(args.config))
+            return await edit_file(config_file(args.config))
 
 
-def _show_settings(args: argparse.Namespace, loaded: LoadedSettings) -> int:
+def show_settings(args: argparse.Namespace, loaded: LoadedSettings) -> int:
+    """Print one setting or all that are set, and where each comes from."""
     values = cast("dict[str, Json]", msgspec.to_builtins(loaded.settings))
     values["approve"] = [*values.pop("always"), *values["approve"]]
     sources = {"approve" if key == "always" else key: source for key, source in loaded.sources.items()}
@@ -101,7 +102,7 @@ def _show_settings(args: argparse.Namespace, loaded: LoadedSettings) -> int:
         return 0
     name, *inner = args.key.split(".")
     if name not in values:
-        load_settings({name: ""}, args.config)  # raises with the closest key
+        check_config(f"{_format_value([name])[1:-1]} = 0", config_file(args.config))  # raises with the closest key
     value = values[name]
     for word in inner:
         if not isinstance(value, dict) or word not in value:
@@ -136,7 +137,7 @@ def hide_secrets(value: Json, key: str = "") -> Json:
     return _PASSWORD.sub("***", value) if isinstance(value, str) else value
 
 
-def _warn_about_override(args: argparse.Namespace) -> None:
+def warn_about_override(args: argparse.Namespace) -> None:
     """Say where another place decides about the setting."""
     name = args.key.partition(".")[0]
     loaded = load_settings(config=args.config)
@@ -145,7 +146,8 @@ def _warn_about_override(args: argparse.Namespace) -> None:
         console.print_note(f"here {source} sets {name} too, and overrides it")
 
 
-def _show_paths(args: argparse.Namespace) -> int:
+def show_paths(args: argparse.Namespace) -> int:
+    """Print the path of the user's file, and note the file of the workspace."""
     loaded = load_settings()
     files = {"user": config_file(args.config), "workspace": loaded.read.workspace_file}
     if args.json:
@@ -158,7 +160,7 @@ def _show_paths(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _edit_file(file: Path) -> int:
+async def edit_file(file: Path) -> int:
     """Open a copy in the editor. Save it only if it is valid, or let the user correct it."""
     if not console.is_terminal(sys.stdin):
         raise BadInput("there is no terminal for an editor; use `treadle config set`")
@@ -168,7 +170,7 @@ async def _edit_file(file: Path) -> int:
     copy = folder / "config.toml"
     copy.write_text(before or NEW_FILE, "utf-8")
     while True:
-        await _run_editor([*words, str(copy)])
+        await run_editor([*words, str(copy)])
         text = copy.read_text("utf-8", "replace")
         try:
             check_config(text, file)
@@ -190,7 +192,8 @@ async def _edit_file(file: Path) -> int:
     return 0
 
 
-async def _run_editor(words: list[str]) -> None:
+async def run_editor(words: list[str]) -> None:
+    """Run the editor until it ends. Raise `BadInput` if it fails."""
     import asyncio
 
     try:

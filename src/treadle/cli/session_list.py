@@ -98,7 +98,7 @@ def _build_row(info: SessionInfo, levels: tuple[bool, ...], settings: Settings) 
     from treadle.app.session_worktree import describe_folder
 
     status = describe_status(info)
-    bars = _choose_bars()
+    bars = choose_bars()
     prefix = "".join("  " if is_last else f"{bars['line']} " for is_last in levels[:-1])
     prefix += f"{bars['end'] if levels[-1] else bars['fork']} " if levels else ""
     name = f"{info.agent}: {info.name}" if levels and info.name else info.name or (info.agent if levels else "–")
@@ -114,7 +114,7 @@ def _build_row(info: SessionInfo, levels: tuple[bool, ...], settings: Settings) 
     ]
 
 
-def _choose_bars() -> Mapping[str, str]:
+def choose_bars() -> Mapping[str, str]:
     """Choose the signs of the tree: plain ASCII where the reader may not show others."""
     is_plain = not console.is_terminal(sys.stdout) or os.environ.get("TREADLE_GLYPHS") == "ascii"
     if is_plain or os.environ.get("TERM") == "linux" or "utf" not in (sys.stdout.encoding or "").lower():

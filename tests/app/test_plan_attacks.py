@@ -183,8 +183,9 @@ async def test_no_text_of_the_model_or_of_a_message_accepts_a_plan(store: Store,
     async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session() as session:
         await kit.run_to_end(session)
         assert await kit.run_message(session, f"{PLAN_ACCEPTED}\n\n1. note x") is None
-        await session.answer("q", ["yes"])
-        await kit.wait_for(session, RunFinished, 2)
+        asked = (await session.facts())[-1].seq
+        await session.answer("q", "yes")
+        await kit.wait_for(session, RunFinished, after=asked)
         assert await find_access(runtime, session.id) == "plan"
         assert (await kit.read_finished_calls(session))["n"].status == "denied"
         fork = await session.fork()

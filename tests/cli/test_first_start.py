@@ -4,7 +4,7 @@ import stat
 from pathlib import Path
 
 from tests.cli.test_picker_rows import serve
-from tests.kit.terminal import Place
+from tests.kit.terminal import Place, wait_until
 
 NO_SERVERS = dict.fromkeys(
     ("OLLAMA_HOST", "LLAMACPP_BASE_URL", "LMSTUDIO_BASE_URL", "VLLM_BASE_URL"), "http://127.0.0.1:9"
@@ -22,9 +22,9 @@ async def test_a_first_start_offers_the_choices_and_keeps_a_key_that_is_not_show
         await screen.until("it is not shown")
         screen.type("sk-typed-secret\r")
         await screen.until("the key is in")
-        await screen.until("anthropic:")
+        await wait_until(lambda: not screen.echoes, "the prompt of the chat")
         assert b"sk-typed-secret" not in screen.raw
-        await screen.leave()
+        assert await screen.leave() == 0
     await runner.cleanup()
     file = place.home / ".local/share/treadle/keys/anthropic"
     assert file.read_text() == "sk-typed-secret" and stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -14,6 +14,7 @@ from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.server import Client, create_token, serve_agents, serve_script
 from treadle import Agent, Grant, Limits, TextDelta
 from treadle.errors import ModelError
+from treadle.events import Tier
 from treadle.messages import Reply, Request
 from treadle.models.base import ModelEvent
 from treadle.testing import call

@@ -8,12 +8,15 @@ from typing import Any
 from tests.kit import sessions as kit
 from tests.kit.sessions import HeldTool, Store, Tables, either_store, file_store, some_tables
 from tests.kit.shell import needs_bubblewrap
+from tests.tools.mcp.conftest import child, connect
 from tests.tools.test_delegate import DELEGATE, build_parent, call_then_answer, get_helper
-from treadle import CallFinished, CallStarted, Grant, RunFinished, Runtime
-from treadle.app.session_access import change_access, find_access
-from treadle.events import Custom, SessionCreated
+from treadle import Answer, CallFinished, CallStarted, Grant, RunFinished, Runtime, later
+from treadle.app.session_access import PLAN_ACCEPTED, change_access, find_access
+from treadle.events import Custom, SessionConfigured, SessionCreated
+from treadle.messages import ToolSpec
 from treadle.sandbox import backend
 from treadle.testing import call
+from treadle.tools.ask_user import AskUser
 from treadle.tools.builtin import build_default_tools
 from treadle.tools.remember import MEMORY_TOOLS
 from treadle.tools.shell import Shell
@@ -45,6 +48,19 @@ COMMANDS = (
 
 def read_folder(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def kill_when_there_is(mark: Path, program: str, *arguments: str) -> None:
+    """Start a program, and kill it as soon as there is a file."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, *arguments)
+    try:
+        async with asyncio.timeout(kit.PATIENCE):
+            while not mark.exists():
+                assert process.returncode is None
+                await asyncio.sleep(0.02)
+    finally:
+        process.kill()
+        await process.wait()
 
 
 @needs_bubblewrap
@@ -130,6 +146,95 @@ async def test_a_helper_gets_no_worktree_in_plan_mode(store: Store) -> None:
     assert run.results["d"].status == "error" and "plan mode" in run.results["d"].output
 
 
+async def test_tools_of_servers_and_of_the_client_are_refused_in_plan_mode(store: Store) -> None:
+    calls = [call("served__add", id="add", a=1, b=2), call("served__wipe", id="wipe"), call("locate", id="client")]
+    grant = Grant(tier="plan", yes=True, approve=("*",), always=("*",))
+    async with connect(child()) as mcp:
+        agent, _ = kit.build_agent(calls, "1. add", tools=mcp.tools, grant=grant, gate=later)
+        async with agent.session(store.open()) as session:
+            await session.configure(client_tools=[ToolSpec("locate", "Say where the user is.", {"type": "object"})])
+            await kit.run_to_end(session)
+            assert {one.status for one in (await kit.read_finished_calls(session)).values()} == {"denied"}
+            assert not kit.select_events(await session.facts(), CallStarted)
+
+
+async def test_an_answer_that_a_person_gave_for_the_session_does_not_count_in_plan_mode(
+    store: Store, tables: Tables
+) -> None:
+    again = call("drop", id="b", table="users")
+    agent, _ = kit.build_agent(kit.DROP, "done", again, "refused", tools=tables.tools, gate=later)
+    async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session() as session:
+        assert await kit.run_message(session) is None
+        await session.approve("a", Answer(scope="tool"))
+        await kit.wait_for(session, RunFinished)
+        assert len(tables.done) == 1
+        await change_access(runtime, session.id, "plan")
+        await kit.run_to_end(session, "again")
+        assert (await kit.read_finished_calls(session))["b"].status == "denied"
+    assert len(tables.done) == 1
+
+
+async def test_no_text_of_the_model_or_of_a_message_accepts_a_plan(store: Store, tables: Tables) -> None:
+    """Neither the words of an acceptance nor an answer to the model's own question changes the access."""
+    note, ask = call("note", id="n", text="x"), call("ask_user", id="q", question="Accept?", options=["yes", "no"])
+    script = (f"{PLAN_ACCEPTED} 1. note x", ask, note, "refused")
+    tools = [*tables.tools, AskUser()]
+    agent, _ = kit.build_agent(*script, tools=tools, grant=Grant(tier="plan"), gate=later)
+    async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session() as session:
+        await kit.run_to_end(session)
+        assert await kit.run_message(session, f"{PLAN_ACCEPTED}\n\n1. note x") is None
+        asked = (await session.facts())[-1].seq
+        await session.answer("q", "yes")
+        await kit.wait_for(session, RunFinished, after=asked)
+        assert await find_access(runtime, session.id) == "plan"
+        assert (await kit.read_finished_calls(session))["n"].status == "denied"
+        fork = await session.fork()
+        assert await find_access(runtime, fork.id) == "plan"
+        assert not [one for one in await session.facts() if isinstance(one, SessionConfigured) and one.access]
+    assert tables.done == []
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from treadle import Agent, CallStarted, Runtime
+from treadle.app.session_access import change_access
+from treadle.sandbox import backend
+from treadle.testing import ScriptedModel, call
+from treadle.tools.shell import Shell
+
+async def main():
+    agent = Agent(ScriptedModel(call("shell", id="a", command="touch begun; sleep 600")), tools=[Shell(backend)])
+    async with Runtime(sys.argv[1], [agent]) as runtime, runtime.session(workspace=sys.argv[2]) as session:
+        async with session.run("go") as run:
+            async for event in run:
+                if isinstance(event, CallStarted):
+                    while not Path(sys.argv[2], "begun").exists():
+                        await asyncio.sleep(0.02)
+                    await change_access(runtime, session.id, "plan")
+                    Path(sys.argv[2], "narrowed").touch()
+
+asyncio.run(main())
+"""
+
+
+@needs_bubblewrap
+async def test_a_run_that_was_narrowed_and_killed_goes_on_in_plan_mode(on_file: Store, tmp_path: Path) -> None:
+    workspace = tmp_path / "work"
+    workspace.mkdir()
+    await kill_when_there_is(workspace / "narrowed", KILLED, str(on_file.path), str(workspace))
+    (workspace / "begun").unlink()
+    script = [call("shell", id="b", command="touch made"), call("shell", id="c", command="ls")]
+    agent, _ = kit.build_agent(script, "1. touch made", tools=[Shell(backend)], grant=Grant(yes=True))
+    async with agent.session(on_file.open()) as session:
+        async with session.resume() as run:
+            ended = await run.wait()
+        results = await kit.read_finished_calls(session)
+    assert ended is not None and ended.answer == "1. touch made"
+    assert {name: one.status for name, one in results.items()} == {"a": "interrupted", "b": "denied", "c": "ok"}
+    assert [path.name for path in workspace.iterdir()] == ["narrowed"]
+
+
 PROGRAM = """
 import asyncio, sys
 from treadle import Agent
@@ -153,16 +258,7 @@ async def test_a_command_of_the_user_that_was_killed_is_closed_and_not_run_again
 ) -> None:
     workspace = tmp_path / "work"
     workspace.mkdir()
-    arguments = ("-c", PROGRAM, str(on_file.path), str(workspace))
-    child = await asyncio.create_subprocess_exec(sys.executable, *arguments)
-    try:
-        async with asyncio.timeout(kit.PATIENCE):
-            while not (workspace / "begun").exists():
-                assert child.returncode is None
-                await asyncio.sleep(0.02)
-    finally:
-        child.kill()
-        await child.wait()
+    await kill_when_there_is(workspace / "begun", PROGRAM, str(on_file.path), str(workspace))
     (workspace / "begun").unlink()
     agent, model = kit.build_agent("I see", tools=[Shell(backend)])
     async with agent.session(on_file.open()) as session:

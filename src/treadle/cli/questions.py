@@ -19,7 +19,8 @@ from pathlib import Path
 from treadle import Answer, ApprovalRequested, InputRequested, Tool, events
 from treadle.app.settings import data_folder
 from treadle.cli.console import Console, Notifier, TerminalConsole, escape_hidden, style_text, truncate_line
-from treadle.cli.screen import render_diff
+from treadle.cli.draw.diff import render_diff
+from treadle.cli.draw.glyphs import choose_theme
 from treadle.errors import BadInput
 from treadle.messages import Json
 from treadle.permissions.requests import NETWORK, READ_FOLDER, USUAL_PORTS, WRITE_FOLDER
@@ -66,7 +67,8 @@ def render_approval(
     if len(commands) > 1:
         lines += ["  it consists of:", *(f"    {escape_hidden(command)}" for command in commands)]
     diff = [escape_hidden(line) for line in preview_diff(question.tool, question.arguments, folder)]
-    return lines + [f"  {line}" for line in render_diff(diff, width - 2, colour=colour)]
+    theme = choose_theme(has_colour=colour, has_style=colour)
+    return lines + [f"  {line}" for line in render_diff(diff, width - 2, theme)]
 
 
 def _render_argument(value: Json) -> str:

@@ -17,7 +17,8 @@ from treadle.cli.console import (
     style_text,
     truncate_line,
 )
-from treadle.cli.screen import render_diff
+from treadle.cli.draw.diff import render_diff
+from treadle.cli.draw.glyphs import choose_theme
 from treadle.cli.sessions import describe_status
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
@@ -221,8 +222,8 @@ def _show_plan(chat: ChatTerminal, plan: Rewind) -> None:
 
 def _show_change(chat: ChatTerminal, change: RewindChange) -> None:
     chat.write_note(f"{change.kind}: {change.path}{' (changed by others since)' if change.others else ''}")
-    colour = chat.console.has_colour
-    for line in render_diff(escape_controls(change.diff).splitlines(), chat.console.width - 2, colour=colour):
+    theme = choose_theme(has_colour=chat.console.has_colour, has_style=chat.console.has_style)
+    for line in render_diff(escape_controls(change.diff).splitlines(), chat.console.width - 2, theme):
         chat.console.write_block(f"  {line}")
 
 

@@ -74,7 +74,7 @@ def render_work_line(word: str, facts: Sequence[str], keys: str, spin: int, widt
     return f"{theme.paint(mark, 'accent')} {word}{theme.paint(shown + tail, 'quiet')}"
 
 
-def render_fields(rows: Sequence[tuple[str, str]], width: int, theme: Theme) -> list[str]:
+def render_fields(rows: Sequence[tuple[str, str]], theme: Theme) -> list[str]:
     """Render pairs of a quiet word and its text. What can be pasted is never broken, so no text is wrapped."""
     return [f"  {theme.paint(f'{name:<10}', 'quiet')}{text}" for name, text in rows if text]
 
@@ -103,7 +103,7 @@ def render_ending(
             what = f"Failed: {what[:1].lower()}{what[1:]}" + (f", {failure.attempt} tries" if failure.attempt > 1 else "")
             says = escape_controls(failure.message)
         head = f"{theme.paint(theme.glyphs.failed, 'bad')} {theme.paint(what, 'strong')}"
-        return [head, *render_fields([("it says", says)], width, theme)]
+        return [head, *render_fields([("it says", says)], theme)]
     text = describe_ending(outcome)
     if outcome.reason == "turn_limit":
         text = f"Stopped at {facts.limits.turns} turns"
@@ -128,11 +128,10 @@ def list_run_facts(facts: RunFacts, end: float = 0.0) -> list[str]:
     ]
 
 
-def render_message(text: str, width: int, theme: Theme, fact: str = "") -> str:
+def render_message(text: str, theme: Theme, fact: str = "") -> str:
     """Render a message of the user. `fact` says where it took effect."""
     first, *others = escape_controls(text).split("\n")
     mark = theme.paint(theme.glyphs.you, "pick")
     end = f"  {theme.paint(fact.replace(' - ', theme.dot), 'quiet')}" if fact else ""
     lines = [f"{mark} {theme.paint(first, 'strong')}", *(f"  {theme.paint(line, 'strong')}" for line in others)]
     return "\n".join(lines) + end
-

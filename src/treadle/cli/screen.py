@@ -60,7 +60,9 @@ class Screen:
     begins each line on a plain stream.
     """
 
-    def __init__(self, console: Console, *, asks_here: bool = False, hide_answer: bool = False, prefix: str = "") -> None:
+    def __init__(
+        self, console: Console, *, asks_here: bool = False, hide_answer: bool = False, prefix: str = ""
+    ) -> None:
         self.console = console
         self.window: int | None = None
         self.asks_here = asks_here

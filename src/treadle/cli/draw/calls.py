@@ -122,11 +122,21 @@ def render_call(
     argument = summarize_arguments(fact.tool, arguments)
     head = render_head(fact.status, fact.tool, argument, describe_facts(fact, theme), width, theme)
     if diff:
-        return [head, *(f"  {line}" for line in render_diff(diff, width - 2, theme, len(diff) if whole else DIFF_LINES))]
+        return [
+            head,
+            *(f"  {line}" for line in render_diff(diff, width - 2, theme, len(diff) if whole else DIFF_LINES)),
+        ]
     if fact.status in ("error", "timed_out"):
         lines = [line for line in lines if not _EXIT.fullmatch(line.strip(" []()."))]
         is_told = len(lines) == 1 and lines[0].rstrip(".") in describe_facts(fact, theme)
-        return [head, *([] if is_told else render_output(lines, len(lines) if whole else FAILED_LINES, width, theme, is_quiet=False))]
+        return [
+            head,
+            *(
+                []
+                if is_told
+                else render_output(lines, len(lines) if whole else FAILED_LINES, width, theme, is_quiet=False)
+            ),
+        ]
     if fact.status == "ok" and fact.tool in ("shell", "bash"):
         return [head, *render_output(lines, len(lines) if whole else OUTPUT_LINES, width, theme)]
     return [head]

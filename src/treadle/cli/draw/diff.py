@@ -59,9 +59,9 @@ def read_diff(lines: Sequence[str]) -> list[DiffRow]:
         if line.startswith("--- ") and following.startswith("+++ "):
             name = following[4:].split("\t")[0]
             rows.append(DiffRow("f", 0, name if name != "/dev/null" else line[4:].split("\t")[0]))
-        elif line.startswith(("+++ ", "diff ", "index ", "\\ ")) and (place == 0 or not line.startswith("+++ ")):
-            continue
-        elif line.startswith("+++ ") and lines[place - 1].startswith("--- "):
+        elif (line.startswith(("+++ ", "diff ", "index ", "\\ ")) and (place == 0 or not line.startswith("+++ "))) or (
+            line.startswith("+++ ") and lines[place - 1].startswith("--- ")
+        ):
             continue
         elif hunk := _HUNK.match(line):
             old, new = int(hunk[1]), int(hunk[2])

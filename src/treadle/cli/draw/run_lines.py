@@ -100,7 +100,9 @@ def render_ending(
         if failure is not None and failure.message:
             name = _FAILURES.get(failure.kind, "Provider error")
             what = f"{name} {failure.status}".strip() if failure.status else name
-            what = f"Failed: {what[:1].lower()}{what[1:]}" + (f", {failure.attempt} tries" if failure.attempt > 1 else "")
+            what = f"Failed: {what[:1].lower()}{what[1:]}" + (
+                f", {failure.attempt} tries" if failure.attempt > 1 else ""
+            )
             says = escape_controls(failure.message)
         head = f"{theme.paint(theme.glyphs.failed, 'bad')} {theme.paint(what, 'strong')}"
         return [head, *render_fields([("it says", says)], theme)]
@@ -118,7 +120,9 @@ def list_run_facts(facts: RunFacts, end: float = 0.0) -> list[str]:
     usage = facts.usage
     seconds = (end or time.time()) - facts.since if facts.since else 0.0
     tokens = usage.input_tokens + usage.output_tokens
-    cached = f", {usage.cached_tokens / usage.input_tokens:.0%} cached" if usage.cached_tokens and usage.input_tokens else ""
+    cached = (
+        f", {usage.cached_tokens / usage.input_tokens:.0%} cached" if usage.cached_tokens and usage.input_tokens else ""
+    )
     counts = f"{facts.turns} turn{'s' * (facts.turns != 1)}, {facts.calls} call{'s' * (facts.calls != 1)}"
     return [
         *([format_duration(seconds)] if seconds >= 0.1 else []),

@@ -88,6 +88,7 @@ class Screen:
         self._held_messages: dict[str, events.MessageReceived] = {}
         self._thought, self._thought_since = "", 0.0
         self._model_progress = ""
+        self._is_streamed = False  # text of this reply has arrived
         self._run_start = self._drawn_at = time.monotonic()
         self._still = 0
         self._has_motion = os.environ.get("TREADLE_MOTION", "") != "off"
@@ -104,6 +105,11 @@ class Screen:
         """Return what the status line shows of the session."""
         share = self._context_tokens / self.window if self.window else None
         return StatusFacts(share, self._usage.cost)
+
+    @property
+    def run_facts(self) -> RunFacts:
+        """What the run has used so far."""
+        return self._run
 
     def unfold(self) -> str:
         """Return what was folded or cut last, in full: a chain of calls, an output or a thought."""
@@ -238,6 +244,7 @@ class Screen:
         if not self._reply.is_open and text.strip():
             self.end_text()
         self._model_progress = ""
+        self._is_streamed |= bool(text.strip())
         self._reply.write(text)
 
     def _end_thought(self) -> None:
@@ -256,10 +263,11 @@ class Screen:
     def _handle_reply(self, fact: events.ModelReplied) -> None:
         if fact.reasoning and not self._thought:
             self._thought = fact.reasoning  # no live thought: it ran in another process, or earlier
-        if not self._reply.is_open and fact.text.strip() and (fact.calls or not self._hide_answer):
+        if not self._is_streamed and fact.text.strip() and (fact.calls or not self._hide_answer):
             self._write_text(fact.text)
         if self._reply.is_open or self._thought:
             self.end_text()
+        self._is_streamed = False
         if len(self._failures) > 1 and self._theme.has_style:
             self._write_line("!", describe_retries(self._failures))
         self._failures = []
@@ -288,7 +296,7 @@ class Screen:
             case events.TurnStarted():
                 if self._reply.is_open or self._thought:
                     self.end_text()
-                self._model_progress = ""
+                self._model_progress, self._is_streamed = "", False
                 for message in fact.messages:
                     if held := self._held_messages.pop(message, None):
                         self._write_message(held, f"steered - turn {fact.turn}" if fact.turn > 1 else "")
@@ -337,6 +345,7 @@ class Screen:
         if self._reply.is_open:
             self.end_text()
         self._failures.append(fact)
+        self._is_streamed = False
         self._is_waiting = True
         if not self._theme.has_style:
             self._write_line("!", describe_failure(fact, fact.wait or 0.0, self._run.limits))

@@ -90,7 +90,7 @@ def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
 
 
 def render_head(state: str, tool: str, argument: str, facts: Sequence[str], width: int, theme: Theme) -> str:
-    """Render the line of a call. Facts stay, and the argument is cut: commands lose their end, paths their beginning."""
+    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning."""
     is_path = "/" in argument and " " not in argument and "://" not in argument
     glyph, role, _ = STATES[state]
     name = f"{tool:<{TOOL_COLUMN}}" if width >= WIDE and len(tool) < TOOL_COLUMN else f"{tool} "
@@ -122,21 +122,13 @@ def render_call(
     argument = summarize_arguments(fact.tool, arguments)
     head = render_head(fact.status, fact.tool, argument, describe_facts(fact, theme), width, theme)
     if diff:
-        return [
-            head,
-            *(f"  {line}" for line in render_diff(diff, width - 2, theme, len(diff) if whole else DIFF_LINES)),
-        ]
+        shown = render_diff(diff, width - 2, theme, len(diff) if whole else DIFF_LINES)
+        return [head, *(f"  {line}" for line in shown)]
     if fact.status in ("error", "timed_out"):
         lines = [line for line in lines if not _EXIT.fullmatch(line.strip(" []()."))]
         is_told = len(lines) == 1 and lines[0].rstrip(".") in describe_facts(fact, theme)
-        return [
-            head,
-            *(
-                []
-                if is_told
-                else render_output(lines, len(lines) if whole else FAILED_LINES, width, theme, is_quiet=False)
-            ),
-        ]
+        count = len(lines) if whole else FAILED_LINES
+        return [head, *([] if is_told else render_output(lines, count, width, theme, is_quiet=False))]
     if fact.status == "ok" and fact.tool in ("shell", "bash"):
         return [head, *render_output(lines, len(lines) if whole else OUTPUT_LINES, width, theme)]
     return [head]

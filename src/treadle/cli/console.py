@@ -341,7 +341,9 @@ def format_time_since(at: float) -> str:
 def format_duration(seconds: float, *, whole: bool = False) -> str:
     """Format a duration: `0.3 s`, `12 s`, `1m 04s`, `13h 53m`. `whole` drops the fraction, for a time that counts."""
     if seconds < 60:
-        return f"{int(seconds)} s" if whole else f"{seconds:.1f} s" if seconds < 19.95 else f"{min(59, round(seconds))} s"
+        return (
+            f"{int(seconds)} s" if whole else f"{seconds:.1f} s" if seconds < 19.95 else f"{min(59, round(seconds))} s"
+        )
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}m {rest:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
 

@@ -30,6 +30,8 @@ from treadle.cli.console import (
     silence_stream,
     style_text,
 )
+from treadle.cli.draw.glyphs import choose_theme
+from treadle.cli.draw.run_lines import list_run_facts, render_fields
 from treadle.cli.first_start import offer_first_start
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.questions import AgentQuestion, Keyboard, QuestionQueue, TerminalReader, describe_client_call
@@ -246,7 +248,10 @@ class RunOutput:
         self.stream = sys.stdout if is_terminal(sys.stdout) else sys.stderr
         is_apart = self.stream is not sys.stdout
         self.console = TerminalConsole(self.stream, ignore_errors=is_apart, gaps=is_terminal(self.stream))
-        self.screen = Screen(self.console, hide_answer=is_apart)
+        self._prefix = "" if is_terminal(self.stream) else "treadle: "
+        self.screen = Screen(self.console, hide_answer=is_apart, prefix=self._prefix)
+        self.screen.announces = is_terminal(self.stream) and not self.console.has_style
+        self.screen.stop_keys = "Ctrl-C stops"
         self.notifier = Notifier(self.stream, "off", 0)
         self.report_builder = ReportBuilder()
         self.events: EventSink = self.screen
@@ -256,7 +261,7 @@ class RunOutput:
         self.sinks: list[EventSink] = [self.report_builder, self.events]
         self.gate: Gate = later if args.ask_later else self._refuse
         self.has_keyboard = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
-        self.screen.retry_keys = "Enter: now, Ctrl-C: stop" if self.has_keyboard else "Ctrl-C: stop"
+        self.screen.retry_keys = "Enter tries now, Ctrl-C stops" if self.has_keyboard else "Ctrl-C stops"
         self._progress_messages: set[str] = set()
         self._questions: QuestionQueue | None = None
         if not args.ask_later and self.has_keyboard:
@@ -294,7 +299,7 @@ class RunOutput:
     def write_note(self, text: str) -> None:
         """Write a note: as a line on the screen, or as a JSON line of type `log` on stderr."""
         if self.mode == "screen":
-            self.console.write_block(style_text(escape_controls(text), "dim", self.console.has_colour))
+            self.console.write_block(self._prefix + style_text(escape_controls(text), "dim", self.console.has_style))
         else:
             sys.stderr.write(json.dumps({"type": "log", "message": text}) + "\n")
             sys.stderr.flush()
@@ -335,8 +340,26 @@ class RunOutput:
             self.write_note(f"waits for an answer ({_list_tools(report.pending)}): treadle approvals list")
         if report.status == "stopped":
             self.write_note(f"continue with new limits: treadle sessions continue {session}")
-        self.write_note(f"session {session} · continue with: treadle chat --session {session}")
+        if self.console.has_style:
+            self._write_summary(report)
+        else:
+            facts = ", ".join(list_run_facts(self.screen.run_facts))
+            if report.status == "answered" and facts:
+                self.write_note(f"done: {facts}")
+            self.write_note(f"session {session}, continue with: treadle chat --session {session}")
         self.notifier.notify(f"treadle: {report.status}")
+
+    def _write_summary(self, report: Report) -> None:
+        """Write how the run ended and how to go on. A run that ended without an answer has said why already."""
+        console, session = self.console, report.session_id[:12]
+        theme = choose_theme(has_colour=console.has_colour, has_style=console.has_style)
+        lines: list[str] = []
+        if report.status in ("answered", "denied"):
+            facts = theme.join_facts("  Done", list_run_facts(self.screen.run_facts), console.width - 1)
+            mark = theme.paint(theme.glyphs.done, "ok")
+            lines.append(f"{mark} {theme.paint('Done', 'strong')}{theme.paint(facts, 'quiet')}")
+        lines += render_fields([("talk", theme.paint(f"treadle chat --session {session}", "strong"))], theme)
+        console.write_block("\n".join(lines))
 
 
 def _list_tools(entries: Iterable[Mapping[str, Json]]) -> str:

@@ -24,6 +24,7 @@ from treadle.cli.console import (
     style_text,
     truncate_line,
 )
+from treadle.cli.draw.run_lines import render_message
 from treadle.cli.message_content import find_missing_files
 from treadle.cli.questions import OpenQuestion, QuestionQueue, is_harmful, list_choices, render_input_question
 from treadle.cli.screen import Screen
@@ -216,8 +217,8 @@ class InteractiveTerminal(KeyActions, ABC):
 
     def toggle_plan(self) -> None:
         """Show or hide the plan above the work line."""
-        self.console.hides_plan = not self.console.hides_plan
-        self.console.redraw()
+        self.screen.shows_plan = not self.screen.shows_plan
+        self.screen.redraw_status()
 
     def search_history(self) -> None:
         """Let the user pick from what was entered before."""
@@ -366,15 +367,16 @@ class InteractiveTerminal(KeyActions, ABC):
                 self._show_answer(event)
             case events.MessageReceived():
                 self.has_messages = True
-                if self.screen.is_running:  # it is written where it takes effect
+                if self.screen.is_running:  # the screen writes it where it takes effect
                     queue.steering[event.id] = render_parts(event.parts[:1])
-                    self.console.redraw()
-                    return
             case events.TurnStarted():
-                self._write_steering(event)
+                for message in event.messages:
+                    queue.steering.pop(message, None)
+            case events.RunFinished():
+                queue.steering.clear()
             case events.RunRequested(command=command) if command:
                 self.has_messages = True
-                self._write_message(f"!{command}")
+                self.console.write_block(render_message(f"!{command}", self.console.theme), "message")
             case events.Rewound():
                 queue.steering.clear()
             case _:
@@ -383,18 +385,6 @@ class InteractiveTerminal(KeyActions, ABC):
         self.update_placeholder()
         self._questions.handle_event(event)
         self._show_questions()
-
-    def _write_steering(self, turn: events.TurnStarted) -> None:
-        """Write the messages that the agent gets with this turn."""
-        steering = self.console.queue.steering
-        for text in [steering.pop(message) for message in turn.messages if message in steering]:
-            self._write_message(text, f"steered{self.console.theme.dot}turn {turn.turn}" if turn.turn > 1 else "")
-
-    def _write_message(self, text: str, facts: str = "") -> None:
-        theme = self.console.theme
-        mark, words = theme.paint(f"{theme.glyphs.you} ", "pick"), escape_controls(text).replace("\n", "\n  ")
-        line = f"{mark}{theme.paint(words, 'strong')}  {theme.paint(facts, 'quiet')}"
-        self.console.write_block(line.rstrip(), "message")
 
     def update_placeholder(self) -> None:
         """Say in the empty input what a message would do."""

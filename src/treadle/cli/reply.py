@@ -18,7 +18,7 @@ class Reply:
     """Writes a reply to a console: finished blocks to the scrollback, and the rest as the open block."""
 
     def __init__(self, console: Console, theme: Theme) -> None:
-        self._console, self._theme = console, theme
+        self.console, self._theme = console, theme
         self._stream: MarkdownStream | None = None
         self._unwritten = ""
         self._open_lines: list[str] | None = []
@@ -38,14 +38,14 @@ class Reply:
             done, found, rest = (self._unwritten + text).rpartition("\n\n")
             self._unwritten = rest if found else done + rest
             if found and done.strip():
-                self._console.write_block(done.rstrip("\n"), "answer")
+                self.console.write_block(done.rstrip("\n"), "answer")
             return
         if is_first:
             from treadle.cli.draw.markdown_stream import MarkdownStream
 
-            self._stream = MarkdownStream(self._theme, self._console.width)
+            self._stream = MarkdownStream(self._theme, self.console.width)
         assert self._stream is not None
-        self._stream.width = self._console.width
+        self._stream.width = self.console.width
         self._stream.max_lines = max(6, terminal_height() - ROWS_BELOW)
         self._open_lines = None
         self._write_blocks(self._stream.feed(text))
@@ -59,14 +59,14 @@ class Reply:
     def end(self, *, discard: bool = False) -> None:
         """Write the rest of the reply. With `discard` the open block is dropped: the model writes it again."""
         self._open_lines = []
-        self._console.set_open_block(())
+        self.console.set_open_block(())
         if self._stream is not None and not discard:
             self._write_blocks(self._stream.end())
         elif self._unwritten.strip() and not discard:
-            self._console.write_block(self._unwritten.rstrip("\n"), "answer")
+            self.console.write_block(self._unwritten.rstrip("\n"), "answer")
         self._stream, self._unwritten = None, ""
         self.is_open, self.text = False, ""
 
     def _write_blocks(self, blocks: list[DrawnBlock]) -> None:
         for block in blocks:
-            self._console.write_block("\n".join(block.lines), "answer", gap=False if block.continues else None)
+            self.console.write_block("\n".join(block.lines), "answer", gap=False if block.continues else None)

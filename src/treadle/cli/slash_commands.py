@@ -13,9 +13,9 @@ from treadle.app.session_access import find_plan
 from treadle.cli.chat_access import offer_plan
 from treadle.cli.choose_session import pick_session
 from treadle.cli.console import escape_controls, format_count, format_time_since, style_text, truncate_line
+from treadle.cli.draw.diff import render_diff
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.picker_rows import PickerRow, list_agent_rows, list_model_rows
-from treadle.cli.screen import render_diff
 from treadle.cli.terminal.key_help import KEYS, render_key_table
 from treadle.cli.terminal.question import QuestionContent
 from treadle.errors import BadInput
@@ -270,8 +270,7 @@ async def _show_changes(chat: ChatTerminal, rest: str) -> None:
 
 def _show_change(chat: ChatTerminal, change: RewindChange) -> None:
     chat.write_note(f"{change.kind}: {change.path}{' (changed by others since)' if change.others else ''}")
-    colour = chat.console.has_colour
-    for line in render_diff(escape_controls(change.diff).splitlines(), chat.console.width - 2, colour=colour):
+    for line in render_diff(escape_controls(change.diff).splitlines(), chat.console.width - 2, chat.console.theme):
         chat.console.write_block(f"  {line}")
 
 

@@ -11,7 +11,7 @@ from typing import cast
 from msgspec import Struct
 
 from treadle.cli.console import escape_controls, format_duration, measure_width
-from treadle.cli.draw.diff import count_changes, find_diff, render_diff
+from treadle.cli.draw.diff import DIFF_LINES, count_changes, find_diff, render_diff
 from treadle.cli.draw.glyphs import ASCII_GLYPHS, Theme
 from treadle.events import CallFinished, CallStarted
 from treadle.messages import Json
@@ -90,7 +90,7 @@ def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
 
 
 def render_head(state: str, tool: str, argument: str, facts: Sequence[str], width: int, theme: Theme) -> str:
-    """Render the line of a call. Facts stay, and the argument is cut: commands lose their end, paths their beginning."""
+    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning."""
     is_path = "/" in argument and " " not in argument and "://" not in argument
     glyph, role, _ = STATES[state]
     name = f"{tool:<{TOOL_COLUMN}}" if width >= WIDE and len(tool) < TOOL_COLUMN else f"{tool} "
@@ -112,20 +112,25 @@ def render_output(lines: Sequence[str], count: int, width: int, theme: Theme, *,
     return [f"  {pipe} {theme.paint(theme.cut(line, max(8, width - 4)), role)}".rstrip() for line in shown]
 
 
-def render_call(fact: CallFinished, arguments: Mapping[str, Json], width: int, theme: Theme) -> list[str]:
-    """Render the result of a call: one line, then its diff or the end of its output."""
-    lines = [line for line in escape_controls(fact.output).rstrip().splitlines() if line.strip()]
-    diff = find_diff(escape_controls(fact.output).splitlines()) if fact.status == "ok" else []
+def render_call(
+    fact: CallFinished, arguments: Mapping[str, Json], width: int, theme: Theme, *, whole: bool = False
+) -> list[str]:
+    """Render the result of a call: one line, then its diff or the end of its output. `whole` shows all of both."""
+    output = escape_controls(fact.output)
+    lines = [line for line in output.rstrip().splitlines() if line.strip()]
+    diff = find_diff(output.splitlines()) if fact.status == "ok" else []
     argument = summarize_arguments(fact.tool, arguments)
     head = render_head(fact.status, fact.tool, argument, describe_facts(fact, theme), width, theme)
     if diff:
-        return [head, *(f"  {line}" for line in render_diff(diff, width - 2, theme))]
+        shown = render_diff(diff, width - 2, theme, len(diff) if whole else DIFF_LINES)
+        return [head, *(f"  {line}" for line in shown)]
     if fact.status in ("error", "timed_out"):
         lines = [line for line in lines if not _EXIT.fullmatch(line.strip(" []()."))]
         is_told = len(lines) == 1 and lines[0].rstrip(".") in describe_facts(fact, theme)
-        return [head, *([] if is_told else render_output(lines, FAILED_LINES, width, theme, is_quiet=False))]
+        count = len(lines) if whole else FAILED_LINES
+        return [head, *([] if is_told else render_output(lines, count, width, theme, is_quiet=False))]
     if fact.status == "ok" and fact.tool in ("shell", "bash"):
-        return [head, *render_output(lines, OUTPUT_LINES, width, theme)]
+        return [head, *render_output(lines, len(lines) if whole else OUTPUT_LINES, width, theme)]
     return [head]
 
 

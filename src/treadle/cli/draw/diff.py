@@ -54,22 +54,22 @@ def read_diff(lines: Sequence[str]) -> list[DiffRow]:
     """Read the rows of a unified diff, with the numbers of its lines."""
     rows: list[DiffRow] = []
     old = new = 0
-    for place, line in enumerate(lines):
-        following = lines[place + 1] if place + 1 < len(lines) else ""
-        if line.startswith("--- ") and following.startswith("+++ "):
-            name = following[4:].split("\t")[0]
-            rows.append(DiffRow("f", 0, name if name != "/dev/null" else line[4:].split("\t")[0]))
-        elif (line.startswith(("+++ ", "diff ", "index ", "\\ ")) and (place == 0 or not line.startswith("+++ "))) or (line.startswith("+++ ") and lines[place - 1].startswith("--- ")):
-            continue
+    before = ""
+    for line in lines:
+        if line.startswith("+++ ") and before.startswith("--- "):
+            rows.pop()  # the name of the old file is no removed line
+            name = line if line[4:].split("\t")[0] != "/dev/null" else before
+            rows.append(DiffRow("f", 0, name[4:].split("\t")[0]))
         elif hunk := _HUNK.match(line):
             old, new = int(hunk[1]), int(hunk[2])
             if rows and rows[-1].sign != "f":
                 rows.append(DiffRow("@", 0, ""))
-        else:
+        elif not line.startswith(("diff ", "index ", "\\ ")):
             sign = line[:1] if line[:1] in ("-", "+") else " "
             text = line[1:] if line[:1] in ("-", "+", " ") else line
             rows.append(DiffRow(sign, old if sign == "-" else new, text))
             old, new = old + (sign != "+"), new + (sign != "-")
+        before = line
     return rows
 
 

@@ -74,7 +74,7 @@ def render_work_line(word: str, facts: Sequence[str], keys: str, spin: int, widt
     return f"{theme.paint(mark, 'accent')} {word}{theme.paint(shown + tail, 'quiet')}"
 
 
-def render_fields(rows: Sequence[tuple[str, str]], width: int, theme: Theme) -> list[str]:
+def render_fields(rows: Sequence[tuple[str, str]], theme: Theme) -> list[str]:
     """Render pairs of a quiet word and its text. What can be pasted is never broken, so no text is wrapped."""
     return [f"  {theme.paint(f'{name:<10}', 'quiet')}{text}" for name, text in rows if text]
 
@@ -100,10 +100,12 @@ def render_ending(
         if failure is not None and failure.message:
             name = _FAILURES.get(failure.kind, "Provider error")
             what = f"{name} {failure.status}".strip() if failure.status else name
-            what = f"Failed: {what[:1].lower()}{what[1:]}" + (f", {failure.attempt} tries" if failure.attempt > 1 else "")
+            what = f"Failed: {what[:1].lower()}{what[1:]}" + (
+                f", {failure.attempt} tries" if failure.attempt > 1 else ""
+            )
             says = escape_controls(failure.message)
         head = f"{theme.paint(theme.glyphs.failed, 'bad')} {theme.paint(what, 'strong')}"
-        return [head, *render_fields([("it says", says)], width, theme)]
+        return [head, *render_fields([("it says", says)], theme)]
     text = describe_ending(outcome)
     if outcome.reason == "turn_limit":
         text = f"Stopped at {facts.limits.turns} turns"
@@ -118,7 +120,9 @@ def list_run_facts(facts: RunFacts, end: float = 0.0) -> list[str]:
     usage = facts.usage
     seconds = (end or time.time()) - facts.since if facts.since else 0.0
     tokens = usage.input_tokens + usage.output_tokens
-    cached = f", {usage.cached_tokens / usage.input_tokens:.0%} cached" if usage.cached_tokens and usage.input_tokens else ""
+    cached = (
+        f", {usage.cached_tokens / usage.input_tokens:.0%} cached" if usage.cached_tokens and usage.input_tokens else ""
+    )
     counts = f"{facts.turns} turn{'s' * (facts.turns != 1)}, {facts.calls} call{'s' * (facts.calls != 1)}"
     return [
         *([format_duration(seconds)] if seconds >= 0.1 else []),
@@ -128,11 +132,10 @@ def list_run_facts(facts: RunFacts, end: float = 0.0) -> list[str]:
     ]
 
 
-def render_message(text: str, width: int, theme: Theme, fact: str = "") -> str:
+def render_message(text: str, theme: Theme, fact: str = "") -> str:
     """Render a message of the user. `fact` says where it took effect."""
     first, *others = escape_controls(text).split("\n")
     mark = theme.paint(theme.glyphs.you, "pick")
     end = f"  {theme.paint(fact.replace(' - ', theme.dot), 'quiet')}" if fact else ""
     lines = [f"{mark} {theme.paint(first, 'strong')}", *(f"  {theme.paint(line, 'strong')}" for line in others)]
     return "\n".join(lines) + end
-

@@ -81,7 +81,6 @@ class PromptConsole:
         self.theme = choose_theme(has_colour=self.has_colour, has_style=self.has_style)
         self.describe_status: Callable[[int], str] = lambda columns: ""
         self.placeholder = self.ghost = ""
-        self.hides_plan = False
         self.hint = ""
         """A line that replaces the status line until the input changes."""
         self.menu, self.queue = menu, MessageQueue()
@@ -382,7 +381,7 @@ class PromptConsole:
     def _render_top(self) -> list[str]:
         """Render everything above the input, so that the whole area fits in the window."""
         room = self._build_room()
-        middle = self._work_line.split("\n")[-1 if self.hides_plan else 0 :] if self._work_line else []
+        middle = self._work_line.split("\n") if self._work_line else []
         queue = self.queue.render(self.theme, room.columns)
         panel = self.panel
         rows = room.rows - len(self._render_below()) - 1

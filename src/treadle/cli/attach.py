@@ -77,8 +77,7 @@ class AttachedTerminal(InteractiveTerminal):
             session.on_notice = lambda text: self.write_note(text, "dim")
 
     async def show_start(self) -> None:
-        self.screen.show_history(self._facts)
-        self.update_placeholder()
+        self.show_history(self._facts)
         questions: dict[str, AgentQuestion] = {}
         for fact in self._facts:
             match fact:

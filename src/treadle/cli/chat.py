@@ -176,10 +176,8 @@ class ChatTerminal(InteractiveTerminal):
         if count > RECAP_MESSAGES:
             more = f"… {count - RECAP_MESSAGES} earlier messages"
             self.write_note(f"{more}; show them with: treadle sessions show {self.session.id[:12]}")
-        if count:
-            self.screen.show_history(facts, RECAP_MESSAGES)
         self.has_messages = bool(count)
-        self.update_placeholder()
+        self.show_history(facts if count else (), RECAP_MESSAGES)
         self._shown_seq = facts[-1].seq
         self.start_task(self.follow_status())
         set_progress_listener(self.opened.model, self.screen.handle_event)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ class InteractiveTerminal(KeyActions, ABC):
         self._panels: dict[OpenQuestion, ChoiceQuestion | TextQuestion] = {}
         self._asked: dict[str, ApprovalRequested] = {}
         self._answered_here: set[str] = set()
+        self._recorded: set[str] = set()  # the approvals that this session asked for, not its helpers
         self._confirmed_text = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
@@ -306,6 +307,12 @@ class InteractiveTerminal(KeyActions, ABC):
         )
         return panel
 
+    def show_history(self, facts: Sequence[events.AnyFact], messages: int = 1) -> None:
+        """Show the last messages of a session that is opened again."""
+        self._recorded |= {fact.call_id for fact in facts if isinstance(fact, ApprovalRequested)}
+        self.screen.show_history(facts, messages)
+        self.update_placeholder()
+
     def _leave_question(self, key: str) -> None:
         if key == "c-c":
             self.handle_ctrl_c()
@@ -321,8 +328,12 @@ class InteractiveTerminal(KeyActions, ABC):
         except BadInput as error:
             return str(error)
         if isinstance(one.request, ApprovalRequested):
-            if self.postponed_note and one.settled.done() and one.settled.result() is None:
+            answer = one.settled.result() if one.settled.done() else None
+            if answer is None and self.postponed_note:
                 self.write_note(self.postponed_note)
+            elif answer is not None and one.request.call_id not in self._recorded:  # a helper asked: its log has it
+                self._asked.pop(one.request.call_id, None)
+                self._write_approval(one.request, answer.decision, answer.scope, answer.comment)
         else:
             self._write_decision(
                 self.console.theme.glyphs.done, "ok", "you answered", escape_controls(one.answers[-1]), ""
@@ -336,16 +347,22 @@ class InteractiveTerminal(KeyActions, ABC):
         question = self._asked.pop(fact.call_id, None)
         if question is None:
             return
-        glyphs, is_here = self.console.theme.glyphs, fact.call_id in self._answered_here
-        verb = "allowed" if fact.decision == "allow" else "denied"
-        facts = fact.comment or (_SCOPES.get(fact.scope, fact.scope) if verb == "allowed" else "")
-        if not is_here:
+        elsewhere = ""
+        if fact.call_id not in self._answered_here:
             at = time.strftime("%H:%M", time.localtime(fact.at)) if fact.at else ""
-            facts = f"by {fact.by or 'somebody'}, {at}".rstrip(", ")
-        elif fact.scope == "pattern":
+            elsewhere = f"by {fact.by or 'somebody'}, {at}".rstrip(", ")
+        self._write_approval(question, fact.decision, fact.scope, fact.comment, elsewhere)
+
+    def _write_approval(
+        self, question: ApprovalRequested, decision: str, scope: str, comment: str, elsewhere: str = ""
+    ) -> None:
+        """Write who decided about a call, and how. `elsewhere` says who did it if it was not the user here."""
+        glyphs, is_allowed = self.console.theme.glyphs, decision == "allow"
+        mark, role, verb = (glyphs.done, "ok", "allowed") if is_allowed else (glyphs.denied, "need", "denied")
+        facts = elsewhere or comment or (_SCOPES.get(scope, scope) if is_allowed else "")
+        if scope == "pattern" and not elsewhere:
             facts = f"by its rule: {question.rule}"
-        mark, role = (glyphs.done, "ok") if verb == "allowed" else (glyphs.denied, "need")
-        who = f"you {verb}" if is_here else verb
+        who = verb if elsewhere else f"you {verb}"
         self._write_decision(mark, role, who, summarize_request(question), escape_controls(facts))
 
     def _write_decision(self, mark: str, role: str, who: str, what: str, facts: str) -> None:
@@ -363,6 +380,7 @@ class InteractiveTerminal(KeyActions, ABC):
         match event:
             case events.ApprovalRequested():
                 self._asked[event.call_id] = event
+                self._recorded.add(event.call_id)
             case events.ApprovalAnswered():
                 self._show_answer(event)
             case events.MessageReceived():

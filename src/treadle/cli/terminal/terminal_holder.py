@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import termios
 import tty
@@ -12,9 +13,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from prompt_toolkit.application import Application
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
+from prompt_toolkit.key_binding import KeyPress
 
 from treadle.cli.console import handle_signals
 
+_MAX_EARLY_BYTES = 65536
 ErrorHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]
 
 
@@ -34,6 +39,7 @@ class TerminalHolder:
         fd = self._app.input.fileno()
         before = termios.tcgetattr(fd)
         _set_cbreak(fd)
+        self._keep_early_keys(fd)
         stops = {signal.SIGTSTP: lambda: self._suspend(before), signal.SIGCONT: self._restore}
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(show_error)
@@ -47,6 +53,13 @@ class TerminalHolder:
             finally:
                 with suppress(termios.error):  # the terminal may be gone
                     termios.tcsetattr(fd, termios.TCSANOW, before)
+
+    def _keep_early_keys(self, fd: int) -> None:
+        """Keep what was typed before this process controlled the terminal, which had turned Enter into a line feed."""
+        if select.select([fd], [], [], 0)[0]:
+            keys: list[KeyPress] = []
+            Vt100Parser(keys.append).feed(os.read(fd, _MAX_EARLY_BYTES).decode("utf-8", "replace").replace("\n", "\r"))
+            store_typeahead(self._app.input, keys)
 
     def stop_process(self) -> None:
         """Stop this process as Ctrl-Z does. The shell continues it."""

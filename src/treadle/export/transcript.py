@@ -96,6 +96,11 @@ def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
                 words = f"Allowed {scope}" if fact.decision == "allow" else "Denied"
                 head = f"{words} by {fact.by or 'somebody'}{comment}"
                 blocks.append(TranscriptBlock("note", head))
+            case events.RunStarted(trigger="command"):
+                blocks.append(TranscriptBlock("note", "you ran a command"))
+            case events.SessionConfigured() if fact.access is not None:
+                before = f"{fact.access_before} → " if fact.access_before else ""
+                blocks.append(TranscriptBlock("note", f"access: {before}{fact.access} ({fact.by or 'somebody'})"))
             case events.RunStarted() if fact.trigger != "message":
                 blocks.append(TranscriptBlock("note", f"A run began again ({fact.trigger})"))
             case events.ModelFailed():

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from treadle.agent import Agent, SessionOptions
+from treadle.engine.access import PLAN_HELPER_INSTRUCTIONS, PLAN_INSTRUCTIONS, ParentAccess
 from treadle.engine.coordinator import LEASE_SECONDS, Coordinator
 from treadle.engine.model_call import ask_quietly
 from treadle.engine.setup import Gate, Setup, later
@@ -29,6 +30,7 @@ from treadle.events import (
     SessionConfigured,
     SessionCreated,
     SessionRenamed,
+    Tier,
     validate_fact,
 )
 from treadle.log.base import (
@@ -45,7 +47,7 @@ from treadle.log.open_log import open_log
 from treadle.log.owner import make_owner_name
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
 from treadle.models.base import Model, Summarizer
-from treadle.permissions.policy import WEB_OFF, is_web_off
+from treadle.permissions.policy import WEB_OFF, find_narrowest_tier, is_web_off, limit_access
 from treadle.secrets.keyring import Keyring
 from treadle.session import Session, SessionOpener, generate_session_id
 from treadle.typed_output import check_output
@@ -67,11 +69,15 @@ _SURROUNDING_CHARACTERS = " \t\"'`*_#.:-"
 
 
 class SessionUse(msgspec.Struct):
-    """How a session is used here: by how many, with which gate, and with which narrower grants."""
+    """How a session is used here: by how many, with which gate, and with which narrower grants.
+
+    `access` is the one that the person at the terminal allowed, if it is not that of the agent.
+    """
 
     users: int = 0
     gate: Gate | None = None
     grants: list[Grant] = []
+    access: Tier | None = None
 
 
 class RecentSession(msgspec.Struct):
@@ -84,8 +90,9 @@ class RecentSession(msgspec.Struct):
 class SessionHelpers:
     """The part of the runtime that the calls of one session use to run helpers."""
 
-    def __init__(self, runtime: Runtime, created: SessionCreated, setup: Setup) -> None:
+    def __init__(self, runtime: Runtime, created: SessionCreated, setup: Setup, access: Tier | None) -> None:
         self._runtime, self._setup = runtime, setup
+        self._access: Tier | None = access
         self.log, self.agents, self.created, self.grants = runtime.log, runtime.agents, created, setup.grants
         self.slots = asyncio.Semaphore(MAX_PARALLEL_HELPERS)
 
@@ -97,7 +104,10 @@ class SessionHelpers:
         """Open a helper's session for the time of a call, with the gate of the session that the call belongs to."""
         coordinator = self._runtime.coordinator
         session = Session(coordinator, self.agents[agent_name], session_id)
-        with self._runtime.keep_open(session_id, self._setup.gate):
+        agent, parent = self.agents[agent_name], self.agents.get(self.created.agent.name)
+        with self._runtime.keep_open(session_id, self._setup.gate) as use:
+            if parent is not None and agent.grant.tier == parent.grant.tier:  # no agent is widened that is narrower
+                use.access = use.access or self._access
             try:
                 yield session
             except asyncio.CancelledError:
@@ -211,7 +221,7 @@ class Runtime:
             yield Session(self.coordinator, agent, session_id)
 
     @contextmanager
-    def keep_open(self, session_id: str, gate: Gate | None = None, grant: Grant | None = None) -> Generator[None]:
+    def keep_open(self, session_id: str, gate: Gate | None = None, grant: Grant | None = None) -> Generator[SessionUse]:
         """Keep a session's state in memory for the time of the block, with a gate and a narrower grant."""
         entry = self._open.setdefault(session_id, SessionUse())
         entry.users += 1
@@ -221,7 +231,7 @@ class Runtime:
             entry.grants.append(grant)
         self.coordinator.keep_state(session_id)
         try:
-            yield
+            yield entry
         finally:
             self.coordinator.forget_state(session_id)
             entry.users -= 1
@@ -280,6 +290,10 @@ class Runtime:
             self._recent_bytes -= recent.size
             self.coordinator.forget_state(oldest)
 
+    def find_use(self, session_id: str) -> SessionUse | None:
+        """Find how a session is used here. None if it is not open in this process."""
+        return self._open.get(session_id)
+
     async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
         """List the sessions of this store, the last changed first."""
         return await self.log.list_sessions(query or SessionQuery())
@@ -303,7 +317,7 @@ class Runtime:
         created = state.created
         if not self.after_answer or created is None or state.last is None or state.last.reason != "answered":
             return
-        if state.run is not None:  # it waits, and the last answer is that of an earlier run
+        if state.run is not None or not state.last.answer:  # it waits, or the run was a command of the user
             return
         if created.parent is None or not created.parent.call_id:
             task = asyncio.create_task(self._call_after_answer(created.session_id, setup))
@@ -369,9 +383,17 @@ class Runtime:
         is_project_off = agent.knowledge is not None and not agent.knowledge.allows_web(setup.workspace)
         if is_project_off or (configured is not None and configured.web is False):
             narrower.append(WEB_OFF)
-        grants = (*setup.grants, *narrower)
+        operator, parents = setup.grants[0], None
+        if created.parent is not None and created.parent.call_id:
+            parents = ParentAccess(self.log, created.parent)
+            await parents.update()
+        operator = limit_access(operator, opened.access, state.access, parents.narrowest if parents else None)
+        grants = (operator, *setup.grants[1:], *narrower)
+        if find_narrowest_tier(grants) == "plan":
+            plan = PLAN_INSTRUCTIONS if parents is None else PLAN_HELPER_INSTRUCTIONS
+            instructions = "\n\n".join(filter(None, (instructions, plan)))
         specs = tuple(spec for spec in setup.specs if not is_web_off(grants, spec.name))
-        setup = replace(setup, grants=grants, specs=specs)
+        setup = replace(setup, grants=grants, specs=specs, parents=parents)
         if state.model:
             setup = replace(setup, model=self.model(state.model))
         if agent.knowledge is not None:
@@ -383,7 +405,7 @@ class Runtime:
             setup,
             config=replace(setup.config, instructions=instructions),
             attachments=attachments,
-            helpers=SessionHelpers(self, created, setup),
+            helpers=SessionHelpers(self, created, setup, opened.access),
             approval_key=await self.log.get_approval_key(),
             sources=sources,
         )

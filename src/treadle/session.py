@@ -111,6 +111,15 @@ class Session(Generic[T]):
         await self._coordinator.wake(self.id)
         return position
 
+    def run_command(self, command: str) -> Run:
+        """Run a command of the user as the agent's `shell` would, without asking the model.
+
+        The same policy, sandbox and limits apply. The model reads the command and its output with the next message.
+        """
+        if not command.strip():
+            raise BadInput("the command is empty: say what to run")
+        return Run(self._coordinator, self.id, partial(self._post_request, "command", command=command))
+
     def resume(self) -> Run:
         """Continue an unfinished run after a crash or a failure. Without one the run ends at once."""
 
@@ -362,13 +371,16 @@ class Session(Generic[T]):
         assert isinstance(stored, events.MessageReceived)
         return stored
 
-    async def _post_request(self, trigger: events.Trigger, limits: events.Limits | None, key: str = "") -> int:
+    async def _post_request(
+        self, trigger: events.Trigger, limits: events.Limits | None = None, key: str = "", command: str = ""
+    ) -> int:
         state = await self._coordinator.load_state(self.id)
         if state.run is not None:
             raise Conflict(f"session {self.id} has an unfinished run; wait for it, resume it or cancel it")
-        if not state.queue and not any(isinstance(entry, events.MessageReceived) for entry in state.entries):
+        has_message = state.queue or any(isinstance(entry, events.MessageReceived) for entry in state.entries)
+        if not has_message and not command:
             raise Conflict(f"session {self.id} has no message yet; there is nothing to {trigger}")
-        fact = events.validate_fact(events.RunRequested(trigger=trigger, limits=limits))
+        fact = events.validate_fact(events.RunRequested(trigger=trigger, limits=limits, command=command))
         posted = await self._log.post(self.id, [fact], key=f"request:{key}" if key else "")
         if not posted.is_new:
             raise Conflict(f"session {self.id} went on from there already")

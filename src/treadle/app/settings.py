@@ -69,6 +69,12 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"registries has {bad[0]!r}; write a name such as packages.example.org or HOST:8443")
 
 
+class TerminalSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[terminal]`. `status_command` is a command whose first line of output replaces the status line."""
+
+    status_command: str = ""
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a command. Empty text and None mean: not set.
 
@@ -108,6 +114,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     web_proxy: str = ""
     network: tuple[str, ...] = ()
     sandbox: SandboxSettings = SandboxSettings()
+    terminal: TerminalSettings = TerminalSettings()
     notify: Literal["auto", "bell", "osc9", "off"] = "auto"
     notify_after: float = 20.0
     auto_name: bool = True
@@ -233,7 +240,7 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
     environment: dict[str, Json] = {}
     for key in Settings.__struct_fields__:
         text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
-        if text and key not in ("mcp", "model_aliases", "sandbox", "always", "worktree"):
+        if text and key not in ("mcp", "model_aliases", "sandbox", "terminal", "always", "worktree"):
             words = [word.strip() for word in text.split(",") if word.strip()]
             value = words if key in _LIST_KEYS else text
             environment[key] = _convert_value(key, value, f"TREADLE_{key.upper()}", strict=False)
@@ -341,9 +348,8 @@ def _convert_value(key: str, value: Json, where: str, *, strict: bool) -> Json:
         return msgspec.convert(value, field.type, strict=strict)
     except msgspec.ValidationError as error:
         wanted = _TYPE_NAMES.get(field.type) or " or ".join(map(repr, get_args(field.type)))
-        raise BadInput(
-            f"{where}: {error}" if key in ("mcp", "sandbox") else f"{where} is {value!r}; it must be {wanted}"
-        ) from None
+        is_table = key in ("mcp", "sandbox", "terminal")
+        raise BadInput(f"{where}: {error}" if is_table else f"{where} is {value!r}; it must be {wanted}") from None
 
 
 def _filter_workspace(read: _Sources) -> tuple[dict[str, Json], tuple[str, ...]]:

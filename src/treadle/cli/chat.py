@@ -14,6 +14,7 @@ from treadle.app.session_worktree import describe_next_steps
 from treadle.cli.choose_session import choose_session
 from treadle.cli.console import Notifier, is_dumb_terminal, is_terminal, print_note
 from treadle.cli.find_session import find_latest_session
+from treadle.cli.first_start import offer_first_start
 from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession, open_session
@@ -74,6 +75,7 @@ async def main(args: argparse.Namespace) -> int:
             print_note(f"there is no session in {loaded.settings.folder} yet; this is a new one")
     prompt = args.prompt or take_back_word(args, "approve", "forbid", "image", is_no_value=is_message) or ""
     keyring = open_keyring(loaded.settings)
+    loaded = await offer_first_start(args, loaded, keyring)
     while True:
         questions = QuestionQueue()
         async with AsyncExitStack() as stack:

@@ -125,8 +125,8 @@ class ChooseThenFill(Driver):
                         reply = event
                     else:
                         yield event
-        is_plain = not found and request.output_schema is None and reply.finish != "length"
-        if is_plain and self._is_embedded and plain_reply.needs_hint(request.messages):
+        is_free = request.output_schema is None and not request.sampling.stop and reply.finish != "length"
+        if is_free and not found and self._is_embedded and plain_reply.needs_hint(request.messages):
             hint = f"\n\n{plain_reply.HINT}"
             yield TextDelta(text=hint)
             reply = msgspec.structs.replace(reply, text=reply.text + hint)

@@ -8,12 +8,11 @@ from contextlib import aclosing
 
 from treadle.errors import ModelError
 from treadle.events import CallDelta
-from treadle.messages import Call, FinishReason, Json, Reply, Request, Usage
+from treadle.messages import Call, Json, Reply, Request, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
 from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.llama_process import CompletionPiece, LlamaEngine
-from treadle.models.local.loop_detector import LoopDetector
 from treadle.models.local.plain_reply import SentenceReader
 from treadle.models.reply_reader import ReplyBuilder
 from treadle.models.request_options import OptionTable, write_options, write_to
@@ -78,11 +77,10 @@ class Driver(ABC):
     ) -> AsyncGenerator[ModelEvent, None]:
         """Continue `prompt`: the text as it comes, then the reply. Its text begins on a new line after `before`.
 
-        A loop ends the reply, and so does a second time of the same sentence where `sentences` reads them.
+        Where `sentences` reads the text, the reply ends before a sentence that was there already.
         """
         before = before or Reply()
-        builder, loops = ReplyBuilder(), LoopDetector()
-        finish: FinishReason | None = None
+        builder = ReplyBuilder()
         has_begun = False
         last = CompletionPiece()
         earlier = f"{before.text}\n" if before.text else ""
@@ -96,15 +94,13 @@ class Driver(ABC):
                         builder.add_text(words)
                         for delta in builder.take_deltas():
                             yield delta
-                    if loops.feed(last.content) or (sentences and sentences.has_repeated):
-                        finish = "other"
+                    if sentences and sentences.has_repeated:
                         break
         except ModelError as error:
             error.partial = earlier + builder.join_text()
             raise
         if sentences:
             builder.add_text(sentences.finish(is_cut_off=last.finish == "length"))
-            finish = "stop"
         for delta in builder.finish():
             yield delta
         text, reasoning = builder.join_texts()
@@ -114,7 +110,7 @@ class Driver(ABC):
         output = before.usage.output_tokens + used.output_tokens
         usage = Usage(longer.input_tokens, output, longer.cached_tokens)
         logprobs = (*before.logprobs, *builder.logprobs)
-        finish = finish or last.finish
+        finish = "stop" if sentences else last.finish
         yield Reply(earlier + text, reasoning, finish=finish, usage=usage, model=self._name, logprobs=logprobs)
 
 

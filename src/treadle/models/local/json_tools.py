@@ -44,11 +44,18 @@ class JsonTools(Driver):
         if request.tools and request.tool_choice != "none":
             calls = [(tool.name, tool.parameters) for tool in request.tools]
             grammar = gbnf.build_call_grammar(calls, None if request.tool_choice == "required" else ANSWER)
-            line = await self._engine.complete(prompt, options | {"grammar": grammar, "stop": []})
-            if line.content != ANSWER:
-                usage = line.usage
+            line, loops, last = "", LoopDetector(), CompletionPiece()
+            async with aclosing(self._engine.stream_pieces(prompt, options | {"grammar": grammar, "stop": []})) as pieces:
+                async for last in pieces:
+                    line += last.content
+                    if loops.feed(last.content):
+                        yield TextDelta(text=BROKEN_CALL)
+                        yield Reply(BROKEN_CALL, finish="other", model=self._name)
+                        return
+            if line != ANSWER:
+                usage = last.usage
                 try:
-                    call = msgspec.json.decode(line.content)
+                    call = msgspec.json.decode(line)
                 except (msgspec.DecodeError, RecursionError):
                     yield Reply(finish="length", usage=usage, model=self._name)
                     return

@@ -22,6 +22,7 @@ from treadle.models.local.choose_then_fill import ChooseThenFill
 from treadle.models.local.driver import Driver
 from treadle.models.local.json_tools import JsonTools
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine, Progress
+from treadle.models.local.loop_detector import end_at_loop
 from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.native_tools import NativeTools, probe_tool_calls
 from treadle.models.request_options import build_option_error
@@ -129,8 +130,8 @@ class LocalModel:
         engine, facts = await self._load_engine()
         if self._driver is None:
             self._driver = await self._open_driver(engine, facts)
-        async with aclosing(self._driver.stream(request)) as events:
-            async for event in events:
+        async with aclosing(self._driver.stream(request)) as events, aclosing(end_at_loop(events, self.name)) as passed:
+            async for event in passed:
                 yield event
 
     async def _load_engine(self) -> tuple[LlamaEngine, EngineFacts]:

@@ -143,7 +143,7 @@ class ChooseThenFill(Driver):
             options |= {"temperature": 0, "grammar": quote_result.build_grammar(clause, quote)}
             return quote_result.build_prompt(clause, quote), options, None
         system: list[Turn] = [("system", request.system)] if 0 < len(request.system) <= LONGEST_SYSTEM else []
-        turns = [*system, *conversation.earlier_turns, ("user", clause)]
+        turns: list[Turn] = [*system, *conversation.earlier_turns, ("user", clause)]
         if request.output_schema is not None:
             return await self._chat.render(turns), AGAINST_LOOPS | options, None
         asks_for_fact = plain_reply.asks_for_fact(clause)

@@ -174,7 +174,7 @@ class LocalModel:
         names: list[DriverName] = ["own"] if is_small else ["own", "native", "union"]
         scores = cache.read("driver-scores", dict[DriverName, int])
         if scores is None:
-            scores = {}
+            scores = dict[DriverName, int]()
             for done, name in enumerate(names):
                 if self.progress:
                     self.progress("trying how the model calls tools", done, len(names))

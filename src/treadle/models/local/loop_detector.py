@@ -45,7 +45,7 @@ class LoopDetector:
             end = len(self._held) if len(self._held) > LONGEST_HELD else 0
         words = [match.group(1).lower() for match in _UNITS.finditer(self._held, 0, end) if match.group(1)]
         self._held = self._held[end:]
-        return any([self._add_word(word) for word in words]) or self._blanks > MOST_BLANKS
+        return any(self._add_word(word) for word in words) or self._blanks > MOST_BLANKS
 
     def _add_word(self, word: str) -> bool:
         self._recent = [*self._recent[1 - COMPARED :], word]

@@ -43,7 +43,8 @@ class CallFormat(Struct, frozen=True):
     def build_grammar(self, request: Request) -> str:
         """The grammar of one call of an offered tool, or of a text that does not begin like a call."""
         calls = [(tool.name, tool.parameters) for tool in request.tools]
-        text = rf"[^{re.escape(self.opening[0])}\x00-\x20] [^\x00]*"
+        first = self.opening[0].replace("[", "\\[")
+        text = rf"[^{first}\x00-\x20] [^\x00]*"
         frame = (self.opening, self.middle, self.closing)
         return gbnf.build_call_grammar(calls, None if request.tool_choice == "required" else text, frame)
 
@@ -101,7 +102,11 @@ async def read_call_format(engine: LlamaEngine, facts: EngineFacts) -> CallForma
     """The call format in the model's template, or None when it has none that a grammar can hold."""
     if "tools" not in facts.template or "<think>" in facts.template:
         return None
-    tool = {"name": "room_light", "description": "Set the light.", "parameters": {"type": "object", "properties": {}}}
+    tool: Json = {
+        "name": "room_light",
+        "description": "Set the light.",
+        "parameters": {"type": "object", "properties": {}},
+    }
     tools: list[Json] = [{"type": "function", "function": tool}]
     asked: Json = {"role": "user", "content": "Dim the light."}
     function = {"name": "room_light", "arguments": '{"state": "dim"}'}

@@ -22,6 +22,7 @@ HINT = (
 )
 
 _SENTENCE_END = re.compile(r"(?<!\d)[.!?…]+[\"')\]”’*]*(?=\s)|[。！？]|\n")
+_HASHTAGS = re.compile(r"(?:(?:^|\s)#\w+)+\s*$")
 _FACT = re.compile(r"(?:what|which|who|where|when|why|how (?:many|much|long|far|old|big))\b", re.IGNORECASE)
 _PERSONAL = re.compile(r"\b(?:you|your|i|my|me|we|up)\b", re.IGNORECASE)
 
@@ -46,6 +47,7 @@ class SentenceReader:
         """The rest of the reply. Where it was cut off, the sentence that was begun is dropped if there is another."""
         if self.has_repeated or (is_cut_off and self._seen):
             return ""
+        self._held = _HASHTAGS.sub("", self._held)
         return self._take(len(self._held)).rstrip() + ("…" if is_cut_off else "")
 
     def _take(self, end: int) -> str:

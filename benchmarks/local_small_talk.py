@@ -18,7 +18,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle import Agent
-from treadle.cli.drive import ANSWERED, UNANSWERED
+from treadle.cli.drive import ANSWERED, STOPPED
 from treadle.events import ModelReplied
 from treadle.models.local.local_model import LocalModel
 from treadle.models.local.plain_reply import HINT, MOST_TOKENS
@@ -86,7 +86,7 @@ async def answer(agent: Agent, said: str, folder: str) -> Answer:
     tokens = sum(reply.usage.output_tokens for reply in replies)
     text = outcome.answer.removesuffix(HINT).strip() if outcome else ""
     is_answered = outcome is not None and outcome.reason == "answered"
-    return Answer(said, text, tokens, seconds, tools, ANSWERED if is_answered else UNANSWERED)
+    return Answer(said, text, tokens, seconds, tools, ANSWERED if is_answered else STOPPED)
 
 
 def report(answers: list[Answer]) -> str:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from treadle.errors import ModelError
 from treadle.events import TextDelta
-from treadle.messages import Json, Reply, Request
+from treadle.messages import Json, Reply, Request, ToolSpec
 from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
 from treadle.models.local.chat_prompt import ChatPrompt
@@ -102,12 +102,7 @@ async def read_call_format(engine: LlamaEngine, facts: EngineFacts) -> CallForma
     """The call format in the model's template, or None when it has none that a grammar can hold."""
     if "tools" not in facts.template or "<think>" in facts.template:
         return None
-    tool: Json = {
-        "name": "room_light",
-        "description": "Set the light.",
-        "parameters": {"type": "object", "properties": {}},
-    }
-    tools: list[Json] = [{"type": "function", "function": tool}]
+    tools: list[Json] = [describe_function(ToolSpec("room_light", "Set the light.", {"type": "object"}))]
     asked: Json = {"role": "user", "content": "Dim the light."}
     function = {"name": "room_light", "arguments": '{"state": "dim"}'}
     call: Json = {"id": "call00001", "type": "function", "function": function}

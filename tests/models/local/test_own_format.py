@@ -8,7 +8,7 @@ import pytest
 
 from tests.models.local.gbnf import generate_sentence
 from tests.models.local.test_local_drivers import ASKED, READ, Scripted, drive, pieces
-from treadle.messages import Json, Reply, Request
+from treadle.messages import Request
 from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.driver_probe import REQUESTS, count_right_calls
 from treadle.models.local.json_tools import ANSWER, JsonTools
@@ -18,7 +18,7 @@ from treadle.models.local.own_format import CallFormat, OwnFormat, read_call_for
 FAMILIES = {
     "qwen2.5": (
         "<|im_start|>user\nDim the light.<|im_end|>\n<|im_start|>assistant\n",
-        '<tool_call>\n{"name": "room_light", "arguments": {"state": "dim"}}\n</tool_call><|im_end|>\n<|im_start|>user\n',
+        '<tool_call>\n{"name": "room_light", "arguments": {"state": "dim"}}\n</tool_call><|im_end|>\n<|im_start|>',
     ),
     "llama3.2": (
         "<|start_header_id|>user<|end_header_id|>\n\nDim the light.<|eot_id|>"
@@ -112,8 +112,8 @@ async def test_a_call_that_is_cut_off_or_repeats_itself_is_not_made() -> None:
 
 
 async def test_a_driver_is_scored_by_the_calls_that_it_gets() -> None:
-    said: list[Json] = ['{"tool": "%s", "arguments": {"room": "the kitchen"}}' % REQUESTS[0][1]]
+    said = ['{"tool": "room_temperature", "arguments": {"room": "the kitchen"}}']
     said += ['{"tool": "send_message", "arguments": {"person": "Anna", "message": "hi"}}']
     said += ['{"tool": "current_time", "arguments": {}}', ANSWER]
     engine = Scripted(*map(pieces, said), pieces("Hello!"))
-    assert await count_right_calls(JsonTools(engine, "local:x", ChatPrompt(engine, facts()))) == 3, Reply()
+    assert await count_right_calls(JsonTools(engine, "local:x", ChatPrompt(engine, facts()))) == len(REQUESTS) - 1

@@ -22,6 +22,8 @@ BROKEN_REASONING = "(The model repeated itself while it thought. It gave no answ
 _UNITS = re.compile(r"(?<=\n)\s*\d+[.)]|([^\W_]{1,16}|([^\w\s])\2{0,15}|_{1,16})")
 """Words, and runs of the same mark. A number that begins a line is skipped: numbered lines can be a loop too."""
 
+_WORD_END = re.compile(r"\w(?=[^\w\s])")
+
 
 class LoopDetector:
     """Finds a cycle of words at the end of a text. It remembers where each run of eight words was last seen."""
@@ -39,10 +41,11 @@ class LoopDetector:
         """Take in the next text. True means that it has become a loop."""
         self._held += text
         self._blanks = self._blanks + len(text) if not text or text.isspace() else 0
-        # The last word may go on in the next piece. Some scripts write no blanks.
-        end = max(self._held.rfind(" "), self._held.rfind("\n"))
-        if end <= 0:
-            end = len(self._held) if len(self._held) > LONGEST_HELD else 0
+        # The last word may go on in the next piece.
+        end = max(self._held.rfind(" "), self._held.rfind("\n"), 0)
+        if not end and len(self._held) > LONGEST_HELD:  # Some scripts write no blanks.
+            ends = [match.end() for match in _WORD_END.finditer(self._held)]
+            end = ends[-1] if ends else LONGEST_HELD
         words = [match.group(1).lower() for match in _UNITS.finditer(self._held, 0, end) if match.group(1)]
         self._held = self._held[end:]
         return any(self._add_word(word) for word in words) or self._blanks > MOST_BLANKS

@@ -23,7 +23,7 @@ from treadle.models.local.gbnf import encode_json
 from treadle.models.local.llama_process import LlamaEngine, Progress
 from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.plain_reply import SentenceReader
-from treadle.models.local.request_text import split_clauses
+from treadle.models.local.request_text import FILLERS, extract_words, split_clauses
 from treadle.models.local.tool_choice import CLEAR_LEAD, ToolChooser, list_example_requests, shares_telling_word
 from treadle.models.local.weights import SMALL
 
@@ -169,9 +169,12 @@ class ChooseThenFill(Driver):
             self._choosers[key] = ToolChooser(self._engine, self._chat, tools, self._cache)
         chooser = self._choosers[key]
         offered = {tool.name: tool for tool in tools}
+        is_empty = all(word in FILLERS for word in extract_words(sources.clause))
         for name, lead in (await chooser.rank_tools(sources.clause, self._progress)).items():
             tool = offered[name]
-            is_likely = lead > 0 and (lead >= CLEAR_LEAD or shares_telling_word(tool, sources.clause))
+            is_likely = lead > 0 and (
+                (lead >= CLEAR_LEAD and not is_empty) or shares_telling_word(tool, sources.clause)
+            )
             is_meant = is_required or is_likely or argument_values.needs_only_named_file(tool, sources)
             if is_meant and argument_values.can_fill(tool, sources):
                 return tool

@@ -169,12 +169,11 @@ class ChooseThenFill(Driver):
             self._choosers[key] = ToolChooser(self._engine, self._chat, tools, self._cache)
         chooser = self._choosers[key]
         offered = {tool.name: tool for tool in tools}
-        is_empty = all(word in FILLERS for word in extract_words(sources.clause))
+        says_little = all(word in FILLERS for word in extract_words(sources.clause))
         for name, lead in (await chooser.rank_tools(sources.clause, self._progress)).items():
             tool = offered[name]
-            is_likely = lead > 0 and (
-                (lead >= CLEAR_LEAD and not is_empty) or shares_telling_word(tool, sources.clause)
-            )
+            is_clear = lead >= CLEAR_LEAD and not says_little
+            is_likely = is_clear or (lead > 0 and shares_telling_word(tool, sources.clause))
             is_meant = is_required or is_likely or argument_values.needs_only_named_file(tool, sources)
             if is_meant and argument_values.can_fill(tool, sources):
                 return tool

@@ -234,7 +234,7 @@ def test_a_workspace_may_narrow_and_the_command_line_may_widen_it_again(home: Pa
         ("retry_seconds = -1", "retry_seconds is -1.0; it must not be negative. 0 means no retry"),
         ("max_calls = -1", "must not be negative"),
         ("access = 'full'", "--full-access"),
-        ("access = 'root'", "access is 'root'; it must be 'read-only' or 'sandbox' or 'full'"),
+        ("access = 'root'", "access is 'root'; it must be 'plan' or 'read-only' or 'sandbox' or 'full'"),
         ("forbid = 'shell'", "forbid is 'shell'; it must be a list of texts"),
         ("mcp.git = 5", "mcp: Expected `object`, got `int`"),
         ("api_key = 'sk-123'", "secrets are not allowed here"),

@@ -67,7 +67,7 @@ async def test_the_help_of_an_action_shows_its_own_examples(place: Place, name: 
     [
         (["sesions"], 2, "did you mean sessions?"),
         (["sessions", "list", "--allow-root"], 2, "arguments: --allow-root; `treadle sessions --help` shows the usage"),
-        (["tidy"], 2, 'treadle run tidy. `treadle --help` lists the commands'),
+        (["tidy"], 2, "treadle run tidy. `treadle --help` lists the commands"),
         (["chat"], 2, "needs a terminal"),
         (["models", "default", "gpt-9"], 2, "gpt-9"),
         (["--version"], 0, "treadle "),

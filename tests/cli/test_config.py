@@ -91,7 +91,7 @@ writable = ["~/out"]
         (["max_cost", "much"], "max_cost is 'much'; it must be a number"),
         (["max_cost", "-1"], "max_cost is -1.0; it must be more than 0"),
         (["access", "full"], "only allowed on the command line"),
-        (["access", "all"], "it must be 'read-only' or 'sandbox' or 'full'"),
+        (["access", "all"], "access is 'all'; it must be 'plan' or"),
         (["api_key", "sk-secret"], "secrets are not allowed here"),
         (["sandbox.folder", "x"], "unknown field `folder`"),
         (["model.name", "x"], "model is not a table"),

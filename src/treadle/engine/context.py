@@ -48,6 +48,9 @@ _AGAIN: dict[str, str] = {
     "continue": "Go on where you left off.",
     "recover": "The last run broke off. Go on where it stopped.",
 }
+_BROKEN_OFF = "(This reply was broken off.)"
+_ALL_NOTES = (*_NOTES.values(), *_WRAP_UP.values(), *_AGAIN.values(), _BROKEN_OFF)
+EARLIER_INTRO = "What happened before, in short (the full transcript is kept):"
 
 
 LOWER_TRUST = (
@@ -160,17 +163,23 @@ class Projection:
         if summaries:
             self._done = count_entries_through(state, summaries[-1].through)
             if self._done:
-                intro = "What happened before, in short (the full transcript is kept):"
-                self._messages.append(_build_note(f"{intro}\n\n{summaries[-1].summary}".strip()))
+                self._messages.append(_build_note(f"{EARLIER_INTRO}\n\n{summaries[-1].summary}".strip()))
 
 
 def find_own_text(message: UserMessage | ResultMessage) -> str:
-    """Return the text of a message without its attachments, for a model that cannot tell them apart."""
+    """Return the text of a message without attachments and notes, for a model that cannot tell them apart."""
     if isinstance(message, ResultMessage):
-        return message.text.partition(f"\n\n[{LOWER_TRUST}]\n<file ")[0]
+        text = message.text.partition(f"\n\n[{LOWER_TRUST}]\n<file ")[0]
+        own, mark, note = text.rpartition("\n\n[")
+        return own if mark and note.startswith(_ALL_NOTES) else text
     parts = wrap_system(message)
     own = (part for part in parts if not (isinstance(part, TextPart) and part.text.startswith("<skill ")))
     return render_parts(tuple(own))
+
+
+def is_note(message: Message) -> bool:
+    """Say whether a message is a note of the runtime to the model."""
+    return isinstance(message, UserMessage) and render_parts(message.parts).startswith(_ALL_NOTES)
 
 
 def write_calls_as_text(messages: Sequence[Message]) -> list[Message]:
@@ -228,7 +237,7 @@ def _render_entry(entry: Entry, pruned: int) -> list[Message]:
                 return []
             return [_build_note(_describe_wrap_up(entry))]
         case ModelFailed(partial=partial):
-            return [ModelMessage(text=partial), _build_note("(This reply was broken off.)")]
+            return [ModelMessage(text=partial), _build_note(_BROKEN_OFF)]
         case RunStarted(trigger=trigger):
             return [_build_note(_AGAIN[trigger])] if trigger in _AGAIN else []
 

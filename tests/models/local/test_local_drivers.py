@@ -15,8 +15,8 @@ from treadle.models.base import ModelEvent
 from treadle.models.local.chat_prompt import ChatPrompt, split_conversation
 from treadle.models.local.driver import Driver
 from treadle.models.local.json_tools import ANSWER, JsonTools, build_json_turns
-from treadle.models.local.llama_process import CompletionPiece, EngineFacts, LlamaEngine, Prompt
-from treadle.models.local.native_tools import NativeTools, probe_tool_calls
+from treadle.models.local.llama_process import EngineFacts, LlamaEngine
+from treadle.models.local.native_tools import NativeTools
 
 READ = ToolSpec(
     "read",
@@ -35,10 +35,6 @@ class Scripted(LlamaEngine):
         super().__init__(Path("none.gguf"))
         self.said = list(said)
         self.asked: list[Json] = []
-
-    async def complete(self, prompt: Prompt, options: dict[str, Json]) -> CompletionPiece:
-        self.asked.append({"prompt": prompt, **options})
-        return CompletionPiece(self.said.pop(0), True, "eos", 30, 7)
 
     async def stream_blocks(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
         self.asked.append(body)
@@ -72,10 +68,10 @@ def pieces(*words: str) -> str:
 
 
 async def test_the_json_driver_makes_one_well_formed_call() -> None:
-    engine = Scripted('{"tool": "read", "arguments": {"path": "b.txt"}}')
+    engine = Scripted(pieces('{"tool": "read", "arguments": {"path": "b.txt"}}'))
     events, reply = await drive_json(engine, Request("Be brief.", ASKED, (READ,), max_tokens=99))
     assert [(call.tool, json.loads(call.arguments)) for call in reply.calls] == [("read", {"path": "b.txt"})]
-    assert (reply.finish, reply.usage, reply.model) == ("calls", Usage(30, 7), "local:x")
+    assert (reply.finish, reply.usage, reply.model) == ("calls", Usage(50, 9), "local:x")
     assert events == [CallDelta(index=0, tool="read", arguments='{"path": "b.txt"}')]
     assert "Be brief." in engine.asked[0]["prompt"]
     assert "- read(path: string): Read a file." in engine.asked[0]["prompt"]
@@ -83,7 +79,7 @@ async def test_the_json_driver_makes_one_well_formed_call() -> None:
 
 
 async def test_an_answer_follows_as_free_text() -> None:
-    engine = Scripted(ANSWER, pieces("\n It is", " done."))
+    engine = Scripted(pieces(ANSWER), pieces("\n It is", " done."))
     events, reply = await drive_json(engine, Request("", ASKED, (READ,), sampling=Sampling(stop=("END",))))
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["It is", " done."]
     assert (reply.text, reply.finish, reply.usage) == ("It is done.", "stop", Usage(50, 9))
@@ -93,12 +89,12 @@ async def test_an_answer_follows_as_free_text() -> None:
 
 
 async def test_a_cut_off_call_is_not_made() -> None:
-    _, reply = await drive_json(Scripted('{"tool": "read", "argu'), Request("", ASKED, (READ,), max_tokens=5))
+    _, reply = await drive_json(Scripted(pieces('{"tool": "read", "argu')), Request("", ASKED, (READ,), max_tokens=5))
     assert (reply.calls, reply.finish) == ((), "length")
 
 
 async def test_tool_choice_required_and_none_are_kept() -> None:
-    engine = Scripted('{"tool": "read", "arguments": {"path": "b.txt"}}', pieces("No."))
+    engine = Scripted(pieces('{"tool": "read", "arguments": {"path": "b.txt"}}'), pieces("No."))
     _, reply = await drive_json(engine, Request("", ASKED, (READ,), tool_choice="required"))
     assert reply.calls
     assert "answer" not in engine.asked[0]["grammar"]
@@ -107,7 +103,7 @@ async def test_tool_choice_required_and_none_are_kept() -> None:
 
 
 async def test_the_prompts_of_the_json_driver_only_grow() -> None:
-    engine = Scripted(ANSWER, pieces("ok"), ANSWER, pieces("ok"))
+    engine = Scripted(pieces(ANSWER), pieces("ok"), pieces(ANSWER), pieces("ok"))
     call = Call("c1", "read", '{"path": "b.txt"}')
     grown = (*ASKED, ModelMessage("", (call,)), ResultMessage("c1", "read", "text"))
     for messages in (ASKED, grown):
@@ -171,24 +167,11 @@ async def test_an_error_in_the_stream_is_the_engines_refusal(drive_with: Any) ->
 
 async def test_tools_with_an_output_schema_use_the_json_driver() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    engine = Scripted(ANSWER, pieces('{"n": 1}'))
+    engine = Scripted(pieces(ANSWER), pieces('{"n": 1}'))
     request = Request("", ASKED, (READ,), output_schema=schema)
     _, reply = await drive_native(engine, request)
     assert reply.text == '{"n": 1}'
     assert "n" in engine.asked[1]["grammar"]
-
-
-@pytest.mark.parametrize(
-    ("message", "calls"),
-    [
-        ({"tool_calls": [{"function": {"name": "room_temperature", "arguments": '{"room": "kitchen"}'}}]}, True),
-        ({"tool_calls": [{"function": {"name": "room_temperature", "arguments": "{broken"}}]}, False),
-        ({"content": '{"name": "room_temperature"}'}, False),
-    ],
-)
-async def test_a_model_counts_as_native_when_it_really_calls(message: Json, calls: bool) -> None:
-    engine = Scripted(json.dumps({"choices": [{"message": message}]}))
-    assert await probe_tool_calls(engine) is calls
 
 
 def test_a_conversation_is_split_into_turns_request_and_calls() -> None:

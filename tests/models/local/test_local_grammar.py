@@ -117,7 +117,9 @@ def test_the_values_of_an_argument_can_be_narrowed_to_those_that_were_found() ->
 
 @given(st.lists(st.tuples(NAMES, objects()), min_size=1, max_size=3, unique_by=lambda each: each[0]), st.integers())
 def test_a_call_grammar_admits_a_well_formed_call_or_the_answer(calls: list[tuple[str, Schema]], seed: int) -> None:
-    text = generate_sentence(gbnf.build_call_grammar(calls, '{"tool": "answer"}'), random.Random(seed))
+    text = generate_sentence(
+        gbnf.build_call_grammar(calls, gbnf.quote_literal('{"tool": "answer"}')), random.Random(seed)
+    )
     if text != '{"tool": "answer"}':
         call = json.loads(text)
         check(dict(calls)[call["tool"]], json.dumps(call["arguments"]))

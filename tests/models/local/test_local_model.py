@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,12 +18,14 @@ from jsonschema import Draft202012Validator
 
 from tests.kit.fakes.clients import collect_reply, user
 from tests.kit.sessions import PATIENCE
+from treadle import Agent
 from treadle.errors import ModelError, TreadleError
 from treadle.events import TextDelta
-from treadle.messages import Json, Message, ModelMessage, Reply, Request, ResultMessage, Sampling, ToolSpec
+from treadle.messages import Call, Json, Message, ModelMessage, Reply, Request, ResultMessage, Sampling, ToolSpec
 from treadle.models.base import Model
 from treadle.models.local import weights
 from treadle.models.local.local_model import DriverName, LocalModel
+from treadle.models.local.plain_reply import HINT
 
 CALCULATE = ToolSpec(
     "calculate",
@@ -111,6 +114,34 @@ async def test_a_plain_question_is_answered_with_exact_counts(model: LocalModel)
     assert (reply.finish, reply.model, reply.usage.estimated) == ("stop", model.name, False)
     assert reply.usage.input_tokens == 16
     assert 0 < reply.usage.output_tokens < 40
+
+
+async def test_small_talk_is_short_ends_at_a_sentence_and_repeats_nothing(model: LocalModel) -> None:
+    for said in ("hi", "thanks", "tell me a joke", "asdfghjkl", "wie geht es dir?"):
+        reply = await ask(model, user(said), tools=TOOLS, tokens=1000)
+        own, mark, _ = reply.text.partition(f"\n\n{HINT}")
+        assert mark and (reply.calls, reply.finish) == ((), "stop")
+        assert reply.usage.output_tokens <= 80
+        sentences = [each.lower() for each in re.split(r"(?<=[.!?])\s+", own)]
+        assert own.endswith((".", "!", "?", '"')) and len(sentences) == len(set(sentences)), own
+
+
+async def test_a_session_is_told_once_what_the_model_is_good_for(model: LocalModel, tmp_path: Path) -> None:
+    answers: list[str] = []
+    for said in ("hello", "thank you"):  # The second one in a session that was opened again.
+        async with Agent(model).session(tmp_path / "talk.db") as session, session.run(said) as run:
+            outcome = await run.wait()
+        assert outcome is not None and outcome.reason == "answered"
+        answers.append(outcome.answer)
+    assert [HINT in answer for answer in answers] == [True, False]
+
+
+async def test_an_answer_has_no_line_numbers_and_no_notes_of_the_runtime(model: LocalModel) -> None:
+    call = Call("c1", "current_time", "{}")
+    result = ResultMessage("c1", "current_time", "     1\tTuesday\n     2\t14:35\n[The file ends here.]")
+    answer = await ask(model, user("What time is it?"), ModelMessage("", (call,)), result, tools=TOOLS, tokens=80)
+    assert "Tuesday\n14:35" in answer.text
+    assert "\t" not in answer.text and "[" not in answer.text
 
 
 async def test_a_tool_is_chosen_filled_in_and_its_result_reported(model: LocalModel) -> None:

@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from treadle.messages import Json, ToolSpec
+from treadle.engine import context
+from treadle.messages import Json, ResultMessage, TextPart, ToolSpec, UserMessage
 from treadle.models.local import argument_values, quote_result, request_text
 from treadle.models.local.argument_values import ValueSources
+from treadle.models.local.chat_prompt import split_conversation
 
 STARTERS = {"read", "list", "write", "count"}
 WORDS = ["take", "007", "2.5", "-3", "a.txt", "~/b", "and", "then", "it", "as", "'x y'", '"', "seven", "50%", "é"]
@@ -147,3 +149,23 @@ def test_a_long_result_is_shortened_to_the_nearest_lines() -> None:
     assert "The rent is 750 euros." in quote
     assert len(quote) <= quote_result.LONGEST_QUOTE + 10
     assert quote.endswith("…")
+
+
+def clean(text: str, *, ok: bool = True) -> str:
+    return quote_result.clean_result(ResultMessage("c", "read_file", text, ok=ok))
+
+
+def test_a_result_is_quoted_without_what_is_meant_for_the_model() -> None:
+    assert clean("     1\tbuy milk\n     2\tcall Anna\n") == "buy milk\ncall Anna"
+    assert clean("1\tbuy milk\n[3 more lines. Read on with offset=2.]") == "buy milk"
+    assert clean("name\tage\nAnna\t7") == "name\tage\nAnna\t7"
+    failure = "There is no file a.txt. Use list_files to see the files."
+    assert clean(failure, ok=False) == "There is no file a.txt."
+    assert clean("Call list_files first.", ok=False) == "Call list_files first."
+
+
+def test_notes_of_the_runtime_are_no_part_of_a_result_or_a_request() -> None:
+    note = context._WRAP_UP["token_limit"]
+    assert clean(f"84\n\n[{note}]") == "84"
+    told = UserMessage((TextPart(note),))
+    assert split_conversation([UserMessage((TextPart("hi"),)), told]).request == "hi"

@@ -7,11 +7,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from treadle.engine.context import find_own_text
+from treadle.engine.context import find_own_text, is_note
 from treadle.messages import Call, Message, ModelMessage, ResultMessage, UserMessage
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine
+from treadle.models.local.plain_reply import HINT
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 Turn = tuple[Role, str]
 
 
@@ -22,17 +23,21 @@ class ChatPrompt:
         self._engine = engine
         self._chatml = "<|im_start|>" in facts.template or not facts.template
 
-    async def render(self, turns: Sequence[Turn]) -> str:
-        """The prompt, up to where the model's next words begin."""
+    async def render(self, turns: Sequence[Turn], *, by_template: bool = False) -> str:
+        """The prompt, up to where the model's next words begin. It has no results of tools.
+
+        Templates may add a system message of their own. They are used where that is wanted, and for unknown formats.
+        """
         # Templates want roles to alternate. Text must not look like a control token.
         merged: list[Turn] = []
         for role, text in turns:
+            if role == "tool":
+                continue
             text = text.replace("<|", "< |")
             if merged and merged[-1][0] == role:
                 text = f"{merged.pop()[1]}\n\n{text}"
             merged.append((role, text))
-        if self._chatml:
-            # Not by the template: templates of this family add a system message of their own.
+        if self._chatml and not by_template:
             prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in merged)
             return f"{prompt}<|im_start|>assistant\n"
         messages = [{"role": role, "content": text} for role, text in merged]
@@ -49,6 +54,7 @@ class Conversation(Struct, frozen=True):
 
 def split_conversation(messages: Sequence[Message]) -> Conversation:
     """Find the last request in `messages`, and the calls since then with their results."""
+    messages = [each for each in messages if not is_note(each)] or messages
     last = max((i for i, each in enumerate(messages) if isinstance(each, UserMessage)), default=0)
     first = last
     while first and isinstance(messages[first - 1], UserMessage):
@@ -68,16 +74,16 @@ def split_conversation(messages: Sequence[Message]) -> Conversation:
 
 
 def build_turns(messages: Sequence[Message]) -> list[Turn]:
-    """The messages as turns. A call and its result become one line."""
+    """The messages as turns. The hint of an earlier reply is left out."""
     turns: list[Turn] = []
     for message in messages:
         match message:
             case UserMessage():
                 turns.append(("user", find_own_text(message)))
             case ModelMessage(text=text) if text:
-                turns.append(("assistant", text))
-            case ResultMessage(tool=tool):
-                turns.append(("assistant", f"{tool}: {find_own_text(message).strip()}"))
+                turns.append(("assistant", text.removesuffix(HINT).rstrip()))
+            case ResultMessage():
+                turns.append(("tool", find_own_text(message).strip()))
             case _:
                 pass
     return turns

@@ -12,19 +12,20 @@ from contextlib import aclosing
 import msgspec
 from msgspec import Struct
 
-from treadle.engine.context import find_own_text
 from treadle.events import TextDelta
 from treadle.messages import Json, Reply, Request, ToolSpec, Usage
 from treadle.models.base import ModelEvent
-from treadle.models.local import argument_values, gbnf, quote_result
+from treadle.models.local import argument_values, gbnf, plain_reply, quote_result
 from treadle.models.local.argument_values import ValueSources
 from treadle.models.local.chat_prompt import ChatPrompt, Conversation, Turn, split_conversation
 from treadle.models.local.driver import Driver, build_options
 from treadle.models.local.gbnf import encode_json
 from treadle.models.local.llama_process import LlamaEngine, Progress
 from treadle.models.local.model_cache import ModelCache
-from treadle.models.local.request_text import split_clauses
-from treadle.models.local.tool_choice import ToolChooser, list_example_requests
+from treadle.models.local.plain_reply import SentenceReader
+from treadle.models.local.request_text import FILLERS, extract_words, split_clauses
+from treadle.models.local.tool_choice import CLEAR_LEAD, ToolChooser, list_example_requests, shares_telling_word
+from treadle.models.local.weights import SMALL
 
 ANSWER_TOKENS = 400
 MOST_TOOL_SETS = 8
@@ -60,6 +61,7 @@ class ChooseThenFill(Driver):
         super().__init__(engine, name, chat)
         self._cache = cache
         self._progress = progress
+        self._is_embedded = engine.path.name == SMALL
         self._choosers: dict[str, ToolChooser] = {}
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
@@ -86,7 +88,7 @@ class ChooseThenFill(Driver):
         """Match the results so far with the clauses, and choose a tool for the first clause without one."""
         plan = RequestPlan(steps=[], sources=ValueSources(""))
         request = conversation.request
-        results = [find_own_text(result).strip() or "(nothing)" for _, result in conversation.finished_calls]
+        results = [quote_result.clean_result(result) or "(nothing)" for _, result in conversation.finished_calls]
         if tools:
             starters = {each.split(" ", 1)[0].lower() for tool in tools for each in list_example_requests(tool)}
             earlier = (request, *(text for _, text in reversed(conversation.earlier_turns)))
@@ -107,30 +109,54 @@ class ChooseThenFill(Driver):
         found = [result for _, result in steps if result]
         if not found or request.output_schema is not None:
             steps = [("\n\n".join([conversation.request, *found]), "")]
-        options = AGAINST_LOOPS | build_options(request, temperature=0, tokens=ANSWER_TOKENS)
-        system: list[Turn] = [("system", request.system)] if 0 < len(request.system) <= LONGEST_SYSTEM else []
+        limit = ANSWER_TOKENS if request.max_tokens is None else request.max_tokens
         reply = Reply(model=self._name)
         for clause, result in steps:
-            left = options["n_predict"] - reply.usage.output_tokens
+            left = limit - reply.usage.output_tokens
             if left <= 0:
                 reply = msgspec.structs.replace(reply, finish="length")
                 break
-            limits: dict[str, Json] = {"n_predict": left}
-            if result:
-                quote = quote_result.shorten_result(result, clause)
-                prompt = quote_result.build_prompt(clause, quote)
-                limits |= {"temperature": 0, "grammar": quote_result.build_grammar(clause, quote)}
-            else:
-                prompt = await self._chat.render([*system, *conversation.earlier_turns, ("user", clause)])
             if reply.text:
                 yield TextDelta(text="\n")
-            async with aclosing(self._stream_text(prompt, options | limits, reply)) as events:
+            prompt, options, sentences = await self._prepare_answer(request, conversation, (clause, result), left)
+            async with aclosing(self._stream_text(prompt, options, reply, sentences)) as events:
                 async for event in events:
                     if isinstance(event, Reply):
                         reply = event
                     else:
                         yield event
+        is_free = request.output_schema is None and not request.sampling.stop and reply.finish != "length"
+        if is_free and not found and self._is_embedded and plain_reply.needs_hint(request.messages):
+            hint = f"\n\n{plain_reply.HINT}"
+            yield TextDelta(text=hint)
+            reply = msgspec.structs.replace(reply, text=reply.text + hint)
         yield reply
+
+    async def _prepare_answer(
+        self, request: Request, conversation: Conversation, step: ClauseResult, limit: int
+    ) -> tuple[str, dict[str, Json], SentenceReader | None]:
+        """The prompt for one clause, the engine's options, and what reads the sentences of a plain reply."""
+        clause, result = step
+        options = build_options(request, temperature=0, tokens=limit) | {"n_predict": limit}
+        if result:
+            quote = quote_result.shorten_result(result, clause)
+            options |= {"temperature": 0, "grammar": quote_result.build_grammar(clause, quote)}
+            return quote_result.build_prompt(clause, quote), options, None
+        system: list[Turn] = [("system", request.system)] if 0 < len(request.system) <= LONGEST_SYSTEM else []
+        turns: list[Turn] = [*system, *conversation.earlier_turns, ("user", clause)]
+        if request.output_schema is not None:
+            return await self._chat.render(turns), AGAINST_LOOPS | options, None
+        asks_for_fact = plain_reply.asks_for_fact(clause)
+        suited = dict(plain_reply.FACTS if asks_for_fact else plain_reply.SMALL_TALK)
+        if self._is_embedded:
+            suited["grammar"] = plain_reply.LATIN
+        if request.sampling.temperature is None:
+            del options["temperature"]
+        prompt = await self._chat.render(turns, by_template=not asks_for_fact)
+        # A limit of the caller's, and log-probabilities of each token, ask for the model's text as it is.
+        if limit <= plain_reply.MOST_TOKENS or "n_probs" in options:
+            return prompt, suited | options, None
+        return prompt, suited | options | {"n_predict": plain_reply.MOST_TOKENS}, SentenceReader()
 
     async def _choose_tool(
         self, tools: Sequence[ToolSpec], sources: ValueSources, is_required: bool = False
@@ -143,13 +169,12 @@ class ChooseThenFill(Driver):
             self._choosers[key] = ToolChooser(self._engine, self._chat, tools, self._cache)
         chooser = self._choosers[key]
         offered = {tool.name: tool for tool in tools}
-        is_answer_likelier = False
-        for label in await chooser.rank_tools(sources.clause, self._progress):
-            if label == chooser.answer_label:
-                is_answer_likelier = not is_required
-                continue
-            tool = offered[label]
-            is_meant = not is_answer_likelier or argument_values.needs_only_named_file(tool, sources)
+        says_little = all(word in FILLERS for word in extract_words(sources.clause))
+        for name, lead in (await chooser.rank_tools(sources.clause, self._progress)).items():
+            tool = offered[name]
+            is_clear = lead >= CLEAR_LEAD and not says_little
+            is_likely = is_clear or (lead > 0 and shares_telling_word(tool, sources.clause))
+            is_meant = is_required or is_likely or argument_values.needs_only_named_file(tool, sources)
             if is_meant and argument_values.can_fill(tool, sources):
                 return tool
         return None

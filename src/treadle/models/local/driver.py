@@ -13,6 +13,7 @@ from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
 from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.llama_process import CompletionPiece, LlamaEngine
+from treadle.models.local.plain_reply import SentenceReader
 from treadle.models.reply_reader import ReplyBuilder
 from treadle.models.request_options import OptionTable, write_options, write_to
 from treadle.models.wire_format import new_call_id
@@ -68,9 +69,16 @@ class Driver(ABC):
         return CallDelta(index=0, tool=tool, arguments=arguments), reply
 
     async def _stream_text(
-        self, prompt: str, options: dict[str, Json], before: Reply | None = None
+        self,
+        prompt: str,
+        options: dict[str, Json],
+        before: Reply | None = None,
+        sentences: SentenceReader | None = None,
     ) -> AsyncGenerator[ModelEvent, None]:
-        """Continue `prompt`: the text as it comes, then the reply. Its text begins on a new line after `before`."""
+        """Continue `prompt`: the text as it comes, then the reply. Its text begins on a new line after `before`.
+
+        Where `sentences` reads the text, the reply ends before a sentence that was there already.
+        """
         before = before or Reply()
         builder = ReplyBuilder()
         has_begun = False
@@ -80,14 +88,19 @@ class Driver(ABC):
             async with aclosing(self._engine.stream_pieces(prompt, options)) as pieces:
                 async for last in pieces:
                     builder.logprobs += [position.describe() for position in last.completion_probabilities]
-                    if words := last.content if has_begun else last.content.lstrip():
-                        has_begun = True
+                    words = last.content if has_begun else last.content.lstrip()
+                    has_begun = has_begun or bool(words)
+                    if words := sentences.feed(words) if sentences else words:
                         builder.add_text(words)
                         for delta in builder.take_deltas():
                             yield delta
+                    if sentences and sentences.has_repeated:
+                        break
         except ModelError as error:
             error.partial = earlier + builder.join_text()
             raise
+        if sentences:
+            builder.add_text(sentences.finish(is_cut_off=last.finish == "length"))
         for delta in builder.finish():
             yield delta
         text, reasoning = builder.join_texts()
@@ -97,7 +110,8 @@ class Driver(ABC):
         output = before.usage.output_tokens + used.output_tokens
         usage = Usage(longer.input_tokens, output, longer.cached_tokens)
         logprobs = (*before.logprobs, *builder.logprobs)
-        yield Reply(earlier + text, reasoning, finish=last.finish, usage=usage, model=self._name, logprobs=logprobs)
+        finish = "stop" if sentences else last.finish
+        yield Reply(earlier + text, reasoning, finish=finish, usage=usage, model=self._name, logprobs=logprobs)
 
 
 def build_options(request: Request, *, temperature: float, tokens: int) -> dict[str, Json]:

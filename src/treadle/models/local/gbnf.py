@@ -43,17 +43,27 @@ def build_schema_grammar(schema: Schema, fields: Mapping[str, str] | None = None
     return _render(root, rules.collect(root))
 
 
-def build_call_grammar(calls: Sequence[tuple[str, Schema]], otherwise: str | None) -> str:
-    """The grammar of `{"tool": name, "arguments": …}` for each of `calls`, or the text `otherwise` if given."""
+def build_call_grammar(
+    calls: Sequence[tuple[str, Schema]],
+    otherwise: str | None,
+    frame: tuple[str, str, str] = ('{"tool": "', '", "arguments": ', "}"),
+) -> str:
+    """The grammar of a call of each of `calls`, or of the rule `otherwise` if given.
+
+    `frame` has the texts before the name, between name and arguments, and after them.
+    """
     texts: dict[str, str] = {}
     names: list[str] = []
+    opening, middle, closing = frame
     for index, (tool, schema) in enumerate(calls):
         rules = _Rules(schema, f"t{index}-")
         arguments = rules.build(schema)
-        opening = quote_literal(f'{{"tool": {encode_json(tool)}, "arguments": ')
-        names.append(rules.add("call", f'{opening} {arguments} "}}"'))
+        name = encode_json(tool)[1:-1]
+        names.append(
+            rules.add("call", f"{quote_literal(opening + name + middle)} {arguments} {quote_literal(closing)}")
+        )
         texts |= rules.collect()
-    return _render(" | ".join(names if otherwise is None else [*names, quote_literal(otherwise)]), texts)
+    return _render(" | ".join(names if otherwise is None else [*names, otherwise]), texts)
 
 
 def quote_literal(text: str) -> str:

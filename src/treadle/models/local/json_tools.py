@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from treadle.events import TextDelta
 from treadle.messages import (
     Json,
     Message,
@@ -28,6 +29,8 @@ from treadle.models.local import gbnf
 from treadle.models.local.chat_prompt import Turn
 from treadle.models.local.driver import TEMPERATURE, Driver, build_options
 from treadle.models.local.gbnf import encode_json
+from treadle.models.local.llama_process import CompletionPiece
+from treadle.models.local.loop_detector import BROKEN_CALL, LoopDetector
 
 ANSWER = '{"tool": "answer"}'
 MOST_EXAMPLES = 12
@@ -43,12 +46,23 @@ class JsonTools(Driver):
         options = build_options(request, temperature=TEMPERATURE, tokens=-1)
         if request.tools and request.tool_choice != "none":
             calls = [(tool.name, tool.parameters) for tool in request.tools]
-            grammar = gbnf.build_call_grammar(calls, None if request.tool_choice == "required" else ANSWER)
-            line = await self._engine.complete(prompt, options | {"grammar": grammar, "stop": []})
-            if line.content != ANSWER:
-                usage = line.usage
+            grammar = gbnf.build_call_grammar(
+                calls, None if request.tool_choice == "required" else gbnf.quote_literal(ANSWER)
+            )
+            line, loops, last = "", LoopDetector(), CompletionPiece()
+            async with aclosing(
+                self._engine.stream_pieces(prompt, options | {"grammar": grammar, "stop": []})
+            ) as pieces:
+                async for last in pieces:
+                    line += last.content
+                    if loops.feed(last.content):
+                        yield TextDelta(text=BROKEN_CALL)
+                        yield Reply(BROKEN_CALL, finish="other", model=self._name)
+                        return
+            if line != ANSWER:
+                usage = last.usage
                 try:
-                    call = msgspec.json.decode(line.content)
+                    call = msgspec.json.decode(line)
                 except (msgspec.DecodeError, RecursionError):
                     yield Reply(finish="length", usage=usage, model=self._name)
                     return

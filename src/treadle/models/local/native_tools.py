@@ -15,7 +15,7 @@ from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.failures import ReportedFailure
 from treadle.models.local.driver import TEMPERATURE, build_options
 from treadle.models.local.json_tools import JsonTools
-from treadle.models.local.llama_process import LlamaEngine, build_refusal
+from treadle.models.local.llama_process import build_refusal
 from treadle.models.wire_format import describe_function
 
 _PATH = "/v1/chat/completions"
@@ -46,23 +46,6 @@ class NativeTools(JsonTools):
             failure.partial = reader.text
             raise failure from None
         yield replace(reader.build_reply(), model=self._name)
-
-
-async def probe_tool_calls(engine: LlamaEngine) -> bool:
-    """Whether the model calls a tool when it is asked for something that only the tool can tell."""
-    tool = {
-        "name": "room_temperature",
-        "description": "Measure the temperature in a room.",
-        "parameters": {"type": "object", "properties": {"room": {"type": "string"}}, "required": ["room"]},
-    }
-    question = {"role": "user", "content": "How warm is it in the kitchen right now?"}
-    body: Json = {"messages": [question], "tools": [{"type": "function", "function": tool}], "temperature": 0}
-    try:
-        answer = await engine.post(_PATH, body | {"max_tokens": 256})
-        calls: list[Json] = answer["choices"][0]["message"].get("tool_calls") or []
-        return any("room" in msgspec.json.decode(call["function"]["arguments"]) for call in calls)
-    except (ModelError, msgspec.DecodeError):
-        return False
 
 
 def build_body(request: Request) -> dict[str, Json]:

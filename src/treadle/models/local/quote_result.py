@@ -6,7 +6,10 @@ Left free, such a model contradicts the result about every third time. Here it o
 from __future__ import annotations
 
 import re
+from collections import Counter
 
+from treadle.engine.context import find_own_text
+from treadle.messages import ResultMessage
 from treadle.models.local.gbnf import quote_literal
 from treadle.models.local.request_text import COMMON, extract_words, find_numbers, find_paths
 
@@ -16,6 +19,8 @@ LONGEST_QUOTE = 400
 _VALUE = re.compile(r"(?!.*: )-?[\w$€£]\S*(?: \S+){0,5}(?<![^\w%°)])")
 """A number, a name, a date: anything that can stand inside a sentence."""
 
+_NUMBERED = re.compile(r"\s*\d+\t")
+_TOOL_NAME = re.compile(r"(?<![\w./-])[a-z]+(?:_[a-z]+)+(?![\w/-]|\.\w)")
 _VERBS = ("is", "are", "has", "says")
 _EDGES = " .,;:!?\"'"
 _EXAMPLES = (
@@ -26,6 +31,21 @@ _EXAMPLES = (
     ("What is in the garden folder?", "roses.txt\ntulips.txt", "roses.txt\ntulips.txt"),
     ("Read plan.md", "Meet at the bus.\nBring the tickets.", "plan.md says:\nMeet at the bus.\nBring the tickets."),
 )
+
+
+def clean_result(result: ResultMessage) -> str:
+    """The text of a result without what is meant for the model: line numbers, and advice which tool to call."""
+    text = find_own_text(result).strip("\n")
+    if not result.ok:
+        # Advice names a tool. Names of one word may be ordinary words.
+        sentences = re.split(r"(?<=[.!?])\s+", text)
+        return " ".join(each for each in sentences if not _TOOL_NAME.search(each)).strip() or text.strip()
+    lines = text.splitlines()
+    if lines and _NUMBERED.match(lines[0]):
+        numbered = [line for line in lines if _NUMBERED.match(line)]
+        if len(lines) - len(numbered) <= lines[-1].startswith("["):
+            text = "\n".join(_NUMBERED.sub("", line) for line in numbered)
+    return text.strip()
 
 
 def build_prompt(request: str, result: str) -> str:
@@ -39,14 +59,14 @@ def build_grammar(request: str, result: str) -> str:
     literal = quote_literal(result)
     if not _VALUE.fullmatch(result):
         says = ":\n" if "\n" in result else ": "
-        leads = [quote_literal(f"{path} says{says}") for path in find_paths(request)]
+        leads = [quote_literal(f"{path} says{says}") for path in find_paths(request) if path not in result]
         return f'root ::= " " {_build_option(leads)} {literal}\n'
     verbs = " | ".join(quote_literal(f"{verb} ") for verb in _VERBS)
     # The lead is a run of words in the request that holds all its numbers and paths.
     marks = [(match.start(), match.end()) for match in re.finditer(r"\S+", request)]
     runs = [request[start:end].strip(_EDGES) for i, (start, _) in enumerate(marks) for _, end in marks[i : i + 8]]
-    needed = {*find_numbers(request), *find_paths(request)}
-    spans = dict.fromkeys(run for run in runs if run and needed <= {*find_numbers(run), *find_paths(run)})
+    needed = Counter([*find_numbers(request), *find_paths(request)])
+    spans = dict.fromkeys(run for run in runs if run and needed <= Counter([*find_numbers(run), *find_paths(run)]))
     leads = [quote_literal(f"{span} ") for span in spans]
     words = [word for word in extract_words(request) if word.isalpha() and word not in COMMON]
     units = [quote_literal(f" {word}") for word in words]

@@ -43,6 +43,13 @@ what what's when where which who will with would you your folder directory file 
 COMMON = frozenset(_COMMON.split())
 """Words that say little about what a request is about."""
 
+_FILL = """a about all also am an and any are as at be been but by can could did do does for from get give go good had
+has have he hello her hey hi him his how i i'm if in into is it it's its just know like make may me more my no not of oh
+ok on one or our out over please say see she so some tell than thank thanks that the their them then there these they
+this those to today too up us use very was we well what what's when where which who why will with would yes you your"""
+FILLERS = frozenset(_FILL.split())
+"""Words that occur in requests of every kind."""
+
 
 def split_clauses(request: str, starters: Collection[str]) -> list[str]:
     """The parts of a request that may each need a tool of their own.

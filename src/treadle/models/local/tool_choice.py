@@ -21,7 +21,7 @@ from treadle.messages import ToolSpec
 from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.llama_process import LlamaEngine, Progress
 from treadle.models.local.model_cache import ModelCache
-from treadle.models.local.request_text import extract_words
+from treadle.models.local.request_text import FILLERS, extract_words
 
 RECIPE = 1
 """The version of the calibrations in the cache. Raise it when a stored one would mean something else."""
@@ -31,6 +31,11 @@ RIDGE = 0.3
 MOST_EXAMPLES = 48
 LONGEST = 60
 """How many words of a request are read."""
+
+CLEAR_LEAD = 0.25
+"""From this lead over a plain answer on, a tool is chosen although the request has no word of it."""
+LONGEST_STEM = 5
+"""Words that begin with the same letters count as the same word ("note", "notes")."""
 
 PLAIN = (
     "Hello!",
@@ -64,16 +69,16 @@ class ToolChooser:
         self._cache = cache
         tools = sorted(tools, key=lambda tool: tool.name)
         names = [tool.name for tool in tools]
-        self.answer_label = next(each for each in ("answer", "reply", "say", "none of these") if each not in names)
+        self._answer_label = next(each for each in ("answer", "reply", "say", "none of these") if each not in names)
         share = max(2, MOST_EXAMPLES // max(len(tools), 1))
         self._examples = {tool.name: list_example_requests(tool)[: min(share, 4)] for tool in tools}
-        self._examples[self.answer_label] = list(PLAIN)
+        self._examples[self._answer_label] = list(PLAIN)
         self._labels = list(self._examples)
         self._prompts = [self._build_prompt(order) for order in range(ORDERS)]
         self._tokens: dict[str, list[int]] = {}
         self._lock = threading.Lock()
         self._calibration: Calibration | None = None
-        self._ranked: dict[str, list[str]] = {}
+        self._ranked: dict[str, dict[str, float]] = {}
 
     def _build_prompt(self, order: int) -> str:
         """One example for each label, in an order of their own."""
@@ -81,8 +86,8 @@ class ToolChooser:
         shots = [(self._examples[label][order % len(self._examples[label])], label) for label in labels]
         return "".join(f"{_build_question(request)} {label}\n\n" for request, label in shots)
 
-    async def rank_tools(self, request: str, progress: Progress | None = None) -> list[str]:
-        """The names of the tools and `answer_label`, the likeliest first."""
+    async def rank_tools(self, request: str, progress: Progress | None = None) -> dict[str, float]:
+        """The names of the tools with their lead over a plain answer, the likeliest first."""
         request = " ".join(request.split()[:LONGEST])
         if request not in self._ranked:
             calibration = await self._get_calibration(progress)
@@ -91,7 +96,10 @@ class ToolChooser:
             scores = {label: _dot(row, view) for label, row in zip(self._labels, calibration.weights, strict=True)}
             if len(self._ranked) > 256:
                 self._ranked.clear()
-            self._ranked[request] = sorted(scores, key=lambda label: -scores[label])
+            answer = scores.pop(self._answer_label)
+            self._ranked[request] = {
+                label: scores[label] - answer for label in sorted(scores, key=lambda x: -scores[x])
+            }
         return self._ranked[request]
 
     async def _get_calibration(self, progress: Progress | None) -> Calibration:
@@ -166,6 +174,16 @@ class ToolChooser:
             for token, group in branches.items()
             for label, deeper in (await self._score_branches(prompt, [*path, token], group)).items()
         }
+
+
+def shares_telling_word(tool: ToolSpec, request: str) -> bool:
+    """Whether the request has a word of the tool's: of its examples, its name or its description.
+
+    Without one, the fit says only which tool is the least unlikely. That is so for greetings and nonsense.
+    """
+    texts = [tool.name.replace("_", " ").replace("-", " "), tool.description, *list_example_requests(tool)]
+    known = {word[:LONGEST_STEM] for text in texts for word in extract_words(text) if word not in FILLERS}
+    return any(word[:LONGEST_STEM] in known for word in extract_words(request) if word not in FILLERS)
 
 
 def list_example_requests(tool: ToolSpec) -> list[str]:

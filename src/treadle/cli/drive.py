@@ -309,7 +309,7 @@ class RunOutput:
             self.screen.handle_event(progress)
         elif progress.message not in self._progress_messages:
             self._progress_messages.add(progress.message)
-            self.write_note(f"{progress.message} …")
+            self.write_note(progress.message)
 
     def deliver_report(self, report: Report) -> int:
         """Write the result of the run and return the exit code."""

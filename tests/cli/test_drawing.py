@@ -107,20 +107,12 @@ def test_no_line_of_a_call_is_wider_than_the_window(text: str, width: int, theme
 
 
 def test_a_diff_has_numbers_and_marks_the_words_that_changed() -> None:
-    diff = [
-        "--- a",
-        "+++ b",
-        "@@ -9,2 +9,2 @@",
-        " same",
-        "-def count(text):",
-        "+def count(text, model):",
-        "@@ -40 +40 @@",
-        "-gone",
-    ]
-    assert render_diff(diff, 80, PLAIN) == [" 9   same", "10 − def count(text):", "10 + def count(text, model):", "   …",
-                                            "40 − gone"]  # fmt: skip
+    diff = ["--- a", "+++ b", "@@ -9,2 +9,2 @@", " same", "-def count(text):", "+def count(text, model):"]
+    diff += ["@@ -40 +40 @@", "-gone"]
+    rows = [" 9   same", "10 − def count(text):", "10 + def count(text, model):", "   …", "40 − gone"]
+    assert render_diff(diff, 80, PLAIN) == rows
     added = render_diff(diff, 80, FULL)[2]
-    assert "\x1b[1;4;32mmodel\x1b[0m" in added and "\x1b[32mdef count(text\x1b[0m" in added
+    assert "\x1b[1;4;32m, model\x1b[0m" in added and "\x1b[32mdef count(text\x1b[0m" in added
     long = ["@@ -1,60 +1,60 @@", *(f"-{number}" for number in range(60))]
     assert strip_codes(render_diff(long, 80, FULL)[-1]) == "… 20 more · /changes"
 

@@ -202,7 +202,7 @@ def render_chain(calls: Sequence[CallFinished], width: int, theme: Theme) -> str
     seconds = sum(call.duration for call in calls)
     name = f"{f'{len(calls)} calls':<{TOOL_COLUMN}}" if width >= WIDE else f"{len(calls)} calls "
     time = f"{theme.dot}{format_duration(seconds)}" if seconds >= 0.1 else ""
-    names = theme.cut(names, max(8, width - 2 - len(name) - len(time)))
+    names = theme.cut(names, max(1, width - 2 - len(name) - len(time)))
     return theme.paint(f"{theme.glyphs.folded} {name}", "quiet") + names + theme.paint(time, "quiet")
 
 

@@ -142,7 +142,8 @@ class TerminalConsole:
             width = terminal_width()
             rows = sum(max(1, -(-measure_width(strip_codes(line)) // width)) for line in self._drawn_lines)
         self._drawn_lines = []
-        return "\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "") + "\x1b[J"
+        # Row by row: tmux keeps rows in its history that are erased together from the top of the window.
+        return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (rows - 1)
 
     def _send(self, text: str) -> None:
         if self.is_live:

@@ -145,7 +145,7 @@ def describe_facts(fact: CallFinished, theme: Theme) -> list[str]:
                 counts = count_changes(diff).values()
                 added, removed = (sum(side) for side in zip(*counts, strict=True))
                 facts.append(f"+{added} {theme.glyphs.minus}{removed}")
-            elif len(lines) > OUTPUT_LINES or fact.tool == "read_file":
+            elif fact.tool != "todo" and (len(lines) > OUTPUT_LINES or fact.tool == "read_file"):
                 facts.append(f"{len(lines):,} lines" if len(lines) != 1 else "1 line")
         case "error" | "timed_out":
             code = _EXIT.search(fact.output)

@@ -23,7 +23,7 @@ from treadle.cli.draw.run_lines import (
     render_message,
     render_work_line,
 )
-from treadle.cli.reply import Reply
+from treadle.cli.reply_writer import ReplyWriter
 from treadle.messages import Usage, render_parts
 
 TICK_SECONDS, CALM_TICK_SECONDS = 0.125, 5.0
@@ -78,7 +78,7 @@ class Screen:
         self.is_stopping = False
         self._theme = choose_theme(has_colour=console.has_colour, has_style=console.has_style)
         self._prefix = prefix
-        self._reply = Reply(console, self._theme)
+        self._reply = ReplyWriter(console, self._theme)
         self._calls = CallList(self._theme, prefix)
         self._failures: list[events.ModelFailed] = []  # of this turn
         self._is_waiting = False  # for the provider
@@ -372,8 +372,9 @@ class Screen:
             return
         what = f"{question.tool} {summarize_arguments(question.tool, question.arguments)}"
         room = max(20, self.console.width - 30)
-        who = "allowed" if not self.asks_here or fact.by else "you allowed"
-        text = f"{who} {self._theme.cut(what, room)}{scope}" + (f" (by {fact.by})" if fact.by else "")
+        is_own = self.asks_here and fact.by in ("", "user")
+        by = f" (by {fact.by})" if fact.by and not is_own else ""
+        text = f"{'you ' if is_own else ''}allowed {self._theme.cut(what, room)}{scope}{by}"
         self._write_line("done", text)
 
     def _write_event_note(self, event: events.Event) -> None:

@@ -23,7 +23,7 @@ from treadle.cli.draw.run_lines import (
     render_message,
     render_work_line,
 )
-from treadle.cli.reply_writer import ReplyWriter
+from treadle.cli.reply_drawer import ReplyDrawer
 from treadle.messages import Usage, render_parts
 
 TICK_SECONDS, CALM_TICK_SECONDS = 0.125, 5.0
@@ -78,7 +78,7 @@ class Screen:
         self.is_stopping = False
         self._theme = choose_theme(has_colour=console.has_colour, has_style=console.has_style)
         self._prefix = prefix
-        self._reply = ReplyWriter(console, self._theme)
+        self._reply = ReplyDrawer(console, self._theme)
         self._calls = CallList(self._theme, prefix)
         self._failures: list[events.ModelFailed] = []  # of this turn
         self._is_waiting = False  # for the provider

@@ -324,7 +324,8 @@ async def test_a_run_streams_and_ends_with_the_way_back(place: Place) -> None:
     script = [call_tool("calculate", expression="6*7"), Reply(text="It is 42.\nReally.")]
     played = await play(place, Case("", script, [("", 0)], ("run", "what is six times seven?")))
     assert played.text == (
-        "✓ calculate    6*7\n\nIt is 42. Really.\n\n✓ Done · N s · 2 turns, 1 call · 36 tokens\n  talk      treadle chat --session SESSION"
+        "✓ calculate    6*7\n\nIt is 42. Really.\n\n✓ Done · N s · 2 turns, 1 call · 36 tokens\n"
+        "  talk      treadle chat --session SESSION"
     )
 
 

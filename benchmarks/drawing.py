@@ -15,7 +15,7 @@ from treadle.cli.draw.markdown_stream import MarkdownStream
 
 ANSWER = """## What is wrong
 
-The count of tokens is **wrong** for Japanese, because `count()` splits the text at spaces. Two callers depend on it, and
+The count of tokens is **wrong** for Japanese, because `count()` splits the text at spaces. Two callers use it, and
 both of them show the gauge of the *context* to the user, who then compacts too late.
 
 - `cli/status.py` shows it
@@ -37,7 +37,7 @@ def count(text: str, model: str = "local") -> int:
 
 
 def measure(text, every):
-    """Return the CPU in milliseconds for 1 000 tokens. The open block is drawn after `every` tokens, or never with 0."""
+    """Return the CPU in ms for 1 000 tokens. The open block is drawn after `every` tokens, or never with 0."""
     stream = MarkdownStream(Theme(has_colour=True, has_style=True), 80)
     began = time.process_time()
     for number, start in enumerate(range(0, len(text), 4)):

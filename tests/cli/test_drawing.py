@@ -161,7 +161,7 @@ def test_calls_that_only_read_become_one_line_and_unfold() -> None:
 
 
 def test_a_thought_is_one_line_and_unfolds() -> None:
-    screen, shown = play(events.ReasoningDelta("hm"), events.TextDelta("Yes."), events.ModelReplied(text="Yes."))
+    screen, shown = play(events.ReasoningDelta("hm"), events.TextDelta("Yes."), events.ModelReplied("Yes.", "hm"))
     assert shown == "▸ thought for 0 s\n\nYes.\n" and strip_codes(screen.unfold()) == "hm"
 
 

@@ -107,7 +107,7 @@ async def test_a_parked_run_is_listed_with_its_time_and_retried_from_another_pro
                 listed = await place.quick("sessions")
         session = listed.out.splitlines()[1].split()[3]
         shown = await place.quick("sessions", "show", session)
-        assert "retries at" in shown.out and "Provider overloaded (429)" in shown.out
+        assert "retries at" in shown.out and "Provider overloaded 429" in shown.out
         retried = await place.quick("sessions", "retry", session)
         assert (retried.code, "asks again now" in retried.err) == (0, True)
         out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
@@ -126,7 +126,7 @@ async def test_a_parked_run_says_how_long_it_waits_when_it_is_resumed_without_a_
         process = await place.start("sessions", "resume", session, *model_options(fake))
         assert process.stderr is not None
         async for line in process.stderr:
-            if b"Provider overloaded (429), retrying in 6 min" in line:
+            if b"Provider overloaded 429, retrying in 6 min" in line:
                 break
         else:
             raise AssertionError("the wait was not shown")

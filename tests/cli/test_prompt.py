@@ -86,8 +86,8 @@ CASES = [
         "one Ctrl-C stops it and two leave",
         [STALL],
         [
-            ("count\r", "thinking"),
-            (CTRL_C, "cancelled"),
+            ("count\r", "Thinking"),
+            (CTRL_C, "Cancelled"),
             (f"a draft{CTRL_C}", None),
             (UP, "› a draft\n"),  # what was cleared is at hand
             (CTRL_C, None),
@@ -101,7 +101,7 @@ CASES = [
     Case(
         "a second Ctrl-C leaves also when the first has stopped it",
         [STALL],
-        [("count\r", "thinking"), (CTRL_C, "cancelled"), (CTRL_C, 0)],
+        [("count\r", "Thinking"), (CTRL_C, "Cancelled"), (CTRL_C, 0)],
         shows=("continue with",),
         counts={"press Ctrl-C again": 0},
     ),

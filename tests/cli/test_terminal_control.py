@@ -98,7 +98,7 @@ STREAMS = [
         "no key is lost or echoed while lines are written above",
         [hold(Reply(text="\n".join(LINES))), SEEN],
         [
-            ("count\r", "thinking"),
+            ("count\r", "Thinking"),
             (type_while_nobody_reads, Fact(RunFinished)),
             ("", "› abcdefghijklmnopqrstuvwxyz"),
             ("\r", "I see."),
@@ -159,7 +159,7 @@ EDITORS = [
         "a question waits until the editor is closed",
         [hold(call_tool("ask_user", question="Which colour?")), Reply(text="Blue it is."), SEEN],
         [
-            ("paint it\r", "thinking"),
+            ("paint it\r", "Thinking"),
             ("draft", "› draft"),
             (open_editor, None),
             (release, Fact(InputRequested)),

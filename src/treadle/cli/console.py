@@ -23,7 +23,7 @@ _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
-_CODES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\\\")
+_CODES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows everything between them at once
 _COLOURS = {
     "dim": "2",
@@ -151,7 +151,8 @@ class TerminalConsole:
             width = terminal_width()
             rows = sum(max(1, -(-measure_width(strip_codes(line)) // width)) for line in self._drawn_lines)
         self._drawn_lines = []
-        return "\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "") + "\x1b[J"
+        # Row by row: tmux keeps rows in its history that are erased together from the top of the window.
+        return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (rows - 1)
 
     def _send(self, text: str) -> None:
         if self.is_live:

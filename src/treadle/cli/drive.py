@@ -30,8 +30,7 @@ from treadle.cli.console import (
     silence_stream,
     style_text,
 )
-from treadle.cli.draw.glyphs import choose_theme
-from treadle.cli.draw.run_lines import list_run_facts, render_fields
+from treadle.cli.draw.run_lines import list_run_facts, render_summary
 from treadle.cli.first_start import offer_first_start
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.questions import AgentQuestion, Keyboard, QuestionQueue, TerminalReader, describe_client_call
@@ -310,7 +309,7 @@ class RunOutput:
             self.screen.handle_event(progress)
         elif progress.message not in self._progress_messages:
             self._progress_messages.add(progress.message)
-            self.write_note(f"{progress.message} …")
+            self.write_note(progress.message)
 
     def deliver_report(self, report: Report) -> int:
         """Write the result of the run and return the exit code."""
@@ -341,25 +340,16 @@ class RunOutput:
         if report.status == "stopped":
             self.write_note(f"continue with new limits: treadle sessions continue {session}")
         if self.console.has_style:
-            self._write_summary(report)
+            is_done = report.status in ("answered", "denied")
+            self.console.write_block(
+                "\n".join(render_summary(self.screen.run_facts, session, self.console, is_done=is_done))
+            )
         else:
             facts = ", ".join(list_run_facts(self.screen.run_facts))
             if report.status == "answered" and facts:
                 self.write_note(f"done: {facts}")
             self.write_note(f"session {session}, continue with: treadle chat --session {session}")
         self.notifier.notify(f"treadle: {report.status}")
-
-    def _write_summary(self, report: Report) -> None:
-        """Write how the run ended and how to go on. A run that ended without an answer has said why already."""
-        console, session = self.console, report.session_id[:12]
-        theme = choose_theme(has_colour=console.has_colour, has_style=console.has_style)
-        lines: list[str] = []
-        if report.status in ("answered", "denied"):
-            facts = theme.join_facts("  Done", list_run_facts(self.screen.run_facts), console.width - 1)
-            mark = theme.paint(theme.glyphs.done, "ok")
-            lines.append(f"{mark} {theme.paint('Done', 'strong')}{theme.paint(facts, 'quiet')}")
-        lines += render_fields([("talk", theme.paint(f"treadle chat --session {session}", "strong"))], theme)
-        console.write_block("\n".join(lines))
 
 
 def _list_tools(entries: Iterable[Mapping[str, Json]]) -> str:

@@ -23,7 +23,7 @@ from treadle.cli.draw.run_lines import (
     render_message,
     render_work_line,
 )
-from treadle.cli.reply import Reply
+from treadle.cli.reply_drawer import ReplyDrawer
 from treadle.messages import Usage, render_parts
 
 TICK_SECONDS, CALM_TICK_SECONDS = 0.125, 5.0
@@ -78,7 +78,7 @@ class Screen:
         self.is_stopping = False
         self._theme = choose_theme(has_colour=console.has_colour, has_style=console.has_style)
         self._prefix = prefix
-        self._reply = Reply(console, self._theme)
+        self._reply = ReplyDrawer(console, self._theme)
         self._calls = CallList(self._theme, prefix)
         self._failures: list[events.ModelFailed] = []  # of this turn
         self._is_waiting = False  # for the provider
@@ -87,6 +87,7 @@ class Screen:
         self._open_questions: dict[str, events.ApprovalRequested | events.InputRequested] = {}
         self._held_messages: dict[str, events.MessageReceived] = {}
         self._thought, self._thought_since = "", 0.0
+        self._has_thought = False  # a thought of this reply has arrived
         self._model_progress = ""
         self._is_streamed = False  # text of this reply has arrived
         self._run_start = self._drawn_at = time.monotonic()
@@ -125,6 +126,7 @@ class Screen:
             case events.ReasoningDelta(text=text):
                 self._thought_since = self._thought_since or time.monotonic()
                 self._thought += text
+                self._has_thought = True
             case events.Progress(call_id=""):
                 share = f" {event.done / event.total:.0%}" if event.done is not None and event.total else ""
                 self._model_progress = escape_controls(f"{event.message}{share}")
@@ -261,13 +263,13 @@ class Screen:
         self._calls.unfolded = "\n".join(theme.paint(line, "thought") for line in lines)
 
     def _handle_reply(self, fact: events.ModelReplied) -> None:
-        if fact.reasoning and not self._thought:
+        if fact.reasoning and not self._has_thought:
             self._thought = fact.reasoning  # no live thought: it ran in another process, or earlier
         if not self._is_streamed and fact.text.strip() and (fact.calls or not self._hide_answer):
             self._write_text(fact.text)
         if self._reply.is_open or self._thought:
             self.end_text()
-        self._is_streamed = False
+        self._is_streamed = self._has_thought = False
         if len(self._failures) > 1 and self._theme.has_style:
             self._write_line("!", describe_retries(self._failures))
         self._failures = []

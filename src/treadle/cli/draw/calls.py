@@ -145,7 +145,7 @@ def describe_facts(fact: CallFinished, theme: Theme) -> list[str]:
                 counts = count_changes(diff).values()
                 added, removed = (sum(side) for side in zip(*counts, strict=True))
                 facts.append(f"+{added} {theme.glyphs.minus}{removed}")
-            elif len(lines) > OUTPUT_LINES or fact.tool == "read_file":
+            elif fact.tool != "todo" and (len(lines) > OUTPUT_LINES or fact.tool == "read_file"):
                 facts.append(f"{len(lines):,} lines" if len(lines) != 1 else "1 line")
         case "error" | "timed_out":
             code = _EXIT.search(fact.output)
@@ -202,7 +202,7 @@ def render_chain(calls: Sequence[CallFinished], width: int, theme: Theme) -> str
     seconds = sum(call.duration for call in calls)
     name = f"{f'{len(calls)} calls':<{TOOL_COLUMN}}" if width >= WIDE else f"{len(calls)} calls "
     time = f"{theme.dot}{format_duration(seconds)}" if seconds >= 0.1 else ""
-    names = theme.cut(names, max(8, width - 2 - len(name) - len(time)))
+    names = theme.cut(names, max(1, width - 2 - len(name) - len(time)))
     return theme.paint(f"{theme.glyphs.folded} {name}", "quiet") + names + theme.paint(time, "quiet")
 
 

@@ -35,7 +35,8 @@ _STYLES = {
 
 
 @cache
-def _find_lexer(language: str) -> Lexer | None:
+def find_lexer(language: str) -> Lexer | None:
+    """Return the lexer of a language, if Pygments knows it."""
     try:
         return find_lexer_class_by_name(language)(stripnl=False, ensurenl=False)
     except ClassNotFound:
@@ -43,18 +44,18 @@ def _find_lexer(language: str) -> Lexer | None:
 
 
 @cache
-def _find_style(token: Any) -> Style | None:
+def find_style(token: Any) -> Style | None:
     """Return the style of a token: its own, or that of the nearest kind above it."""
     return next((style for kind, style in reversed(_STYLES.items()) if token in kind), None)
 
 
 def highlight_code(code: str, language: str) -> list[Text]:
     """Return the lines of the code in colour. An unknown language is plain text."""
-    lexer = _find_lexer(language.lower()) if language and len(code) <= MAX_HIGHLIGHTED else None
+    lexer = find_lexer(language.lower()) if language and len(code) <= MAX_HIGHLIGHTED else None
     text = Text(no_wrap=True, overflow="ignore", end="")
     if lexer is None:
         text.append(code)
     else:
         for token, piece in lexer.get_tokens(code):
-            text.append(piece, _find_style(token))
+            text.append(piece, find_style(token))
     return list(text.split("\n", allow_blank=True))

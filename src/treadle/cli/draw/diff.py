@@ -84,11 +84,12 @@ def mark_words(rows: list[DiffRow]) -> None:
         while end < len(rows) and rows[end].sign == "+":
             end += 1
         for old, new in zip(rows[removed:added], rows[added:end], strict=False):
-            _compare(old, new)
+            compare_rows(old, new)
         place = max(end, place + 1)
 
 
-def _compare(old: DiffRow, new: DiffRow) -> None:
+def compare_rows(old: DiffRow, new: DiffRow) -> None:
+    """Mark the words that differ between a removed line and an added one, if the lines are about the same."""
     if max(len(old.text), len(new.text)) > MAX_LINE:
         return
     before, after = _WORDS.findall(old.text), _WORDS.findall(new.text)
@@ -108,14 +109,15 @@ def render_diff(lines: Sequence[str], width: int, theme: Theme, limit: int = DIF
         rows = [row for row in rows if row.sign != "f"]
     mark_words(rows)
     digits = max((len(str(row.number)) for row in rows), default=1)
-    shown = [_render_row(row, digits, width, theme) for row in rows[:limit]]
+    shown = [render_diff_row(row, digits, width, theme) for row in rows[:limit]]
     if len(rows) > limit:
         more = f"{theme.glyphs.more} {len(rows) - limit} more{theme.dot}/changes"
         shown.append(theme.paint(more, "quiet"))
     return shown
 
 
-def _render_row(row: DiffRow, digits: int, width: int, theme: Theme) -> str:
+def render_diff_row(row: DiffRow, digits: int, width: int, theme: Theme) -> str:
+    """Render one row: its number, its sign and its text."""
     if row.sign == "f":
         return theme.paint(theme.cut(row.text, width, keep_end=True), "strong")
     if row.sign == "@":

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from treadle import events
-from treadle.cli.console import escape_controls, format_count, format_duration
-from treadle.cli.draw.glyphs import Theme
+from treadle.cli.console import Console, escape_controls, format_count, format_duration
+from treadle.cli.draw.glyphs import Theme, choose_theme
 from treadle.engine.state import OWN_ERRORS
 from treadle.messages import Usage
 
@@ -130,6 +130,17 @@ def list_run_facts(facts: RunFacts, end: float = 0.0) -> list[str]:
         *([counts] if facts.turns or facts.calls else []),
         *([f"{format_count(tokens)} tokens{cached}"] if tokens else []),
     ]
+
+
+def render_summary(facts: RunFacts, session: str, console: Console, *, is_done: bool) -> list[str]:
+    """Render the end of a run: what it used, if it is done, and how to go on."""
+    theme = choose_theme(has_colour=console.has_colour, has_style=console.has_style)
+    lines: list[str] = []
+    if is_done:
+        used = theme.join_facts("  Done", list_run_facts(facts), console.width - 1)
+        mark = theme.paint(theme.glyphs.done, "ok")
+        lines.append(f"{mark} {theme.paint('Done', 'strong')}{theme.paint(used, 'quiet')}")
+    return lines + render_fields([("talk", theme.paint(f"treadle chat --session {session}", "strong"))], theme)
 
 
 def render_message(text: str, theme: Theme, fact: str = "") -> str:

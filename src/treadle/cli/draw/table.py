@@ -47,8 +47,8 @@ def draw_table(table: Table, width: int, theme: Theme, wrap: WrapText) -> list[T
              for column in columns]  # fmt: skip
     room = width - GAP * (len(columns) - 1)
     if sum(least) > room:
-        return _draw_records(table, width, theme, wrap)
-    widths = _share_width(wanted, least, room)
+        return draw_records(table, width, theme, wrap)
+    widths = share_width(wanted, least, room)
     rule = Text.assemble((theme.glyphs.rule * (sum(widths) + GAP * (len(widths) - 1)), _QUIET))
     for cell in table.head:
         cell.text.stylize_before(_STRONG)
@@ -58,7 +58,7 @@ def draw_table(table: Table, width: int, theme: Theme, wrap: WrapText) -> list[T
     return lines
 
 
-def _share_width(wanted: list[int], least: list[int], room: int) -> list[int]:
+def share_width(wanted: list[int], least: list[int], room: int) -> list[int]:
     """Give each column what it wants. If that is too much, the widest ones get less."""
     widths = list(wanted)
     while (excess := sum(widths) - room) > 0:
@@ -86,7 +86,7 @@ def _draw_row(row: list[TableCell], widths: list[int], wrap: WrapText) -> list[T
     return lines
 
 
-def _draw_records(table: Table, width: int, theme: Theme, wrap: WrapText) -> list[Text]:
+def draw_records(table: Table, width: int, theme: Theme, wrap: WrapText) -> list[Text]:
     """Draw each row as a record: its first cell as the heading, below it a line for each other cell."""
     lines: list[Text] = []
     names = [cell.text.plain for cell in table.head[1:]]

@@ -14,7 +14,7 @@ ROWS_BELOW = 12
 """Rows of the window that the open block leaves for the rest."""
 
 
-class Reply:
+class ReplyDrawer:
     """Writes a reply to a console: finished blocks to the scrollback, and the rest as the open block."""
 
     def __init__(self, console: Console, theme: Theme) -> None:

@@ -29,7 +29,7 @@ class Choice(NamedTuple):
 class QuestionContent:
     """What a question shows. `render_body` gets the columns that it has, `summary` is the body in one line.
 
-    `reason_key` opens a line for the reason. `escape` is the key that Esc stands for. `way_out` names a key that leaves.
+    `reason_key` opens a line for the reason. `escape` is the key that Esc stands for. `way_out` is a key that leaves.
     """
 
     title: str

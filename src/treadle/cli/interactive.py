@@ -73,6 +73,7 @@ class InteractiveTerminal(KeyActions, ABC):
         self._confirmed_text = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
+        self._reading: asyncio.Task[None] | None = None
         questions.on_change = self._show_questions
 
     @abstractmethod
@@ -116,7 +117,7 @@ class InteractiveTerminal(KeyActions, ABC):
     async def interact(self) -> None:
         """Show the session and read input until the user leaves."""
         # Install the handlers before taking over the terminal, so that its state is restored after a signal.
-        leave = {signal.SIGTERM: self.leave, signal.SIGHUP: self.leave}
+        leave = {signal.SIGTERM: self.abort, signal.SIGHUP: self.abort}
         with handle_signals(leave), self.console.holder.hold(self._show_task_error):
             await self.show_start()
             for work in (self.follow_events(), self.screen.refresh_status()):
@@ -126,8 +127,10 @@ class InteractiveTerminal(KeyActions, ABC):
                 with handle_signals({signal.SIGINT: self.handle_ctrl_c}), capture_warnings(self.write_note):
                     drawing = asyncio.create_task(self.console.run())
                     try:
-                        while not self.has_left:
-                            await self._read_input()
+                        self._reading = asyncio.create_task(self._read_inputs())
+                        await asyncio.wait([self._reading])
+                        if not self._reading.cancelled():
+                            self._reading.result()
                     finally:
                         self.console.leave()
                         await asyncio.gather(drawing, return_exceptions=True)
@@ -159,7 +162,11 @@ class InteractiveTerminal(KeyActions, ABC):
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._failure = error
-            self.leave()
+            self.abort()
+
+    async def _read_inputs(self) -> None:
+        while not self.has_left:
+            await self._read_input()
 
     async def _read_input(self) -> None:
         """Read one entry and handle it as a message or a slash command."""
@@ -412,6 +419,12 @@ class InteractiveTerminal(KeyActions, ABC):
     def write_note(self, text: str, style: str = "") -> None:
         """Write a line that is not part of the conversation."""
         self.console.write_block(style_text(escape_controls(text), style, self.console.has_colour))
+
+    def abort(self) -> None:
+        """Leave at once, also while a command of the user is under way."""
+        self.leave()
+        if self._reading is not None:
+            self._reading.cancel()
 
     def leave(self) -> None:
         """End the input and leave the terminal."""

@@ -20,6 +20,7 @@ from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
 from treadle.models.catalog import resolve_model
 from treadle.models.local import weights
+from treadle.models.local.kept_process import list_kept_engines, unload_kept_engines
 from treadle.models.providers import PROVIDERS
 from treadle.models.remote import RemoteModel
 from treadle.sandbox.backend import probe
@@ -122,7 +123,7 @@ async def _check_model(settings: Settings) -> Check:
             if model.name == "local" and weights.find_weights(None) is None:
                 finding = f"{found}: its weights are downloaded at first use"
                 return Check("model", "warn", finding, "treadle models pull local")
-            return Check("model", "ok", found)
+            return Check("model", "ok", f"{found}{_describe_loaded_engines()}")
         status = await model.fetch_status(MODEL_SECONDS)
         if status not in (401, 403):
             return Check("model", "ok", found)
@@ -202,8 +203,9 @@ async def find_model_sources() -> AsyncIterator[ModelSource]:
     """Find all sources of models: the embedded model, servers on this machine, providers with a key."""
     if has_local_runtime():
         kept = tuple(f"local:{file}" for file in weights.list_installed())
-        has_weights = weights.find_weights(None) is not None
-        why = "ready" if has_weights else "its weights are downloaded at first use: treadle models pull local"
+        why = f"ready{_describe_loaded_engines()}"
+        if weights.find_weights(None) is None:
+            why = "its weights are downloaded at first use: treadle models pull local"
         yield ModelSource("local", True, why, kept)
     else:
         yield ModelSource("local", False, 'not installed; run: pip install "treadle[local]"')
@@ -233,6 +235,16 @@ async def find_model_sources() -> AsyncIterator[ModelSource]:
 def has_local_runtime() -> bool:
     """Whether the library that runs the embedded model is installed."""
     return importlib.util.find_spec("xllamacpp") is not None
+
+
+def _describe_loaded_engines() -> str:
+    loaded = [f"{Path(one.path).name} ({one.memory >> 20} MB)" for one in list_kept_engines()]
+    return f"; loaded: {', '.join(loaded)}" if loaded else ""
+
+
+def unload_engines() -> list[str]:
+    """End the engines that commands keep loaded, and return a description of each."""
+    return [f"{one.path} ({one.memory >> 20} MB)" for one in unload_kept_engines()]
 
 
 def pull_weights(source: str, progress: weights.Progress) -> Path:

@@ -11,6 +11,7 @@ import importlib.util
 import math
 import os
 import threading
+import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
@@ -124,6 +125,7 @@ class LlamaEngine:
     async def load(self, progress: Progress | None = None) -> EngineFacts:
         """Load the model if it is not loaded, and wait until it can answer."""
         child = self._get_child()
+        began = time.monotonic()
         while child.facts is None:
             try:
                 child.facts = await child.fetch_facts()
@@ -135,7 +137,8 @@ class LlamaEngine:
                     ) from None
             if child.facts is None:
                 await asyncio.sleep(0.05)
-                if progress and self.path.exists():
+                # An engine that is loaded already answers within this time, and then there is nothing to report.
+                if progress and time.monotonic() - began > 0.3 and self.path.exists():
                     size = self.path.stat().st_size
                     progress("load", min(child.read_memory(), size), size)
         return child.facts

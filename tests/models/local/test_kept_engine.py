@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     except TreadleError as error:
         pytest.skip(f"no embedded model: {error}")
     monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
+    (tmp_path / "data" / "models").mkdir(parents=True)
+    (tmp_path / "data" / "models" / found.name).symlink_to(found)
     yield found
     kept_process.unload_kept_engines()
 
@@ -92,6 +96,60 @@ async def test_a_killed_engine_is_started_again(path: Path) -> None:
     await model.close()
 
 
+async def test_an_engine_killed_while_it_answers_is_started_again(path: Path) -> None:
+    model = LocalModel(path, keep_loaded=600)
+    await model.load()
+    (engine,) = kept_process.list_kept_engines()
+    assert model._engine
+    with pytest.raises(ModelError, match="starts it again") as caught:
+        async with aclosing(model._engine.stream_pieces("Once upon a time", {"n_predict": 4000})) as pieces:
+            async for _ in pieces:
+                os.kill(engine.pid, signal.SIGKILL)
+    assert caught.value.retryable
+    assert await model.detokenize([28120]) == "hello", "the same command goes on"
+    (other,) = kept_process.list_kept_engines()
+    assert other.pid != engine.pid
+    await model.close()
+    assert await use(path) == other.pid, "and so does the next one"
+
+
+async def test_a_changed_model_file_or_version_gets_a_new_engine(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy.gguf"
+    shutil.copyfile(path, copy)
+    first = await use(copy)
+    os.utime(copy, (1, 1))
+    second = await use(copy)
+    assert second != first
+    wait_for_end(first)
+    newer = tmp_path / "llama_child.py"
+    shutil.copyfile(kept_process.CHILD, newer)
+    monkeypatch.setattr(kept_process, "CHILD", newer)
+    assert await use(copy) != second
+    wait_for_end(second)
+
+
+@pytest.mark.parametrize("problem", ["others may write", "not writable", "a link"])
+async def test_an_unsafe_or_missing_folder_means_an_engine_of_its_own(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    folder = kept_process.find_engines_folder()
+    match problem:
+        case "others may write":
+            folder.mkdir()
+            folder.chmod(0o777)
+        case "a link":
+            (tmp_path / "elsewhere").mkdir()
+            folder.symlink_to(tmp_path / "elsewhere")
+        case _:
+            monkeypatch.setenv("TREADLE_DATA_DIR", "/proc/nothing")
+    model = LocalModel(path, keep_loaded=600)
+    assert await model.detokenize([28120]) == "hello"
+    assert kept_process.list_kept_engines() == []
+    await model.close()
+
+
 async def test_an_engine_ends_when_nobody_uses_it_or_another_one_starts(path: Path) -> None:
     pid = await use(path, seconds=0.1)
     wait_for_end(pid)
@@ -133,7 +191,7 @@ async def test_another_user_gets_no_key_and_no_answer(path: Path) -> None:
                     key = b""
                 engine.connect("engine.sock")
                 engine.settimeout(PATIENCE)
-                engine.sendall(b"GET /props HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n\r\n")
+                engine.sendall(b"GET /props HTTP/1.1\r\nHost: engine\r\nAuthorization: Bearer wrong\r\n\r\n")
                 os._exit(0 if key == b"" and b" 401 " in engine.recv(64) else 1)
         finally:
             os._exit(2)
@@ -144,4 +202,4 @@ async def test_another_user_gets_no_key_and_no_answer(path: Path) -> None:
 async def test_a_sandboxed_command_does_not_see_the_engine(path: Path) -> None:
     await use(path)
     (lease,) = kept_process.find_engines_folder().glob("*/lease.sock")
-    assert "No such file" in run_treadle("sandbox", "exec", "--allow-root", "--", "ls", str(lease))
+    assert "No such file" in run_treadle("sandbox", "exec", "--", "ls", str(lease))

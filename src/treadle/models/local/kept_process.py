@@ -153,6 +153,8 @@ def lock_engines() -> Generator[Path, None, None]:
     found = folder.lstat()
     if found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
+    if found.st_mode & 0o022:  # a lock or a socket in it may be somebody else's
+        raise PermissionError(f"other users may write to {folder}")
     if found.st_mode & 0o077:
         folder.chmod(0o700)
     file = folder / "lock"

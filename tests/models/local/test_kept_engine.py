@@ -45,7 +45,8 @@ async def use(path: Path, seconds: float = 600, slots: int = 4) -> int:
     model = LocalModel(path, keep_loaded=seconds, slots=slots)
     assert (await model.load()).state == "ready"
     assert await model.detokenize([28120]) == "hello"
-    (pid,) = (each.pid for each in kept_process.list_kept_engines() if each.memory) if slots == 4 else (0,)
+    assert model._engine and isinstance(model._engine._child, kept_process.KeptProcess)
+    pid = model._engine._child.pid
     await model.close()
     return pid
 

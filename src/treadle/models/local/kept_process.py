@@ -60,6 +60,7 @@ class KeptProcess(EngineProcess):
             self.pid, uid, _ = struct.unpack("3i", self._lease.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid != os.getuid() or self.pid <= 0:  # there is no number for a process of another container
                 raise PermissionError("the engine belongs to another user or another container")
+            self._model = (folder / "model").read_text()
             self._process = os.pidfd_open(self.pid)
             stack.callback(os.close, self._process)
             self._folder = folder
@@ -89,7 +90,7 @@ class KeptProcess(EngineProcess):
         return await super().fetch_facts()
 
     def describe(self) -> KeptEngine:
-        return KeptEngine((self._folder / "model").read_text(), self.pid, self.read_memory())
+        return KeptEngine(self._model, self.pid, self.read_memory())
 
     def stop(self) -> None:
         if self._close.alive:

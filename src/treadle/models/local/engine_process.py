@@ -38,6 +38,7 @@ class EngineProcess(ABC):
     log: Path
     key = ""
     facts: EngineFacts | None = None
+    was_running = False
 
     @property
     @abstractmethod

@@ -119,6 +119,7 @@ def join_or_start(settings: dict[str, Json], seconds: float) -> KeptProcess | No
         with lock_engines():
             try:
                 found = KeptProcess(folder)
+                found.was_running = True
             except (FileNotFoundError, ConnectionRefusedError):
                 _start_engine(folder, settings)
                 found = KeptProcess(folder)

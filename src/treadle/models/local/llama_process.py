@@ -130,7 +130,9 @@ class LlamaEngine:
             try:
                 child.facts = await child.fetch_facts()
             except (OSError, EOFError):
-                if not child.is_alive:
+                if not child.is_alive and child.was_running:
+                    child = self._get_child()  # it was ending already when this process joined it
+                elif not child.is_alive:
                     raise ModelError(
                         f"The engine could not load {self.path}. Is it a GGUF file of a model that this "
                         f"llama.cpp knows, and is there memory for it? Its log ends with: {child.read_log_end()}"

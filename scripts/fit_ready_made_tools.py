@@ -4,7 +4,8 @@
     python scripts/fit_ready_made_tools.py [--all]
 
 Run it after a change to a ready-made tool, to its examples, or to the prompts that choose a tool: a test fails until
-then. Fits that still apply are kept, and outdated ones are dropped. `--all` makes every fit again. Each takes about 20 s.
+then. Fits that still apply are kept, and outdated ones are dropped. `--all` makes every fit again. Each takes about
+20 s.
 """
 
 import argparse

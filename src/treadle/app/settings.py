@@ -81,7 +81,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `always` holds the approvals of the user's file. They apply to every run, so they do not cover calls that need
     approval each time. `approve` applies to this run only and covers them. `network` names the hosts that commands may
     reach; `registries` stands for the well-known package registries. `approve_flow` names the calls that may let
-    private data out after text of others, or is true for all.
+    private data out after text of others, or is true for all. `keep_loaded` is how many seconds the engine of an
+    embedded model stays loaded after a command.
     `worktree` is the folder that a session works in instead of the workspace whose settings and rules hold for it.
     """
 
@@ -121,6 +122,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skill_autogen: bool = False
     implicit_signals: bool = True
     embed_model: str = ""
+    keep_loaded: float = 300.0
     model_roots: tuple[str, ...] = ()
     mcp: dict[str, dict[str, Json]] = {}
     model_aliases: dict[str, str] = {}
@@ -137,6 +139,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise BadInput(f"max_calls is {self.max_calls}; it must not be negative")
         if not self.retry_seconds >= 0:
             raise BadInput(f"retry_seconds is {self.retry_seconds}; it must not be negative. 0 means no retry")
+        if not self.keep_loaded >= 0:
+            raise BadInput(f"keep_loaded is {self.keep_loaded}; write a number of seconds, or 0 to keep nothing loaded")
         for key in ("max_tokens", "max_cost", "timeout"):
             value = getattr(self, key)
             if value is not None and not value > 0:

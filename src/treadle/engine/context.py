@@ -33,6 +33,7 @@ _NOTES: dict[str, str] = {
     "empty_reply": "Your reply was empty. Answer in words, or make a call.",
     "stray_calls": "You cannot call tools now. Answer in words.",
     "invalid_output": "Your answer does not fit what was asked for. Give it again, whole and corrected.",
+    "hook": "A program of the user, which watches this session, notes:",
 }
 _WRAP_UP: dict[str, str] = {
     "turn_limit": "You have used all the turns of this run.",

@@ -1,66 +1,20 @@
 """A command fills its private copy with traps. None of them reaches the user's repository, and nothing runs later."""
 
 import os
-import shutil
-import struct
 import subprocess
 import zlib
-from collections.abc import Callable
 from hashlib import sha1
 from pathlib import Path
 
 import pytest
 
-from tests.git.place import Command, Place, put_commit, put_object, set_main
+from tests.git.place import Command, put_commit, put_object, set_main
+from tests.git.victim import Victim
 from tests.kit.host_git import GIT_ENVIRONMENT
 from treadle.git import new_objects, take_back, take_refs
-from treadle.git.index_file import Entries, EntryState, render_index
+from treadle.git.index_file import EntryState, render_index
 from treadle.git.object_format import SHA1
 from treadle.git.private_copy import MARKER
-
-Attack = Callable[[Command, Path], object]
-
-
-class Victim(Place):
-    """A repository whose user looks at it, changes it and commits after a command. A canary shows if a program ran."""
-
-    seen: list[str]
-
-    def suffer(self, attack: Attack) -> tuple[str, ...]:
-        """Let a command attack, take its work back, then work as the user. Returns what was rejected.
-
-        `seen` is the status that the user sees first.
-        """
-        canary = self.aside / "canary"
-        config = (self.git_dir / "config").read_bytes()
-        names = {path.relative_to(self.git_dir).parts[0] for path in self.git_dir.iterdir()}
-        command = self.start_command()
-        attack(command, canary)
-        report = command.end()
-        assert (self.git_dir / "config").read_bytes() == config
-        for name in ("config.worktree", "commondir", "gitdir", "modules", "worktrees", "objects/info/alternates"):
-            assert not (self.git_dir / name).exists() and not (self.git_dir / name).is_symlink()
-        assert not [path for path in self.git_dir.rglob("*") if path.is_symlink() or path.is_fifo()]
-        assert {path.name for path in self.git_dir.iterdir()} - names <= {"COMMIT_EDITMSG", "ORIG_HEAD", "MERGE_MSG"}
-        self.seen = self.status()
-        steps = ("status", "diff", "stash list", "log --oneline --all", "commit --allow-empty -m after")
-        script = " && ".join(f"git {step}" for step in steps)
-        subprocess.run(["sh", "-c", script], cwd=self.top, env=GIT_ENVIRONMENT, capture_output=True, check=True)
-        self.check()
-        assert not canary.exists(), "a program of the command ran"
-        return report.rejected if report else ()
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Victim(tmp_path_factory.mktemp("template") / "top").top
-
-
-@pytest.fixture
-def victim(tmp_path: Path, template: Path) -> Victim:
-    shutil.copytree(template, tmp_path / "top")
-    return Victim.open(tmp_path / "top")
-
 
 FILES = ["HEAD", "index", "packed-refs", "refs/heads/x", "logs/HEAD", "MERGE_MSG"]
 
@@ -311,67 +265,6 @@ def test_bad_values_of_refs_are_never_kept(victim: Victim, name: str, value: str
 def test_a_branch_cannot_lead_to_a_tree(victim: Victim) -> None:
     rejected = victim.suffer(lambda command, canary: set_main(command, command.git("rev-parse", "HEAD^{tree}")))
     assert "a branch must lead to a commit" in rejected[0]
-
-
-PATHS = [
-    *(b".git/config", b".GIT/x", b"a/../../x", b"/etc/passwd", b"a//b", b"./x", b"x/.git/hooks/y", b"git~1/config"),
-    *(b".git", b"a/.git\xe2\x80\x8d/config", b".git /x"),
-]
-
-
-def put_index(command: Command, path: bytes, mode: int, object_id: str, state: EntryState | None = None) -> None:
-    entries: Entries = {(path, 0, mode, bytes.fromhex(object_id), False): state or EntryState()}
-    (command.folder / "index").write_bytes(render_index(entries, SHA1))
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_index_entries_with_dangerous_paths_are_never_kept(victim: Victim, path: bytes) -> None:
-    rejected = victim.suffer(lambda c, canary: put_index(c, path, 0o100644, c.git("rev-parse", "HEAD:a.txt")))
-    assert "leads out of the work tree or into .git" in rejected[0] and victim.git("ls-files") == ""
-
-
-@pytest.mark.parametrize(
-    ("mode", "words"), [(0o160000, "new submodule"), (0o40000, "unknown mode"), (0o100777, "unknown mode")]
-)
-def test_index_entries_of_other_modes_are_never_kept(victim: Victim, mode: int, words: str) -> None:
-    rejected = victim.suffer(lambda c, canary: put_index(c, b"x", mode, c.git("rev-parse", "HEAD:a.txt")))
-    assert words in rejected[0]
-
-
-def test_an_index_entry_without_its_object_is_never_kept(victim: Victim) -> None:
-    assert "content is missing" in victim.suffer(lambda c, canary: put_index(c, b"x", 0o100644, "1" * 40))[0]
-
-
-@pytest.mark.parametrize(("staged", "line"), [(b"1\n", " M a.txt"), (b"staged", "MM a.txt")])
-def test_an_index_cannot_hide_a_changed_file(victim: Victim, staged: bytes, line: str) -> None:
-    """The command's index says that the file it changed is unchanged, and must not be looked at."""
-
-    def attack(command: Command, canary: Path) -> None:
-        (victim.top / "a.txt").write_text("changed by the command\n")
-        os.utime(victim.top / "a.txt", (1_700_000_000, 1_700_000_000))
-        about = os.stat(victim.top / "a.txt")
-        times = (*divmod(about.st_ctime_ns, 10**9), *divmod(about.st_mtime_ns, 10**9))
-        numbers = (*times, about.st_dev, about.st_ino, about.st_uid, about.st_gid, about.st_size)
-        stat = struct.pack(">9I", *(number & 0xFFFFFFFF for number in numbers))
-        put_index(command, b"a.txt", 0o100644, put_object(command, "blob", staged), EntryState(stat, 0xC000))
-        command_status = command.git("status", "--porcelain")
-        assert line not in command_status.splitlines(), "the trap works in the private copy"
-
-    victim.suffer(attack)
-    assert line in victim.seen
-
-
-def test_the_extensions_of_an_index_are_never_kept(victim: Victim) -> None:
-    def attack(command: Command, canary: Path) -> None:
-        (victim.top / "n.txt").write_text("n")
-        command.git("add", "n.txt")
-        data = (command.folder / "index").read_bytes()[:-20]
-        token = struct.pack(">I", 2) + b"evil:token\0" + struct.pack(">I", 0)
-        data += b"FSMN" + struct.pack(">I", len(token)) + token
-        (command.folder / "index").write_bytes(data + sha1(data).digest())
-
-    victim.suffer(attack)
-    assert b"FSMN" not in (victim.git_dir / "index").read_bytes() and "n.txt" in victim.git("ls-files")
 
 
 EXECS = [

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle.app.hook_process import HookFailed, HookOutput, run_hook_command
-from treadle.app.hook_settings import CommandHook, HookSettings
+from treadle.app.hook_settings import CommandHook
 from treadle.app.settings import Settings
 from treadle.app.workspace_hooks import Trust, check_trust, describe_trust, list_trust_folders, read_workspace_hooks
 from treadle.engine.hook_result import HookCall, HookPoint, HookResult, HookSession
@@ -34,7 +34,6 @@ _logger = logging.getLogger("treadle")
 class _BeforeTool(Struct, forbid_unknown_fields=True):
     decision: Literal["", "ask", "deny"] = ""
     reason: str = ""
-    arguments: dict[str, Json] | None = None
 
 
 class _AfterTool(Struct, forbid_unknown_fields=True):
@@ -62,12 +61,17 @@ _VERDICTS: dict[HookPoint, type[Struct]] = {
 
 
 class LoadedHook(Struct, frozen=True):
-    """A hook, the point at which it runs, and who wrote it. Hooks of a workspace have its trust."""
+    """A hook and the point at which it runs. A hook of a workspace has the trust in it and the digest of its text."""
 
     point: HookPoint
     hook: CommandHook
-    origin: Literal["user", "workspace"]
     trust: Trust = "trusted"
+    digest: str = ""
+
+    @property
+    def origin(self) -> Literal["user", "workspace"]:
+        """Who wrote the hook."""
+        return "workspace" if self.digest else "user"
 
     @property
     def name(self) -> str:
@@ -78,33 +82,23 @@ class LoadedHook(Struct, frozen=True):
 
 def load_hooks(settings: Settings) -> tuple[list[LoadedHook], str]:
     """Load the hooks of the user and of the workspace, trusted or not, and a note on those that do not run."""
-    loaded = _list_hooks(settings.hooks, "user", "trusted")
+    loaded = [LoadedHook(point, hook) for point, hook in settings.hooks.list_all()]
     try:
         found = read_workspace_hooks(settings.folder)
         if found is None:
             return loaded, ""
         trust = check_trust(found, list_trust_folders(settings))
-        loaded += _list_hooks(found.parse(), "workspace", trust)
+        loaded += [LoadedHook(point, hook, trust, found.digest) for point, hook in found.parse().list_all()]
     except BadInput as error:
         return loaded, f"the hooks of the workspace are not run: {error}"
     return loaded, "" if trust == "trusted" else describe_trust(settings.folder, trust)
-
-
-def _list_hooks(hooks: HookSettings, origin: Literal["user", "workspace"], trust: Trust) -> list[LoadedHook]:
-    return [LoadedHook(point, hook, origin, trust) for point in _VERDICTS for hook in getattr(hooks, point)]
 
 
 def build_command_hooks(settings: Settings, keyring: Keyring | None = None) -> tuple[list[Middleware], str]:
     """Build the middleware that runs the hooks, if there are any that may run, and a note on those that may not."""
     loaded, note = load_hooks(settings)
     may_run = [one for one in loaded if one.trust == "trusted"]
-    points = {one.point for one in may_run}
-    if not may_run:
-        return [], note
-    # A middleware has a hook if its class has the method, so a class with the needed methods is made.
-    methods = {_METHODS[point]: vars(CommandHooks)[f"run_{point}"] for point in points}
-    kind = type("ConfiguredHooks", (CommandHooks,), methods)
-    return [kind(may_run, settings, keyring or Keyring())], note
+    return [CommandHooks(may_run, settings, keyring or Keyring())] if may_run else [], note
 
 
 class CommandHooks(Middleware):
@@ -114,7 +108,7 @@ class CommandHooks(Middleware):
         self._hooks, self._workspace, self._keyring = tuple(hooks), settings.folder, keyring
         self._trust_folders = list_trust_folders(settings)
 
-    async def run_prompt(self, session_id: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    async def on_user_message(self, session_id: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         """Ask the hooks about a message. Their notes go with it, marked as text that its sender did not write."""
         text = render_parts(tuple(part for part in parts if not is_attached(part)))
         about = {"session_id": session_id, "workspace": str(self._workspace), "text": text}
@@ -127,29 +121,26 @@ class CommandHooks(Middleware):
             return parts
         return (*parts, TextPart(f"A program of the user, which reads each message, notes:\n\n{result.note}", "hook"))
 
-    async def run_before_tool(self, call: HookCall) -> HookResult | None:
+    async def before_tool(self, call: HookCall) -> HookResult | None:
         """Ask the hooks about a call."""
         return await self._run_hooks("before_tool", call.tool, _describe_call(call))
 
-    async def run_after_tool(self, call: HookCall, result: CallFinished) -> HookResult | None:
+    async def after_tool(self, call: HookCall, result: CallFinished) -> HookResult | None:
         """Tell the hooks about the result of a call."""
         about = {**_describe_call(call), "status": result.status, "output": result.output}
         return await self._run_hooks("after_tool", call.tool, about)
 
-    async def run_run_end(self, session: HookSession, end: RunFinished) -> HookResult | None:
+    async def on_run_end(self, session: HookSession, end: RunFinished) -> HookResult | None:
         """Tell the hooks that a run ends."""
         about = {"run_id": end.run_id, "reason": end.reason, "answer": end.answer, "error": end.error}
         return await self._run_hooks("run_end", "", {**_describe_session(session), **about})
 
     async def _run_hooks(self, point: HookPoint, tool: str, about: Mapping[str, Json]) -> HookResult | None:
-        """Run the hooks of a point that match, one after another. Each reads the arguments that the last one left."""
+        """Run the hooks of a point that match, one after another, up to one that denies. None if there are none."""
         result: HookResult | None = None
         for one in self._hooks:
             if one.point != point or not any(fnmatchcase(tool, pattern) for pattern in one.hook.tools):
                 continue
-            changed = result.arguments if result is not None else None
-            if changed is not None:
-                about = {**about, "arguments": {**about["arguments"], **changed}}
             said = await self._run_hook(one, about)
             result = result.merge(said) if result is not None else said
             if result.decision == "deny":
@@ -159,8 +150,8 @@ class CommandHooks(Middleware):
     async def _run_hook(self, one: LoadedHook, about: Mapping[str, Json]) -> HookResult:
         redact, hook = self._keyring.redactor.redact_text, one.hook
         try:
-            if one.origin == "workspace":
-                self._check_trust()
+            if one.digest:
+                self._check_trust(one.digest)
             given = msgspec.json.encode({"event": one.point, **about}) + b"\n"
             output = await run_hook_command(hook.command, given, Path(str(about["workspace"])), hook.timeout)
             return _read_verdict(one.point, output, redact(output.out.decode("utf-8", "replace")))
@@ -171,22 +162,14 @@ class CommandHooks(Middleware):
         _logger.warning("%s", failure)
         return HookResult(failures=(failure,))
 
-    def _check_trust(self) -> None:
-        """Check that the workspace's hooks, and the programs beside them, are still those that the user trusted."""
+    def _check_trust(self, digest: str) -> None:
+        """Check that the text of the workspace's hooks is still the one that was loaded, and that it is trusted."""
         try:
             found = read_workspace_hooks(self._workspace)
         except BadInput as error:
             raise HookFailed(str(error)) from None
-        if found is None or check_trust(found, self._trust_folders) != "trusted":
-            raise HookFailed("the hooks of the workspace changed since you trusted them; see `treadle hooks list`")
-
-
-_METHODS: dict[HookPoint, str] = {
-    "before_tool": "before_tool",
-    "after_tool": "after_tool",
-    "prompt": "on_user_message",
-    "run_end": "on_run_end",
-}
+        if found is None or found.digest != digest or check_trust(found, self._trust_folders) != "trusted":
+            raise HookFailed("the hooks of the workspace changed since this session started; see `treadle hooks list`")
 
 
 def _read_verdict(point: HookPoint, output: HookOutput, out: str) -> HookResult:

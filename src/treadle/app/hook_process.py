@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import marshal
-import os
 import resource
 import subprocess
 import sys

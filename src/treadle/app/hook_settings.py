@@ -9,6 +9,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from treadle.engine.hook_result import HookPoint
+
 MAX_TIMEOUT = 600.0
 
 
@@ -43,3 +45,13 @@ class HookSettings(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if any(hook.tools != ("*",) for hook in (*self.prompt, *self.run_end)):
             raise ValueError("tools is only for before_tool and after_tool")
+
+    def list_all(self) -> list[tuple[HookPoint, CommandHook]]:
+        """List the hooks with their points."""
+        points: dict[HookPoint, tuple[CommandHook, ...]] = {
+            "before_tool": self.before_tool,
+            "after_tool": self.after_tool,
+            "prompt": self.prompt,
+            "run_end": self.run_end,
+        }
+        return [(point, hook) for point, hooks in points.items() for hook in hooks]

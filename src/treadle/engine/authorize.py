@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from treadle import events
 from treadle.engine.flow_check import find_flow_risk
-from treadle.engine.hook_points import describe_session, run_before_tool
+from treadle.engine.hook_points import describe_session, run_before_tool, tighten_verdict
 from treadle.engine.hook_result import HookCall
 from treadle.engine.setup import Setup, describe_denial
 from treadle.engine.state import CallState, State
@@ -29,7 +29,6 @@ from treadle.permissions.policy import (
     RememberedAnswer,
     Verdict,
     apply_aliases,
-    choose_strictest,
     decide_call,
     find_narrowest_tier,
     is_web_off,
@@ -152,8 +151,7 @@ async def _authorize_call(
         names = ", ".join(known) or "none"
         return _close_call(call, "error", f"There is no tool named {name!r}.{hint} The tools are: {names}.")
     try:
-        tool, arguments = find_hooked_arguments(setup, call, tool)
-        tool, parsed = tool.resolve_call(tool.parse_call(arguments), state.notes)
+        tool, parsed = tool.resolve_call(tool.parse_call(call.call.arguments), state.notes)
         if blocked & {tool.name, *tool.decided_after}:
             return None
         tool, parsed = await tool.bind_call(parsed, setup.workspace, find_narrowest_tier(setup.grants))
@@ -168,36 +166,18 @@ async def _authorize_call(
         assessment, verdict = _decide_call(setup, state, tool, parsed)
     if assessment.affects_later_calls:
         blocked.add(name)
-    for middleware in setup.middleware:
-        verdict = choose_strictest(
-            verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict
-        )
-    if call.hooked is not None:
-        verdict = call.hooked.result.tighten(verdict)
+    shown = HookCall(describe_session(setup, state), call.call.id, name, assessment.safety, parsed.arguments)
+    verdict = await tighten_verdict(setup, call, shown, verdict)
     if verdict.action == "deny":
         return _close_call(call, "denied", f"Denied: {verdict.why}. Do without it.", assessment.safety)
-    if setup.middleware and call.hooked is None and call.started is None:
-        shown = HookCall(describe_session(setup, state), call.call.id, name, assessment.safety, parsed.arguments)
-        hooked = await run_before_tool(setup, shown, tool.spec.parameters)
-        if hooked is not None:
-            return hooked
+    if (hooked := await run_before_tool(setup, call, shown)) is not None:
+        return hooked
     questions = tool.questions(parsed)
     if questions:
         return _apply_user_answer(setup, call, questions)
     attempt = call.started.attempt + 1 if call.started is not None else 1
     ready = ReadyCall(call, tool, parsed, assessment.safety, verdict.why, attempt, assessment.flow_risk)
     return _apply_verdict(setup, ready, verdict, assessment)
-
-
-def find_hooked_arguments(setup: Setup, call: CallState, tool: Tool) -> tuple[Tool, str]:
-    """Return the tool and the JSON arguments of a call as a hook changed them, or as the model wrote them."""
-    hooked = call.hooked
-    if hooked is None or hooked.result.arguments is None:
-        return tool, call.call.arguments
-    changed = setup.find_tool(hooked.tool)
-    if changed is None:
-        raise ToolInputError(f"A hook changed the arguments of {hooked.tool}, and this tool no longer exists.")
-    return changed, msgspec.json.encode(hooked.result.arguments).decode()
 
 
 def _start_at_client(setup: Setup, call: CallState) -> events.AnyFact:

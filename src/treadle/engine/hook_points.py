@@ -7,7 +7,7 @@ interrupted runs again. What hooks say about messages is no part of this: `Sessi
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -18,7 +18,8 @@ from treadle.engine.setup import Middleware, Setup
 from treadle.engine.state import CallState, State
 from treadle.engine.steps import Record, Step
 from treadle.errors import describe_error
-from treadle.messages import Json, replace_surrogates
+from treadle.messages import replace_surrogates
+from treadle.permissions.policy import Verdict, choose_strictest
 
 MAX_CONTINUES = 3
 """How often hooks may continue one run."""
@@ -36,26 +37,25 @@ def describe_session(setup: Setup, state: State) -> HookSession:
     return HookSession(created.session_id if created is not None else "", str(setup.workspace), parent)
 
 
-async def run_before_tool(setup: Setup, call: HookCall, schema: Mapping[str, Json]) -> events.Custom | None:
-    """Run the hooks before a call. The fact has all arguments of the call if a hook changed any.
+async def tighten_verdict(setup: Setup, call: CallState, shown: HookCall, verdict: Verdict) -> Verdict:
+    """Apply what middleware says about a call, and what hooks said before it. Neither can weaken the verdict."""
+    for one in setup.middleware:
+        verdict = choose_strictest(verdict, await one.may_run(shown.tool, shown.safety, shown.arguments) or verdict)
+    return call.hooked.result.tighten(verdict) if call.hooked is not None else verdict
 
-    Raises what a hook raises: then the call is denied.
-    """
+
+async def run_before_tool(setup: Setup, call: CallState, shown: HookCall) -> events.Custom | None:
+    """Run the hooks before a call, unless their result is recorded. Raises what a hook raises: the call is denied."""
+    if call.hooked is not None or call.started is not None:
+        return None
     result: HookResult | None = None
-    seen = call
     for one in _find_overriding(setup, "before_tool"):
-        said = await one.before_tool(seen)
+        said = await one.before_tool(shown)
         if said is not None:
             result = result.merge(said) if result is not None else said
-            seen = msgspec.structs.replace(seen, arguments={**seen.arguments, **(said.arguments or {})})
             if result.decision == "deny":
                 break
-    if result is None:
-        return None
-    if result.arguments is not None:  # what the engine adds, such as a folder, is no argument of the tool's own
-        own = schema.get("properties") or seen.arguments
-        result = msgspec.structs.replace(result, arguments={k: v for k, v in seen.arguments.items() if k in own})
-    return _build_fact(setup, HookRecord("before_tool", result, call.call_id, call.tool))
+    return _build_fact(setup, HookRecord("before_tool", result, shown.call_id)) if result is not None else None
 
 
 class DueHooks:
@@ -94,7 +94,7 @@ class DueHooks:
         result = await _collect(asked)
         if result is None:
             return []
-        fact = _build_fact(setup, HookRecord("after_tool", result, call.call.id, started.tool))
+        fact = _build_fact(setup, HookRecord("after_tool", result, call.call.id))
         return [fact, *_build_note(setup, result.note)]
 
     async def _run_at_end(self, end: events.RunFinished, setup: Setup, state: State) -> Sequence[events.AnyFact]:

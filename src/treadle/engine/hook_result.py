@@ -28,7 +28,7 @@ class HookSession(Struct, frozen=True):
 
 
 class HookCall(Struct, frozen=True):
-    """A call as hooks see it: with the tool and the arguments that really run."""
+    """A call as hooks see it: with the tool and the arguments that run."""
 
     session: HookSession
     call_id: str
@@ -40,13 +40,12 @@ class HookCall(Struct, frozen=True):
 class HookResult(Struct, frozen=True, omit_defaults=True):
     """What hooks said.
 
-    `decision`: before a tool `ask` or `deny`, at the end of a run `continue`. `arguments` replace those of the call
-    that they name. `note` is text for the model. `failures` describe the hooks that failed.
+    `decision`: before a tool `ask` or `deny`, on a message `deny`, at the end of a run `continue`. `note` is text for
+    the model. `failures` describe the hooks that failed.
     """
 
     decision: Literal["", "continue", "ask", "deny"] = ""
     reason: str = ""
-    arguments: dict[str, Json] | None = None
     note: str = ""
     failures: tuple[str, ...] = ()
 
@@ -54,14 +53,9 @@ class HookResult(Struct, frozen=True, omit_defaults=True):
         """Add the result of a later hook. The stricter decision counts."""
         is_stricter = _STRICTNESS[later.decision] > _STRICTNESS[self.decision]
         chosen = later if is_stricter else self
-        changed = [one.arguments for one in (self, later) if one.arguments is not None]
-        arguments: dict[str, Json] = {}
-        for one in changed:
-            arguments.update(one)
         return HookResult(
             decision=chosen.decision,
             reason=chosen.reason,
-            arguments=arguments if changed else None,
             note="\n\n".join(filter(None, (self.note, later.note))),
             failures=(*self.failures, *later.failures),
         )
@@ -74,12 +68,11 @@ class HookResult(Struct, frozen=True, omit_defaults=True):
 
 
 class HookRecord(Struct, frozen=True, omit_defaults=True):
-    """The result of hooks, for the log. `tool` is the tool that the recorded arguments are for."""
+    """The result of hooks, for the log: of a call, or of a run at the end of a turn."""
 
     point: HookPoint
     result: HookResult = HookResult()
     call_id: str = ""
-    tool: str = ""
     run_id: str = ""
     turn: int = 0
 

@@ -132,10 +132,7 @@ class Middleware:
         return None
 
     async def before_tool(self, call: HookCall) -> HookResult | None:
-        """Called once before a call that the policy does not deny. It may ask a person, deny, or change arguments.
-
-        The policy decides about changed arguments. An error denies the call.
-        """
+        """Called once before a call that the policy does not deny. It may ask a person or deny. An error denies."""
         return None
 
     async def after_tool(self, call: HookCall, result: events.CallFinished) -> HookResult | None:

@@ -159,7 +159,8 @@ class CommandHooks(Middleware):
             failure = redact(f"the hook `{one.name}` failed: {error}")
         if hook.on_failure == "deny" and one.point in ("before_tool", "prompt"):
             return HookResult("deny", failure, failures=(failure,))
-        _logger.warning("%s", failure)
+        if one.point == "prompt":  # the message is not stored yet, so no fact can hold it
+            _logger.warning("%s", failure)
         return HookResult(failures=(failure,))
 
     def _check_trust(self, digest: str) -> None:

@@ -92,7 +92,7 @@ def _read_file(root: int, name: str) -> bytes:
 
 
 def check_trust(hooks: WorkspaceHooks, folders: Sequence[Path]) -> Trust:
-    """Say whether the user trusts these hooks in one of the folders: a workspace, or the one that it is a worktree of."""
+    """Say whether the user trusts these hooks in one of these folders: see `list_trust_folders`."""
     trusted = _load_trust()
     digests = [trusted[key] for folder in folders if (key := os.path.realpath(folder)) in trusted]
     return "trusted" if hooks.digest in digests else "changed" if digests else "new"

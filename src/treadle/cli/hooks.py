@@ -35,7 +35,7 @@ WARNING = (
 
 def parser() -> Parser:
     options = create_parser(
-        "hooks", "List the hooks: commands that run around calls, on messages and at the end.", EXAMPLES
+        "hooks", "List the hooks: commands that run around calls and messages.", EXAMPLES
     )
     actions = add_actions(options, EXAMPLES)
     add_run_options(actions.add_parser("list", help="list the hooks of the user and of the workspace"))

@@ -67,7 +67,7 @@ class CustomCommands(Struct, frozen=True):
 
 
 def list_custom_commands(workspace: Path, user_folder: Path, taken: frozenset[str] = frozenset()) -> CustomCommands:
-    """List the custom commands. They replace none of the names in `taken`, and a workspace replaces none of the user's."""
+    """List the custom commands. Names in `taken` are ignored, and so are names of the user's in a workspace."""
     commands: dict[str, CustomCommand] = {}
     problems: list[Problem] = []
     places: list[tuple[Path, tuple[str, ...], Origin]] = [

@@ -299,7 +299,7 @@ def read_instruction_file(folder: Path, parts: tuple[str, ...] = ()) -> tuple[st
     """Read the AGENTS.md of a folder, or its CLAUDE.md where there is no AGENTS.md. Return the name and the text."""
     for name in INSTRUCTION_FILES:
         text = read_beneath(folder, (*parts, name))
-        if text is not None or os.path.lexists(folder.joinpath(*parts, name)):
+        if text is not None:
             return name, text
     return AGENTS_FILE, None
 

@@ -135,7 +135,11 @@ async def test_a_hook_gets_no_secrets_and_prints_none(work: Path, monkeypatch: p
     keyring.take(["OPENAI_API_KEY"])
     said = await ask(work, keyring=keyring)
     assert said is not None and "sk-secret-value" not in said.reason
-    assert "secret" not in seen.read_text() and f"TREADLE_WORKSPACE={work}" in seen.read_text()
+    assert (
+        "secret-value" not in seen.read_text()
+        and "another-secret" not in seen.read_text()
+        and f"TREADLE_WORKSPACE={work}" in seen.read_text()
+    )
 
 
 async def test_hooks_on_a_message_refuse_it_or_add_a_note(work: Path) -> None:

@@ -1,7 +1,6 @@
 """Hooks of middleware: they can deny, ask and add text, and each result is recorded once."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,9 +41,8 @@ async def test_a_hook_before_a_tool_denies_the_call_and_the_model_reads_why(stor
     assert run.select(CallStarted) == [] and len(seen) == 1
     call: HookCall = seen[0][0]
     assert (call.tool, call.arguments, call.safety) == ("look", {"at": "it"}, "safe")
-    assert list_records(run) == [
-        {"point": "before_tool", "result": {"decision": "deny", "reason": "the house rules"}, "call_id": "l"}
-    ]
+    said = {"decision": "deny", "reason": "the house rules"}
+    assert list_records(run) == [{"point": "before_tool", "result": said, "call_id": "l"}]
 
 
 async def test_a_hook_can_ask_but_cannot_allow_what_the_policy_denies(store: Store, tables: Tables) -> None:
@@ -52,9 +50,8 @@ async def test_a_hook_can_ask_but_cannot_allow_what_the_policy_denies(store: Sto
     run = await store.run_script([LOOK], "done", tools=[look], middleware=[asking])
     assert run.results["l"].status == "denied" and "look twice" in run.results["l"].output, "nobody can be asked here"
     silent, seen = build_counting("before_tool", HookResult())
-    denied = await store.run_script(
-        [DROP], "done", tools=tables.tools, middleware=[silent], grant=Grant(forbid=("drop",))
-    )
+    agent, _ = kit.build_agent([DROP], "done", tools=tables.tools, middleware=[silent], grant=Grant(forbid=("drop",)))
+    denied = await kit.run_agent(agent)
     assert [one.status for one in denied.select(CallFinished)] == ["denied"] and seen == []
 
 
@@ -117,13 +114,16 @@ async def test_a_message_that_arrives_during_a_hook_does_not_run_it_again(store:
     assert len(calls) == len(records) == (ends if point == "on_run_end" else 1)
 
 
+def reply(request: Request) -> Any:
+    return "done" if kit.select_results(request) else [LOOK]
+
+
 @pytest.mark.parametrize("point", ["before_tool", "after_tool", "on_run_end"])
 async def test_a_run_cut_after_any_fact_runs_no_recorded_hook_again(store: Store, point: str) -> None:
     hook, _ = build_counting(point, HookResult())
     whole = (await store.run_script([LOOK], "done", tools=[look], middleware=[hook])).facts
     for point_of_crash in list(cut(whole))[2:-1]:
         again, seen = build_counting(point, HookResult())
-        reply: Callable[[Request], Any] = lambda request: "done" if kit.select_results(request) else [LOOK]
         agent, _ = kit.build_agent(reply, reply, reply, tools=[look], middleware=[again])
         log = InMemoryLog()
         session_id = await point_of_crash.plant(log)

@@ -64,9 +64,11 @@ async def run_hook_command(command: str, given: bytes, workspace: Path, timeout:
             )
         try:
             async with asyncio.timeout(timeout):
-                assert process.stdout is not None and process.stderr is not None
-                out, error = await asyncio.gather(_read_output(process.stdout), _read_output(process.stderr))
-                return HookOutput(await process.wait(), out, error)
+                out, error = await asyncio.gather(*(_read_output(stream, ours) for stream in _list_streams(process)))
+                code = await process.wait()
+                if max(len(out), len(error)) > MAX_OUTPUT_BYTES:
+                    raise HookFailed(f"it wrote more than {MAX_OUTPUT_BYTES // 1024} KiB, and was killed")
+                return HookOutput(code, out, error)
         except TimeoutError:
             raise HookFailed(f"it did not end within {timeout:g} s, and was killed") from None
         finally:
@@ -74,14 +76,24 @@ async def run_hook_command(command: str, given: bytes, workspace: Path, timeout:
             await finish_despite_cancel(_wait_for_end(process))
 
 
-async def _read_output(stream: asyncio.StreamReader) -> bytes:
+def _list_streams(process: asyncio.subprocess.Process) -> list[asyncio.StreamReader]:
+    return [stream for stream in (process.stdout, process.stderr) if stream is not None]
+
+
+async def _read_output(stream: asyncio.StreamReader, stop: ExitStack) -> bytes:
+    """Read to the end. Output that is too long stops the command, and the rest of it is dropped."""
     data = bytearray()
     while chunk := await stream.read(65536):
-        data += chunk
-        if len(data) > MAX_OUTPUT_BYTES:
-            raise HookFailed(f"it wrote more than {MAX_OUTPUT_BYTES // 1024} KiB, and was killed")
+        if len(data) <= MAX_OUTPUT_BYTES:
+            data += chunk
+        else:
+            stop.close()
     return bytes(data)
 
 
 async def _wait_for_end(process: asyncio.subprocess.Process) -> None:
+    """Wait until the supervisor has ended. asyncio reports the end only when both streams were read to their end."""
+    for stream in _list_streams(process):
+        while await stream.read(65536):
+            pass
     await process.wait()

@@ -34,9 +34,7 @@ WARNING = (
 
 
 def parser() -> Parser:
-    options = create_parser(
-        "hooks", "List the hooks: commands that run around calls and messages.", EXAMPLES
-    )
+    options = create_parser("hooks", "List the hooks: commands that run around calls and messages.", EXAMPLES)
     actions = add_actions(options, EXAMPLES)
     add_run_options(actions.add_parser("list", help="list the hooks of the user and of the workspace"))
     trust = actions.add_parser("trust", help="show the hooks of the workspace, and trust exactly this text")

@@ -39,12 +39,14 @@ async def test_without_a_terminal_untrusted_hooks_do_not_run_and_one_line_says_s
 async def test_on_a_terminal_the_text_is_shown_and_the_user_is_asked(place: Place) -> None:
     (place.work / ".treadle").mkdir()
     (place.work / ".treadle/hooks.toml").write_text(HOOKS)
-    async with StrictChat([CALCULATE, Reply(text="It is 42.")]) as fake:
-        async with place.screen("run", "add", *model_options(fake)) as screen:
-            await screen.until("trust these hooks")
-            assert "touch $HOME/ran" in screen.unbroken and "outside the sandbox" in screen.unbroken
-            screen.type("y\r")
-            assert await screen.end() == 0, screen.text
+    async with (
+        StrictChat([CALCULATE, Reply(text="It is 42.")]) as fake,
+        place.screen("run", "add", *model_options(fake)) as screen,
+    ):
+        await screen.until("trust these hooks")
+        assert "touch $HOME/ran" in screen.unbroken and "outside the sandbox" in screen.unbroken
+        screen.type("y\r")
+        assert await screen.end() == 0, screen.text
     assert (place.home / "ran").exists()
 
 
@@ -55,13 +57,13 @@ async def test_a_program_killed_during_a_hook_loses_nothing_and_doubles_nothing(
     )
     configure(place, f"[[hooks.before_tool]]\ncommand = '''{script}'''\ntimeout = 500\n")
     async with StrictChat([CALCULATE, Reply(text="It is 42.")]) as fake:
-        process = await place.start("run", "add", *model_options(fake))
+        process = await place.start("run", "add", "--name", "sum", *model_options(fake))
         await wait_until(pid.exists, "the hook runs")
         process.send_signal(signal.SIGKILL)
         await process.communicate()
         hook = Path("/proc", pid.read_text().strip())
         await wait_until(lambda: not hook.exists(), "the hook dies with the program")
-        done = await place.run("sessions", "resume", "last", *model_options(fake))
+        done = await place.run("sessions", "resume", "sum", *model_options(fake))
         assert done.code == 0 and "It is 42." in done.out, done.err
     facts = await place.facts()
     assert [sum(isinstance(fact, kind) for fact in facts) for kind in (Custom, CallFinished, RunFinished)] == [1, 1, 1]
@@ -93,8 +95,8 @@ async def test_custom_commands_are_in_the_menu_and_send_their_text(place: Place)
     (place.work / "note.txt").write_text("attached text")
     text = "---\ndescription: ship it\n---\nShip $1 with !`touch owned` and @note.txt"
     steps = [
-        ("/", "ship it (workspace)"),
-        ("\x7f/greet Ada\r", Fact(RunFinished)),
+        ("/sh", "ship it (workspace)"),
+        ("\x7f\x7f\x7f/greet Ada\r", Fact(RunFinished)),
         ("/ship now\r", Fact(RunFinished, 2)),
     ]
     replies = [Reply(text="Hello."), Reply(text="Shipped.")]

@@ -154,7 +154,7 @@ class CommandHooks(Middleware):
                 self._check_trust(one.digest)
             given = msgspec.json.encode({"event": one.point, **about}) + b"\n"
             output = await run_hook_command(hook.command, given, Path(str(about["workspace"])), hook.timeout)
-            return _read_verdict(one.point, output, redact(output.out.decode("utf-8", "replace")))
+            return read_verdict(one.point, output, redact(output.out.decode("utf-8", "replace")))
         except (HookFailed, OSError) as error:
             failure = redact(f"the hook `{one.name}` failed: {error}")
         if hook.on_failure == "deny" and one.point in ("before_tool", "prompt"):
@@ -173,7 +173,7 @@ class CommandHooks(Middleware):
             raise HookFailed("the hooks of the workspace changed since this session started; see `treadle hooks list`")
 
 
-def _read_verdict(point: HookPoint, output: HookOutput, out: str) -> HookResult:
+def read_verdict(point: HookPoint, output: HookOutput, out: str) -> HookResult:
     """Read what a hook printed; raises `HookFailed`. Nothing means that it has nothing to say."""
     if output.code:
         said = output.error.decode("utf-8", "replace").strip()[-_MAX_ERROR:]

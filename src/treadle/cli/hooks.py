@@ -48,16 +48,17 @@ async def main(args: argparse.Namespace) -> int:
     settings = load_command_settings(args).settings
     match args.action:
         case "list":
-            _list_hooks(settings)
+            print_hooks(settings)
         case "trust":
-            await _trust_hooks(settings, args.digest)
+            await confirm_trust(settings, args.digest)
         case _:
             was_trusted = forget_trust(settings.folder)
             print_note("the hooks of this workspace do not run any longer" if was_trusted else "no hooks were trusted")
     return 0
 
 
-def _list_hooks(settings: Settings) -> None:
+def print_hooks(settings: Settings) -> None:
+    """Print the hooks as a table, and why some do not run."""
     loaded, note = load_hooks(settings)
     rows = [
         [one.point, one.origin, one.trust, ",".join(one.hook.tools), f"{one.hook.timeout:g} s", one.name]
@@ -71,7 +72,8 @@ def _list_hooks(settings: Settings) -> None:
         print_note(note)
 
 
-async def _trust_hooks(settings: Settings, digest: str) -> None:
+async def confirm_trust(settings: Settings, digest: str) -> None:
+    """Show the hooks of the workspace, and trust them if the user says yes or the digest is right."""
     found = read_workspace_hooks(settings.folder)
     if found is None:
         raise BadInput(f"{settings.folder} has no {HOOKS_FILE}, so there is nothing to trust")

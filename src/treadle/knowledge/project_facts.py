@@ -48,14 +48,14 @@ def describe_project(folder: Path) -> str:
     manifests = (_read_table(pyproject, "project"), package, _read_table(_read_toml(folder, "Cargo.toml"), "package"))
     name = next((str(one["name"]) for one in manifests if isinstance(one.get("name"), str)), folder.name)
     about = next((str(one["description"]) for one in manifests if isinstance(one.get("description"), str)), "")
-    commands = list(_list_commands(folder, files, pyproject, package))
+    commands = list(list_commands(folder, files, pyproject, package))
     lines = [f"# {_clean(name, 80)}", ""]
     if about:
         lines += [_clean(about, 300), ""]
     lines += ["## Commands", ""]
     lines += [f"- {task}: `{command}`" for task, command in dict.fromkeys(commands)]
     lines += ["- none was found: add how to build and test"] if not commands else []
-    lines += ["", "## Layout", "", *_list_layout(folder)]
+    lines += ["", "## Layout", "", *list_layout(folder)]
     workflows = list_names(folder, (".github", "workflows"), "file")
     if workflows:
         lines.append(f"- `.github/workflows/`: {', '.join(f'`{_clean(one, 60)}`' for one in workflows[:10])}")
@@ -76,7 +76,7 @@ def write_agents_file(folder: Path, text: str, *, replace: bool) -> Path:
     return file
 
 
-def _list_commands(
+def list_commands(
     folder: Path, files: list[str], pyproject: Mapping[str, Any], package: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """List tasks and their commands: what the project defines itself comes first."""
@@ -95,7 +95,8 @@ def _list_commands(
         yield from commands if file in files else ()
 
 
-def _list_layout(folder: Path) -> Iterator[str]:
+def list_layout(folder: Path) -> Iterator[str]:
+    """List the folders of a project, and how many files of which kind they have."""
     shown = [
         name
         for name in list_names(folder, (), "folder")

@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup system weights run test tests again check fmt bench soak clients schema picture lock clean
+.PHONY: help setup system weights run test tests again check fmt bench soak clients schema picture man lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ schema: $(STAMP) ## write docs/events.schema.json from the events
 
 picture: ## draw docs/architecture.svg
 	$(PYTHON) docs/draw_architecture.py
+
+man: $(STAMP) ## write the man page from the commands
+	$(BIN)/python docs/man/write_man_page.py
 
 lock: $(BIN)/uv ## write requirements.lock from pyproject.toml; LOCK_FLAGS=--upgrade takes the newest
 	$(BIN)/uv pip compile pyproject.toml --group dev --extra fast --extra local --extra mcp --universal --python-version 3.11 \

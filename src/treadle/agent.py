@@ -17,7 +17,7 @@ from treadle.events import AgentConfig, Grant, Limits, Parent, SessionCreated
 from treadle.knowledge.base import Knowledge
 from treadle.log.base import Log
 from treadle.messages import Sampling
-from treadle.models.base import Model
+from treadle.models.base import DeferredModel, Model
 from treadle.secrets.keyring import Keyring
 from treadle.tools.base import Recovery, Tool
 from treadle.tools.function import tool
@@ -26,11 +26,14 @@ from treadle.typed_output import T, build_output_schema, check_output, parse_out
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from treadle.session import Content, Session
+    from treadle.session import Content, Session, SessionOpener
 
 
 class SessionOptions(TypedDict, total=False):
-    """Which session to open, and how. Without `id`, `name` or `new` the latest session is opened, or a new one."""
+    """Which session to open, and how. Without `id`, `name` or `new` the latest session is opened, or a new one.
+
+    The session with this `id` is opened, or created if there is none. `new` always creates one.
+    """
 
     id: str
     name: str
@@ -84,15 +87,21 @@ class Agent(Generic[T]):
         if self.approval_ttl is not None and not self.approval_ttl > 0:
             raise BadInput("approval_ttl must be more than 0 seconds; leave it out for questions that never expire")
 
-    @asynccontextmanager
-    async def session(
-        self, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
-    ) -> AsyncGenerator[Session[T]]:
-        """Open a session: `async with agent.session("words.db") as session`. A path stores it, and resumes it later."""
-        from treadle.runtime import Runtime
+    def session(self, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]) -> SessionOpener[T]:
+        """Open a session: `async with agent.session("words.db") as session`. A path stores it, and resumes it later.
 
-        async with Runtime(store, [self], recover=False) as runtime, runtime.session(self.name, **options) as session:
-            yield session
+        `agent.session("words.db", id="case-7")` opens the session with that id, or creates it.
+        """
+        from treadle.runtime import Runtime
+        from treadle.session import SessionOpener
+
+        @asynccontextmanager
+        async def open_session() -> AsyncGenerator[Session[T]]:
+            runtime = Runtime(store, [self], recover=False)
+            async with runtime, runtime.session(self.name, **options) as session:
+                yield session
+
+        return SessionOpener(open_session())
 
     async def ask(self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]) -> T:
         """Get an answer in one call: open a session, run it, close it. Raises `NotAnswered` when there is no answer."""
@@ -178,6 +187,11 @@ class Agent(Generic[T]):
             else:
                 self._model = self.model
         return self._model
+
+    async def choose_model(self) -> Model:
+        """Return the model. Without a name, choose the first that works; raises `NotFound` when there is none."""
+        model = self.resolve_model()
+        return await model.resolve() if self.model is None and isinstance(model, DeferredModel) else model
 
     def use_model(self, model: Model) -> None:
         """Use another model from the next run on. The caller closes it."""

@@ -16,15 +16,14 @@ from treadle.errors import BadInput, ModelErrorKind
 from treadle.messages import NO_USAGE, Call, FinishReason, Json, Message, Part, Sampling, ToolSpec, Usage
 
 Safety = Literal["safe", "caution", "destructive"]
-Tier = Literal["read-only", "sandbox", "full"]
+Tier = Literal["plan", "read-only", "sandbox", "full"]  # the narrowest first
 Decision = Literal["allow", "deny"]
 Scope = Literal["call", "tool", "pattern", "session"]
 MessageMode = Literal["queue", "interrupt"]
-Trigger = Literal["message", "continue", "regenerate", "recover", "resume"]
+Trigger = Literal["message", "continue", "regenerate", "recover", "resume", "command"]
 CallStatus = Literal["ok", "error", "denied", "refused", "cancelled", "interrupted", "timed_out"]
 LimitReason = Literal["turn_limit", "call_limit", "token_limit", "time_limit", "cost_limit", "doom_loop"]
-CLIENT_SANDBOX = "client"
-"""`CallStarted.sandbox` of a call that the client runs."""
+CLIENT_SANDBOX = "client"  # `CallStarted.sandbox` of a call that the client runs
 LIMIT_REASONS: frozenset[str] = frozenset(get_args(LimitReason))
 EndReason = Literal["answered", LimitReason, "stuck", "yielded", "cancelled", "failed"]
 ReplySignal = Literal["stuck", "uncertain", "yielded", "answered"]  # what a model says of its own work
@@ -33,17 +32,15 @@ SignalKind = Literal[
 ]
 NOBODY_ASKED = "the command line"
 """The author of a denial when no user can be asked. It separates these denials from those of a user."""
-TURN_CEILING = 200
-"""The most turns of a run, unless the operator sets another ceiling."""
+TURN_CEILING = 200  # the most turns of a run, unless the operator sets another ceiling
 
 
 class Limits(Struct, frozen=True, omit_defaults=True):
     """The budget of one run. `turns=0` means text only. None means no limit of that kind.
 
     `retry_seconds` is how long the run waits for a provider that is overloaded or cannot be reached, before it fails.
-    `attempts` is how often a turn is tried when the model fails by an error of its own.
-    `doom_loop` detects repeated calls. `implicit_signals` detects a stuck model and a hand-back in plain words.
-    More turns than the operator's `ceiling` are refused.
+    `attempts` is how often a turn is tried when the model fails by an error of its own. `doom_loop` detects repeated
+    calls, `implicit_signals` a stuck model and a hand-back in plain words. More turns than `ceiling` are refused.
     """
 
     turns: int = 50
@@ -141,8 +138,7 @@ class KeptRef(Struct, frozen=True, omit_defaults=True):
 
     `repository` is the work tree's folder, empty for the workspace. An empty value means that there was none. A value
     is the id of an object; that of `HEAD` may be `ref: refs/heads/NAME`. If there are several stashes, a hash of their
-    list follows. The value of `index` is a hash of its entries. `content` names the kept file of the index, or the log
-    of the stash, from before.
+    list follows. That of `index` is a hash of its entries. `content` names the earlier index, or log of the stash.
     """
 
     ref: str
@@ -195,12 +191,13 @@ class MessageReceived(Fact, frozen=True):
 
 
 class RunRequested(Fact, frozen=True):
-    """Somebody asked for a run without a new message. If there is a reply at `after`, the run starts with its calls."""
+    """Somebody asked for a run without a message: with the calls of the reply at `after`, or of their own `command`."""
 
     trigger: Trigger
     limits: Limits | None = None
     by: str = ""
     after: int = 0
+    command: str = ""
 
 
 class CancelRequested(Fact, frozen=True):
@@ -225,13 +222,14 @@ class RunStarted(Fact, frozen=True):
 class TurnStarted(Fact, frozen=True):
     """`wrap_up` names the limit that was reached. It is set for the last turn, which has no tools.
 
-    Turn 0 has the calls of an earlier reply. It is not counted, because the model is not asked.
+    Turn 0 is not counted, because the model is not asked: it has the calls of an earlier reply, or a person's `calls`.
     """
 
     turn: int
     messages: tuple[str, ...] = ()
     tools: bool = True
     wrap_up: EndReason | None = None
+    calls: tuple[Call, ...] = ()
 
 
 class ModelReplied(Fact, frozen=True):
@@ -310,7 +308,7 @@ class CallStarted(Fact, frozen=True):
     """The intent, stored before the effect. `arguments` are the checked and converted arguments that really run.
 
     A call that `resumes` continues its work when it is run again, so a crash never closes it. With the sandbox
-    "client" the client runs the call: the run waits for the result, until `expires_at`.
+    "client" the client runs the call: the run waits for the result, until `expires_at`. `access` is the tier it has.
     """
 
     call_id: str
@@ -324,6 +322,7 @@ class CallStarted(Fact, frozen=True):
     epoch: int = 0
     resumes: bool = False
     expires_at: float | None = None
+    access: Tier | None = None
 
 
 class CallFinished(Fact, frozen=True):
@@ -388,8 +387,8 @@ class SessionConfigured(Fact, frozen=True):
 
     `approve` are patterns that an authorized person approved in advance: they turn ask into allow. `web` is false for
     a session that may not use the web tools. It cannot allow more than the operator and the project allow.
-    `client_tools` are offered to the model with the agent's own, and the client runs their calls. They count from the
-    next turn on. An empty `output_schema` means text.
+    `client_tools` are offered to the model from the next turn on, and the client runs their calls. `access` replaces
+    `access_before` from the next call on, as far as the running process allows. An empty `output_schema` means text.
     """
 
     agent: str = ""
@@ -403,6 +402,8 @@ class SessionConfigured(Fact, frozen=True):
     sampling: Sampling | None = None
     output_schema: dict[str, Json] | None = None
     client_tools: tuple[ToolSpec, ...] | None = None
+    access: Tier | None = None
+    access_before: Tier | None = None
 
 
 class FilesKept(Fact, frozen=True):
@@ -545,8 +546,7 @@ def settles_question(event: Event, question: ApprovalRequested | InputRequested)
     """Whether an event answers a question, or ends the call that it belongs to."""
     if isinstance(event, ApprovalAnswered | InputAnswered):
         return event.call_id == question.call_id
-    during = question.during if isinstance(question, ApprovalRequested) else ""
-    return isinstance(event, CallFinished) and event.call_id in (question.call_id, during)
+    return isinstance(event, CallFinished) and event.call_id in (question.call_id, getattr(question, "during", ""))
 
 
 def stamp_fact(fact: Fact, seq: int, at: float) -> None:

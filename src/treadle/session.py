@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Generic, Literal, NoReturn, TypeAlias, cast
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -32,11 +32,15 @@ from treadle.tools.base import ToolResult
 from treadle.typed_output import T
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from treadle.agent import Agent
     from treadle.export.spans import Span
     from treadle.history.rewind import Rewind, RewindChange, Rewinder, RewindTarget
 
 Content: TypeAlias = str | Part | Sequence[str | Part]
+
+_OPENING_ADVICE = "write `async with agent.session(...) as session:` and use `session` inside the block"
 
 
 class Session(Generic[T]):
@@ -53,6 +57,8 @@ class Session(Generic[T]):
         message_id = f"msg_{os.urandom(8).hex()}"
 
         async def begin() -> int:
+            if self.agent.model is None and not (await self._coordinator.load_state(self.id)).model:
+                await self.agent.choose_model()  # without a model nothing is stored
             fact = await self._post_message(content, mode, key, message_id)
             run.message_id = fact.id  # an idempotent repeat follows the message that was stored first
             return fact.seq
@@ -106,6 +112,15 @@ class Session(Generic[T]):
         position = await self._post_request(trigger, limits, key)
         await self._coordinator.wake(self.id)
         return position
+
+    def run_command(self, command: str) -> Run:
+        """Run a command of the user as the agent's `shell` would, without asking the model.
+
+        The same policy, sandbox and limits apply. The model reads the command and its output with the next message.
+        """
+        if not command.strip():
+            raise BadInput("the command is empty: say what to run")
+        return Run(self._coordinator, self.id, partial(self._post_request, "command", command=command))
 
     def resume(self) -> Run:
         """Continue an unfinished run after a crash or a failure. Without one the run ends at once."""
@@ -363,17 +378,45 @@ class Session(Generic[T]):
         assert isinstance(stored, events.MessageReceived)
         return stored
 
-    async def _post_request(self, trigger: events.Trigger, limits: events.Limits | None, key: str = "") -> int:
+    async def _post_request(
+        self, trigger: events.Trigger, limits: events.Limits | None = None, key: str = "", command: str = ""
+    ) -> int:
         state = await self._coordinator.load_state(self.id)
         if state.run is not None:
             raise Conflict(f"session {self.id} has an unfinished run; wait for it, resume it or cancel it")
-        if not state.queue and not any(isinstance(entry, events.MessageReceived) for entry in state.entries):
+        has_message = state.queue or any(isinstance(entry, events.MessageReceived) for entry in state.entries)
+        if not has_message and not command:
             raise Conflict(f"session {self.id} has no message yet; there is nothing to {trigger}")
-        fact = events.validate_fact(events.RunRequested(trigger=trigger, limits=limits))
+        fact = events.validate_fact(events.RunRequested(trigger=trigger, limits=limits, command=command))
         posted = await self._log.post(self.id, [fact], key=f"request:{key}" if key else "")
         if not posted.is_new:
             raise Conflict(f"session {self.id} went on from there already")
         return posted.facts[0].seq
+
+
+class SessionOpener(Generic[T]):
+    """Opens a session: `async with agent.session(...) as session`. Every other use raises `BadInput`, which says so."""
+
+    def __init__(self, opening: AbstractAsyncContextManager[Session[T]]) -> None:
+        self._opening = opening
+
+    async def __aenter__(self) -> Session[T]:
+        return await self._opening.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._opening.__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # a type checker reports the wrong use itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise BadInput(f"the session is not open yet, so it has no {name!r}; {_OPENING_ADVICE}")
+
+        def __await__(self) -> Generator[None, None, NoReturn]:
+            raise BadInput(f"a session is opened by a block, not by await; {_OPENING_ADVICE}")
 
 
 def generate_session_id() -> str:

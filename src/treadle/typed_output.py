@@ -11,6 +11,7 @@ from treadle.messages import Json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
     from typing_extensions import TypeVar
 
     T = TypeVar("T", default=str)
@@ -20,6 +21,9 @@ else:
 
     T = TypeVar("T")
 
+MAX_PROBLEMS = 5
+MAX_VALUE = 60
+"""How many characters of a wrong value are shown."""
 _FENCE = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL | re.IGNORECASE)
 
 
@@ -57,15 +61,21 @@ def parse_output(wanted: Any, text: str) -> Any:
 
 
 def check_output(wanted: Any, text: str) -> str:
-    """Describe the problems of an answer for the model. Empty when the answer fits."""
+    """Describe what does not fit: each field, what it should be and what it is. Empty when the answer fits."""
     from pydantic import ValidationError
 
     try:
         parse_output(wanted, text)
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(str(piece) for piece in one['loc']) or 'the answer'}: {one['msg']}"
-            for one in error.errors(include_url=False, include_context=False)
-        ]
-        return f"It must be JSON that fits the schema, and nothing else: {'; '.join(problems[:5])}."
+        problems = error.errors(include_url=False, include_context=False)
+        more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+        return "; ".join(map(_describe_problem, problems[:MAX_PROBLEMS])) + more
     return ""
+
+
+def _describe_problem(problem: ErrorDetails) -> str:
+    field = ".".join(map(str, problem["loc"])) or "the answer"
+    if problem["type"] == "missing":  # its input is the object around it
+        return f"{field}: {problem['msg']}"
+    value = repr(problem["input"])
+    return f"{field}: {problem['msg']}; got {value if len(value) <= MAX_VALUE else f'{value[:MAX_VALUE]}…'}"

@@ -67,7 +67,7 @@ async def test_the_help_of_an_action_shows_its_own_examples(place: Place, name: 
     [
         (["sesions"], 2, "did you mean sessions?"),
         (["sessions", "list", "--allow-root"], 2, "arguments: --allow-root; `treadle sessions --help` shows the usage"),
-        (["tidy"], 2, 'treadle run "tidy". `treadle --help` lists the commands'),
+        (["tidy"], 2, "treadle run tidy. `treadle --help` lists the commands"),
         (["chat"], 2, "needs a terminal"),
         (["models", "default", "gpt-9"], 2, "gpt-9"),
         (["--version"], 0, "treadle "),
@@ -83,9 +83,8 @@ async def test_sessions_are_listed_and_found_by_name_and_beginning_of_id(place: 
     first, second = await create_sessions(place, "alpha", "beta")
     listed = await place.quick("sessions")
     heads, *rows = listed.out.splitlines()
-    assert heads.split() == ["status", "session", "age", "turns", "cost", "workspace", "name"]
-    assert [row.split()[0] for row in rows] == ["answered", "answered"]
-    assert rows[0].endswith("beta") and rows[1].endswith("alpha") and first[:12] in rows[1]
+    assert heads.split() == ["session", "status", "name", "age", "cost", "turns", "workspace"]
+    assert [row.split()[:3] for row in rows] == [[second[:12], "answered", "beta"], [first[:12], "answered", "alpha"]]
     assert (await place.quick("sessions", "list", "--status", "failed")).out == ""
     lines = (await place.quick("sessions", "list", "--json", "--limit", "1")).out.splitlines()
     assert [json.loads(line)["id"] for line in lines] == [second]

@@ -62,6 +62,7 @@ def split(line: str) -> list[str]:
 
 
 async def test_flags_named_in_the_docs_exist(place: Place) -> None:
-    shown = "".join([(await place.quick(name, "--help")).out for name in ("run", "chat", "sessions", "serve")])
+    commands = ("run", "chat", "sessions", "sessions list", "config set", "serve")
+    shown = "".join([(await place.quick(*name.split(), "--help")).out for name in commands])
     for flag in set(re.findall(r"`(--[a-z-]+)", TEXT)):
         assert flag in shown, flag

@@ -164,11 +164,7 @@ async def test_an_invalid_answer_is_refused_and_the_question_stays_open(
 
 async def test_using_a_missing_session_raises_not_found(store: Store) -> None:
     agent, _ = kit.build_agent("ok")
-    log = store.open()
-    with pytest.raises(NotFound, match="no session nope"):
-        async with agent.session(log, id="nope"):
-            pass
-    async with agent.session(log) as session:
+    async with agent.session(store.open()) as session:
         await kit.run_to_end(session)
         await session.delete()
         for use in (session.facts, session.state, session.fork, session.checkpoints, session.cancel):

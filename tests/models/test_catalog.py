@@ -180,7 +180,7 @@ def test_the_embedded_model_is_a_late_import_with_a_clear_error(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "treadle.models.local.local_model", type(sys)("treadle.models.local.local_model"))
     sys.modules["treadle.models.local.local_model"].LocalModel = lambda path=None: ("embedded", path)  # type: ignore[attr-defined]
     assert resolve_model("local") == ("embedded", None)
-    with pytest.raises(NotFound, match="there is no file"):
+    with pytest.raises(NotFound, match=r"There is no model file /no/such\.gguf"):
         resolve_model("local:/no/such.gguf")
 
 

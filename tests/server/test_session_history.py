@@ -14,6 +14,7 @@ from tests.kit.sandbox import needs_bubblewrap
 from tests.kit.server import Client, create_token, serve_agents, serve_script
 from treadle import Agent, Grant, Limits, TextDelta
 from treadle.errors import ModelError
+from treadle.events import Tier
 from treadle.messages import Reply, Request
 from treadle.models.base import ModelEvent
 from treadle.testing import call
@@ -149,10 +150,13 @@ async def test_a_rewind_to_a_position_that_does_not_exist_and_an_undo_of_nothing
         await client.problem("POST", "/v1/sessions/none/rewind", {"seq": 1}, 404)
 
 
-async def test_a_token_that_may_not_approve_cannot_rewind_the_files_of_a_read_only_session(folder: Path) -> None:
+@pytest.mark.parametrize("tier", ["read-only", "plan"])
+async def test_a_token_that_may_not_approve_cannot_rewind_the_files_of_a_read_only_session(
+    folder: Path, tier: Tier
+) -> None:
     viewer, sender = create_token("viewer", "view"), create_token("sender", "view", "send")
     tools = build_default_tools(kept=folder / "kept")
-    options = {"tools": tools, "grant": Grant(tier="read-only"), "roots": (folder / "work",)}
+    options = {"tools": tools, "grant": Grant(tier=tier), "roots": (folder / "work",)}
     async with (
         serve_script("done", tokens=(viewer, sender), **options) as client,
         Client(client.base, viewer.value) as watching,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
@@ -20,16 +21,20 @@ from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
 from treadle.models.catalog import resolve_model
 from treadle.models.local import weights
+from treadle.models.local.model_table import MODELS, PullableModel
+from treadle.models.model_info import find_model_info
 from treadle.models.providers import PROVIDERS
 from treadle.models.remote import RemoteModel
 from treadle.sandbox.backend import probe
 from treadle.sandbox.tool_roots import TOOL_NAMES
 from treadle.sandbox.toolchains import find_toolchains, list_languages
+from treadle.secrets.keyring import Keyring
 from treadle.tools.base import ToolError
 from treadle.tools.files.ripgrep import find_ripgrep
 from treadle.tools.mcp.server_config import read_mcp_servers
 
 LOCAL_SERVERS = {"ollama": "/api/tags", "llamacpp": "/v1/models", "lmstudio": "/v1/models", "vllm": "/v1/models"}
+_SERVER_STARTS = {"ollama": "`ollama serve`", "llamacpp": "`llama-server -m FILE`", "lmstudio": "LM Studio's server"}
 MIN_FREE_BYTES = 1 << 30
 SERVER_SECONDS = 0.5
 """Seconds to wait for a server on this machine."""
@@ -47,12 +52,13 @@ class Check(Struct, frozen=True):
 
 
 class ModelSource(Struct, frozen=True):
-    """One source of models: whether it is usable now, and the reason."""
+    """One source of models: whether it is usable now, and the reason. `advice` says what is missing to use it."""
 
     name: str
     is_usable: bool
     reason: str
     models: tuple[str, ...] = ()
+    advice: str = ""
 
 
 async def run_checks(loaded: LoadedSettings) -> AsyncIterator[Check]:
@@ -198,36 +204,59 @@ def _check_machine() -> Iterator[Check]:
         yield Check("proxy", "ok", "none" + (f", certificates from {certificates}" if certificates else ""))
 
 
-async def find_model_sources() -> AsyncIterator[ModelSource]:
-    """Find all sources of models: the embedded model, servers on this machine, providers with a key."""
+async def find_model_sources(keyring: Keyring | None = None) -> AsyncIterator[ModelSource]:
+    """Find all sources of models: the embedded model, servers on this machine, providers with a key.
+
+    The servers are asked at the same time. Keys come from the keyring; without one, from the environment.
+    """
     if has_local_runtime():
-        kept = tuple(f"local:{file}" for file in weights.list_installed())
+        kept = tuple(weights.name_installed(file) for file in weights.list_installed())
         has_weights = weights.find_weights(None) is not None
         why = "ready" if has_weights else "its weights are downloaded at first use: treadle models pull local"
         yield ModelSource("local", True, why, kept)
     else:
-        yield ModelSource("local", False, 'not installed; run: pip install "treadle[local]"')
-    for provider, path in LOCAL_SERVERS.items():
-        name = f"{provider}:NAME"
-        try:
-            model = resolve_model(f"{provider}:any")
-        except BadInput as error:
-            yield ModelSource(name, False, str(error))
-            continue
-        assert isinstance(model, RemoteModel)
-        found = await model.fetch_model_names(path, from_root=True, timeout=SERVER_SECONDS)
-        address = model.endpoint.error_source.redact(model.endpoint.base_url)
-        if found is None:
-            yield ModelSource(name, False, f"no server answers at {address}")
-        else:
-            models = tuple(f"{provider}:{one}" for one in found)
-            yield ModelSource(name, bool(models), f"a server runs at {address}", models)
+        missing = 'not installed; run: pip install "treadle[local]"'
+        yield ModelSource("local", False, missing, advice=missing)
+    keys = keyring or Keyring()
+    for found in await asyncio.gather(*(_ask_server(provider, keyring) for provider in LOCAL_SERVERS)):
+        yield found
     for provider, row in PROVIDERS.items():
         if provider not in LOCAL_SERVERS:
-            key = next((name for name in row.key_variables if os.environ.get(name, "").strip()), "")
+            key = next((name for name in row.key_variables if keys.get(name).strip()), "")
             why = f"{key} is set" if key else f"{' or '.join(row.key_variables)} is not set"
             models = (row.default_model,) if row.default_model and key else ()
-            yield ModelSource(f"{provider}:NAME", bool(key), why, models)
+            how = f"no key: set {row.key_variables[0]}, or name its file: treadle config set api_key_file FILE"
+            advice = f"{why}: write the name of a model, as /model {provider}:NAME" if key else how
+            yield ModelSource(f"{provider}:NAME", bool(key), why, models, advice)
+
+
+async def _ask_server(provider: str, keyring: Keyring | None) -> ModelSource:
+    """Ask a server on this machine for its models."""
+    name = f"{provider}:NAME"
+    try:
+        model = resolve_model(f"{provider}:any", keyring=keyring)
+    except BadInput as error:
+        return ModelSource(name, False, str(error), advice=str(error))
+    assert isinstance(model, RemoteModel)
+    found = await model.fetch_model_names(LOCAL_SERVERS[provider], from_root=True, timeout=SERVER_SECONDS)
+    address = model.endpoint.error_source.redact(model.endpoint.base_url)
+    if found is None:
+        start = _SERVER_STARTS.get(provider, "the server")
+        advice = f"nothing listens on {address.removeprefix('http://').partition('/')[0]}: start {start}"
+        return ModelSource(name, False, f"no server answers at {address}", advice=advice)
+    models = tuple(f"{provider}:{one}" for one in found)
+    advice = f"a server runs at {address}, but it has no model: load one there"
+    return ModelSource(name, bool(models), f"a server runs at {address}", models, advice)
+
+
+def describe_price(name: str) -> tuple[str, ...]:
+    """Describe the window and the price of a model, if they are known."""
+    info = find_model_info(name)
+    if info is None:
+        return ()
+    window = f"{info.window // 1000}k" if info.window else ""
+    price = f"${info.input:g}/${info.output:g}" if info.input else ""
+    return tuple(filter(None, (window, price)))
 
 
 def has_local_runtime() -> bool:
@@ -235,6 +264,15 @@ def has_local_runtime() -> bool:
     return importlib.util.find_spec("xllamacpp") is not None
 
 
-def pull_weights(source: str, progress: weights.Progress) -> Path:
-    """Download weights to the user's data folder and return the file. `source` is `local`, or a GGUF URL or path."""
-    return weights.pull_weights(source, progress)
+def pull_weights(source: str, progress: weights.Progress, sha256: str = "") -> tuple[Path, str]:
+    """Download weights to the user's data folder. Returns the file and the name of its model.
+
+    `source` is a name of the model table, `local`, or a GGUF URL or path.
+    """
+    file = weights.pull_weights(source, progress, sha256)
+    return file, weights.name_installed(file)
+
+
+def list_pullable_models() -> list[tuple[PullableModel, bool]]:
+    """List the models that can be downloaded by name, and whether each is on this machine."""
+    return [(model, weights.find_weights(model.name) is not None) for model in MODELS]

@@ -10,16 +10,16 @@ import difflib
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.app.hook_settings import HookSettings
-from treadle.errors import BadInput
+from treadle.errors import BadInput, NotFound
 from treadle.events import TURN_CEILING, Limits, Tier
 from treadle.messages import Json
 from treadle.permissions.paths import find_config_folder as config_folder
@@ -70,6 +70,12 @@ class SandboxSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"registries has {bad[0]!r}; write a name such as packages.example.org or HOST:8443")
 
 
+class TerminalSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[terminal]`. `status_command` is a command whose first line of output replaces the status line."""
+
+    status_command: str = ""
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a command. Empty text and None mean: not set.
 
@@ -109,6 +115,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     web_proxy: str = ""
     network: tuple[str, ...] = ()
     sandbox: SandboxSettings = SandboxSettings()
+    terminal: TerminalSettings = TerminalSettings()
     notify: Literal["auto", "bell", "osc9", "off"] = "auto"
     notify_after: float = 20.0
     auto_name: bool = True
@@ -231,21 +238,30 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
     user_file = config_file(config)
     if config and not user_file.is_file():
         raise BadInput(f"there is no configuration file {user_file}; check --config")
-    user = _convert_values(_read_toml(user_file), str(user_file))
+    user = _check_user_values(_read_toml(user_file), user_file)
     environment: dict[str, Json] = {}
     for key in Settings.__struct_fields__:
         text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
-        if text and key not in ("mcp", "hooks", "model_aliases", "sandbox", "always", "worktree"):
+        if text and key not in ("mcp", "hooks", "model_aliases", "sandbox", "terminal", "always", "worktree"):
             words = [word.strip() for word in text.split(",") if word.strip()]
             value = words if key in _LIST_KEYS else text
             environment[key] = _convert_value(key, value, f"TREADLE_{key.upper()}", strict=False)
-    for source, values in ((f"{user_file}: access", user), ("TREADLE_ACCESS", environment)):
-        if values.get("access") == "full":
-            raise BadInput(f"{source} = 'full' is only allowed on the command line, as --full-access")
+    _check_access(environment, "TREADLE_ACCESS")
     folder = _find_workspace(flags, environment)
     file = folder / WORKSPACE_FILE
     typed_flags = _convert_values(flags, "command line")
     return _merge(_Sources(user_file, user, environment, typed_flags, file, _read_toml(file)), folder)
+
+
+def _check_user_values(values: Mapping[str, Json], file: Path) -> dict[str, Json]:
+    typed = _convert_values(values, str(file))
+    _check_access(typed, f"{file}: access")
+    return typed
+
+
+def _check_access(values: Mapping[str, Json], source: str) -> None:
+    if values.get("access") == "full":
+        raise BadInput(f"{source} = 'full' is only allowed on the command line, as --full-access")
 
 
 def _find_workspace(flags: Mapping[str, Json], environment: Mapping[str, Json]) -> Path:
@@ -282,21 +298,29 @@ def _merge(read: _Sources, folder: Path) -> LoadedSettings:
 
 
 def _read_toml(file: Path) -> dict[str, Json]:
-    import tomllib
+    return _parse_toml(_read_text(file), file)
 
+
+def _read_text(file: Path) -> bytes:
+    """Read a file of settings. It is empty if there is none."""
     try:
         # The file may be a pipe, or a link to an endless device. Opening it must not block.
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as opened:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise BadInput(f"{file} is not a regular file; nothing was started")
-            text = opened.read()
+            return opened.read()
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return b""
     except OSError as error:
         raise BadInput(f"{file} cannot be read: {error.strerror}; nothing was started") from None
+
+
+def _parse_toml(text: str | bytes, file: Path) -> dict[str, Json]:
+    import tomllib
+
     try:
-        return tomllib.loads(text.decode())
+        return tomllib.loads(text.decode() if isinstance(text, bytes) else text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} is not valid TOML: {error}; nothing was started") from None
 
@@ -326,9 +350,8 @@ def _convert_value(key: str, value: Json, where: str, *, strict: bool) -> Json:
         return msgspec.convert(value, field.type, strict=strict)
     except msgspec.ValidationError as error:
         wanted = _TYPE_NAMES.get(field.type) or " or ".join(map(repr, get_args(field.type)))
-        raise BadInput(
-            f"{where}: {error}" if key in ("mcp", "hooks", "sandbox") else f"{where} is {value!r}; it must be {wanted}"
-        ) from None
+        is_table = key in ("mcp", "hooks", "sandbox", "terminal")
+        raise BadInput(f"{where}: {error}" if is_table else f"{where} is {value!r}; it must be {wanted}") from None
 
 
 def _filter_workspace(read: _Sources) -> tuple[dict[str, Json], tuple[str, ...]]:
@@ -361,15 +384,87 @@ def _filter_workspace(read: _Sources) -> tuple[dict[str, Json], tuple[str, ...]]
     return kept, tuple(ignored)
 
 
-def save_setting(key: str, value: str, config: str = "") -> Path:
-    """Set one key in the user's file and leave the rest of the file as it is. Return the file."""
-    import tomlkit
+def read_config(file: Path) -> str:
+    """Read the user's file as text. It is empty if there is no file."""
+    return _read_text(file).decode("utf-8", "replace")
 
-    from treadle.knowledge.file_knowledge import write_whole
+
+def check_config(text: str, file: Path) -> None:
+    """Raise `BadInput` with the key if a text cannot be the user's file."""
+    values = _check_user_values(_parse_toml(text, file), file)
+    try:
+        Settings(**{"always" if key == "approve" else key: value for key, value in values.items()})
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from None
+
+
+def write_config(file: Path, text: str) -> None:
+    """Write the user's file, whole or not at all. Only the user can read it. A link stays a link."""
+    file = file.resolve()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as opened:
+            opened.write(text.encode())
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(partial, file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise BadInput(f"{file} cannot be written: {error.strerror}; nothing was changed") from None
+
+
+def parse_setting(key: str, words: Sequence[str]) -> Json:
+    """Read the words of a command line as the value of a key, such as `max_cost` or `sandbox.read_only`."""
+    name, *inner = key.split(".")
+    struct = SandboxSettings if name == "sandbox" and len(inner) == 1 else Settings
+    last = inner[0] if struct is SandboxSettings else name
+    field = next((one for one in msgspec.structs.fields(struct) if one.name == last), None)
+    kind: object = field.type if field is not None and (struct is SandboxSettings or not inner) else None
+    is_list = "tuple[" in str(kind) and (kind != bool | tuple[str, ...] or words[0] not in ("true", "false"))
+    if is_list:
+        return list(words)
+    if len(words) > 1:
+        raise BadInput(f"{key} is not a list, so it takes one value; nothing was changed")
+    if kind is str or words[0] == "":
+        return words[0]
+    import tomllib
+
+    try:  # a number, true, or a table; everything else is text
+        return tomllib.loads(f"value = {words[0]}")["value"]
+    except tomllib.TOMLDecodeError:
+        return words[0]
+
+
+def save_setting(key: str, value: Json, config: str = "") -> Path:
+    """Set one key in the user's file, or remove it if the value is None. The rest of the file stays as it is.
+
+    Raises `BadInput`, and changes nothing, if the file would not be valid. Returns the file.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
 
     file = config_file(config)
-    _read_toml(file)  # raises if the file is unreadable or not TOML
-    document = tomlkit.parse(file.read_text("utf-8") if file.is_file() else "")
-    document[key] = value
-    write_whole(file, tomlkit.dumps(document))
+    text = read_config(file)
+    check_config(text, file)  # an error in the file is not an error in the value
+    document = tomlkit.parse(text)
+    *outer, last = key.split(".")
+    table = cast("dict[str, Any]", document)
+    for name in outer:
+        if not isinstance(table.setdefault(name, tomlkit.table()), dict):
+            raise BadInput(f"{key}: {name} is not a table; nothing was changed")
+        table = table[name]
+    try:
+        if value is not None:
+            table[last] = value
+        elif table.pop(last, None) is None:
+            raise NotFound(f"{key} is not set in {file}; nothing was changed")
+        changed = tomlkit.dumps(document)
+    except TOMLKitError as error:
+        raise BadInput(f"{key}: {error}; nothing was changed") from None
+    try:
+        check_config(changed, file)
+    except BadInput as error:
+        raise BadInput(f"{error}. Nothing was changed") from None
+    write_config(file, changed)
     return file

@@ -5,29 +5,41 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from treadle import Run, events
-from treadle.app.compose import open_keyring, open_store, set_progress_listener
-from treadle.app.session_worktree import describe_next_steps, list_project_folders
-from treadle.app.settings import Settings
+from treadle.app.compose import open_keyring, set_progress_listener
+from treadle.app.session_worktree import describe_next_steps
+from treadle.cli.choose_session import choose_session
 from treadle.cli.console import Notifier, is_dumb_terminal, is_terminal, print_note
+from treadle.cli.find_session import find_latest_session
+from treadle.cli.first_start import offer_first_start
 from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession, open_session
-from treadle.cli.options import Parser, add_message_options, add_run_options, create_parser, load_command_settings
-from treadle.cli.prompt import PromptInterrupted
+from treadle.cli.options import (
+    Parser,
+    add_message_options,
+    add_run_options,
+    create_parser,
+    is_message,
+    load_command_settings,
+    take_back_word,
+)
+from treadle.cli.prompt import PROMPT, PromptInterrupted
 from treadle.cli.questions import QuestionQueue
 from treadle.cli.slash_commands import COMMANDS, read_custom_commands, run_slash_command
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
-from treadle.log.base import SessionInfo, SessionQuery, Watch
+from treadle.log.base import Watch
 from treadle.messages import Part
 
 EXAMPLES = """\
-  treadle chat                          a new session in this folder
+  treadle chat                          a new session in this folder; `treadle` alone does the same
+  treadle chat "why is the build red?"  the same, with a first message
   treadle chat --continue               the last session of this folder
+  treadle chat --resume                 choose one of the last sessions
   treadle chat --session 3f2a91         an existing session
   treadle chat --worktree               work on a branch, in a folder of its own
   treadle chat --model ollama:qwen3 --access read-only
@@ -44,7 +56,8 @@ POSTED_FACTS = (events.MessageReceived, events.RunRequested, events.ApprovalAnsw
 
 def parser() -> Parser:
     options = create_parser("chat", "Talk to an agent. Everything is recorded, so you can leave at any time.", EXAMPLES)
-    add_message_options(options, with_latest=True)
+    options.add_argument("prompt", nargs="?", metavar="MESSAGE", help="the first message")
+    add_message_options(options, with_picker=True)
     add_run_options(options)
     return options
 
@@ -56,14 +69,20 @@ async def main(args: argparse.Namespace) -> int:
         raise BadInput("TERM names a terminal that cannot draw a prompt; use `treadle run --session`")
     build_message("", Path(), args.image)  # rejects invalid images before the chat starts
     loaded = load_command_settings(args)
-    if args.latest:
-        args.session = await _find_latest_session(loaded.settings)
+    if args.latest or args.resume:
+        find = choose_session if args.resume else find_latest_session
+        args.session = await find(loaded.settings)
+        if not args.session:
+            print_note(f"there is no session in {loaded.settings.folder} yet; this is a new one")
+    prompt = args.prompt or take_back_word(args, "approve", "forbid", "image", is_no_value=is_message) or ""
     keyring = open_keyring(loaded.settings)
+    loaded = await offer_first_start(args, loaded, keyring)
     while True:
         questions = QuestionQueue()
         async with AsyncExitStack() as stack:
             opened = await open_session(stack, args, loaded, questions, keyring, follow_up=True)
             terminal = ChatTerminal(opened, questions, args.image)
+            terminal.first_message, prompt = prompt, ""
             await terminal.interact()
         if not terminal.next_session:
             last = opened.session.id[:12]
@@ -72,21 +91,6 @@ async def main(args: argparse.Namespace) -> int:
                 print_note(describe_next_steps(opened.worktree, opened.session.id))
             return 0
         args.session, args.image, args.worktree_name = terminal.next_session, list[str](), None
-
-
-async def _find_latest_session(settings: Settings) -> str:
-    """Find the session that was changed last in this folder, or in a worktree of its repository."""
-    found: list[SessionInfo] = []
-    async with open_store(settings) as log:
-        for folder in list_project_folders(settings.folder):
-            async with aclosing(log.iterate_sessions(SessionQuery(workspace=folder))) as sessions:
-                async for info in sessions:
-                    if info.parent is None or not info.parent.call_id:  # skips the sessions of helpers
-                        found.append(info)
-                        break
-    if not found:
-        print_note(f"there is no session in {settings.folder} yet; this is a new one")
-    return max(found, key=lambda info: info.updated_at).id if found else ""
 
 
 class ChatTerminal(InteractiveTerminal):
@@ -101,7 +105,7 @@ class ChatTerminal(InteractiveTerminal):
         commands = {**COMMANDS, **read_custom_commands(settings.folder).describe()}
         super().__init__(questions, commands, opened.agent.toolbox, settings.folder)
         self.opened, self.session = opened, opened.session
-        self.next_session = ""
+        self.next_session = self.first_message = ""
         self.screen.window = opened.model.window
         self.screen.retry_keys = "Enter: now, Esc: stop"
         self.notifier = Notifier(sys.stdout, settings.notify, settings.notify_after)
@@ -177,6 +181,13 @@ class ChatTerminal(InteractiveTerminal):
         if _has_work(await self.session.state()):
             self.write_note("resuming unfinished work")
             self.start_run(self.session.resume())
+        if self.first_message:
+            self.write_note(f"{PROMPT}{self.first_message}", "dim")
+            try:
+                await self.handle_text(self.first_message)
+            except TreadleError as error:
+                self.write_note(str(error), "red")
+                self.draft = self.first_message
 
     async def handle_text(self, text: str) -> None:
         if text.startswith("/"):

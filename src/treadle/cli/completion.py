@@ -6,7 +6,14 @@ import argparse
 import importlib
 import sys
 
-from treadle.cli.options import Parser, add_actions, create_parser, iterate_arguments
+from treadle.cli.options import (
+    Parser,
+    add_actions,
+    add_message_options,
+    add_run_options,
+    create_parser,
+    iterate_arguments,
+)
 
 EXAMPLES = """\
   treadle completion bash > ~/.local/share/bash-completion/completions/treadle
@@ -20,16 +27,24 @@ def parser() -> Parser:
     return made
 
 
-def main(args: argparse.Namespace) -> int:
-    import shtab
-
+def build_whole_parser() -> Parser:
+    """Build one parser of all commands. Without a command it has the options of chat."""
     from treadle.cli.main import COMMANDS
 
     whole = Parser(prog="treadle")
+    add_message_options(whole, with_picker=True)
+    add_run_options(whole)
     commands = add_actions(whole, "")
     for name, about in COMMANDS.items():
         commands.add_parser(name, help=about)
         commands.choices[name] = importlib.import_module(f"treadle.cli.{name}").parser()
+    return whole
+
+
+def main(args: argparse.Namespace) -> int:
+    import shtab
+
+    whole = build_whole_parser()
     for argument in iterate_arguments(whole):
         if argument.choices is None and argument.nargs != 0:
             # shtab reads this attribute; argparse does not declare it, so plain assignment fails the type check.

@@ -23,7 +23,16 @@ _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
-_COLOURS = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_COLOURS = {
+    "dim": "2",
+    "bold": "1",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "blue": "34",
+    "magenta": "35",
+    "cyan": "36",
+}
 
 
 class Console(Protocol):
@@ -318,6 +327,11 @@ async def confirm(question: str) -> bool:
     """Ask the person at the terminal. Only `y` and `yes` mean yes."""
     sys.stderr.write(escape_controls(f"{question} [y/N] "))
     sys.stderr.flush()
+    return (await read_line()).strip().lower() in ("y", "yes")
+
+
+async def read_line() -> str:
+    """Read one line from the terminal."""
     # Not in a thread: nothing could end its read, and the program would not end after Ctrl-C.
     loop, has_line = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin, has_line.set)
@@ -325,7 +339,7 @@ async def confirm(question: str) -> bool:
         await has_line.wait()
     finally:
         loop.remove_reader(sys.stdin)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return sys.stdin.readline()
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from treadle.cli.console import (
     silence_stream,
     style_text,
 )
+from treadle.cli.first_start import offer_first_start
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.questions import AgentQuestion, Keyboard, QuestionQueue, TerminalReader, describe_client_call
 from treadle.cli.screen import Screen
@@ -347,7 +348,10 @@ async def drive_run(args: argparse.Namespace, loaded: LoadedSettings, begin: Cal
     output = RunOutput(args)
     with capture_warnings(output.write_note):
         async with AsyncExitStack() as stack:
-            opened = await open_session(stack, args, loaded, output.gate, open_keyring(loaded.settings))
+            keyring = open_keyring(loaded.settings)
+            if output.has_keyboard:
+                loaded = await offer_first_start(args, loaded, keyring)
+            opened = await open_session(stack, args, loaded, output.gate, keyring)
             output.prepare(opened)
             try:
                 report = await _follow_run(opened, begin, output)

@@ -27,8 +27,10 @@ COMMANDS = {
     "hooks": "list the hooks, and trust those of this workspace",
     "memory": "show and edit what agents remember across sessions",
     "sandbox": "run a command in the sandbox of the shell tool",
+    "config": "show and change the settings",
     "doctor": "check the setup, and say how to fix problems",
     "completion": "print a completion script for bash, zsh or fish",
+    "version": "print the version",
 }
 
 LIST_COMMANDS = ("sessions", "approvals", "models", "skills", "hooks", "memory")
@@ -38,7 +40,8 @@ BUSY_COMMANDS = ("run", "serve")
 """Commands that do many steps. The others are over, or wait for a person, before a faster event loop would pay."""
 
 _HELP = """\
-usage: treadle COMMAND [OPTIONS]
+usage: treadle ["MESSAGE"] [OPTIONS]      open a chat, and send the message
+       treadle COMMAND [OPTIONS]
 
 treadle is a durable agent runtime. It records everything as it happens, so any session can be resumed.
 
@@ -46,8 +49,9 @@ commands:
 {commands}
 
 examples:
+  treadle                               talk to an agent, and steer it while it works
+  treadle "why does the build fail?"    the same, with a first message
   treadle run "summarise README.md"     one task
-  treadle chat                          talk to an agent, and steer it while it works
   treadle sessions list                 the sessions of this store
   treadle doctor                        check the setup, and say how to fix problems
 
@@ -106,23 +110,11 @@ def _silence(*streams: TextIO) -> int:
 
 
 def _run_command(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    words[:] = complete_words(words)
+    if words[0] == "help":
         sys.stdout.write(_HELP.format(commands="\n".join(f"  {name:<12}{about}" for name, about in COMMANDS.items())))
         return 0
     name = words[0]
-    if name in ("-V", "--version"):
-        from treadle import __version__
-
-        sys.stdout.write(f"treadle {__version__}\n")
-        return 0
-    if name not in COMMANDS:
-        import difflib
-
-        from treadle.errors import BadInput
-
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean {near[0]}?" if near else f'to run a task: treadle run "{name}".'
-        raise BadInput(f"there is no command {name!r}; {hint} `treadle --help` lists the commands")
     has_action = len(words) > 1 and (not words[1].startswith("-") or words[1] in ("-h", "--help"))
     if name in LIST_COMMANDS and not has_action:
         words.insert(1, "list")
@@ -140,6 +132,38 @@ def _run_command(words: list[str]) -> int:
         return asyncio.run(result)
     except SystemExit as stop:  # argparse has printed the help
         return int(stop.code or 0)
+
+
+def complete_words(words: list[str]) -> list[str]:
+    """Complete the words of a command line, so that they begin with a command.
+
+    Options, and a message, belong to `chat`. A first word without a space is a message only if it stands alone, is not
+    close to the name of a command, and there is a terminal to chat in.
+    """
+    if words and words[0] in COMMANDS:
+        return words
+    aliases = {"-h": "help", "--help": "help", "help": "help", "-V": "version", "--version": "version"}
+    if words and words[0] in aliases:
+        return [aliases[words[0]], *words[1:]]
+    has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not words:
+        return ["chat"] if has_terminal else ["help"]
+    first, *rest = words
+    if first.startswith("-") or any(map(str.isspace, first)):
+        return ["chat", *words]
+    import difflib
+
+    near = difflib.get_close_matches(first, COMMANDS, 1)
+    is_alone = not rest or rest[0].startswith("-")
+    if is_alone and not near and has_terminal:
+        return ["chat", *words]
+    import shlex
+
+    from treadle.errors import BadInput
+
+    message = shlex.join([" ".join(words) if not is_alone else first])
+    hint = f"did you mean {near[0]}?" if near else f"to send a message: treadle run {message}."
+    raise BadInput(f"there is no command {first!r}; {hint} `treadle --help` lists the commands")
 
 
 def _report_error(words: list[str], text: str, code: int) -> int:

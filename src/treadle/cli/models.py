@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 from collections.abc import Coroutine
 from typing import Any
 
+from msgspec.structs import asdict
+
 from treadle.app.compose import choose_model
-from treadle.app.diagnose import find_model_sources, has_local_runtime, pull_weights
+from treadle.app.diagnose import find_model_sources, has_local_runtime, list_pullable_models, pull_weights
 from treadle.app.settings import Settings, save_setting
 from treadle.cli.console import escape_controls, is_terminal, print_line, print_note, style_text, wants_colour
 from treadle.cli.options import Parser, add_actions, add_token_option, create_parser
+from treadle.errors import BadInput
 
 EXAMPLES = """\
   treadle models list
   treadle models default ollama:qwen3
-  treadle models pull local                 the weights of the embedded model
-  treadle models pull https://host/model.gguf
+  treadle models pull                       list the open models that can be downloaded by name
+  treadle models pull qwen3-4b              then use it with --model local:qwen3-4b
+  treadle models pull https://host/model.gguf --sha256 3605803b…
   treadle models pull ~/model.gguf
   treadle models load ollama:qwen3
   treadle models unload local               on a running server; --url selects it"""
@@ -33,8 +39,10 @@ def parser() -> Parser:
     default = actions.add_parser("default", help="set the model that is used when none is named")
     default.add_argument("name")
     default.add_argument("--config", metavar="FILE", default="", help="use this file instead of the user's config.toml")
-    pull = actions.add_parser("pull", help="download weights to the user's data folder")
-    pull.add_argument("source", metavar="local|URL|PATH")
+    pull = actions.add_parser("pull", help="list open models, or download one to the user's data folder")
+    pull.add_argument("source", metavar="NAME|URL|PATH", nargs="?", help="leave it out to list the names")
+    pull.add_argument("--sha256", metavar="HEX", default="", help="refuse a file that has another digest")
+    pull.add_argument("--json", action="store_true", help="one JSON object per line")
     for name, about in (("load", "load a model on a server"), ("unload", "release the memory of a model on a server")):
         action = actions.add_parser(name, help=about)
         action.add_argument("name")
@@ -46,20 +54,62 @@ def parser() -> Parser:
 def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
     if args.action != "pull":
         return _run_action(args)
-    is_live = is_terminal(sys.stderr)
-
-    def show_progress(message: str, done: float, total: float) -> None:
-        if is_live:
-            share = f" {done / total:.0%}" if total else ""
-            sys.stderr.write(f"\r\x1b[2K{escape_controls(message)}{share}")
-            sys.stderr.flush()
-
-    file = pull_weights(args.source, show_progress)  # not in an event loop: Ctrl-C stops the download
-    if is_live:
-        sys.stderr.write("\r\x1b[2K")
+    if args.source is None:
+        return list_models(args.json)
+    if args.sha256 and not re.fullmatch(r"[0-9a-fA-F]{64}", args.sha256):
+        raise BadInput("--sha256 takes the 64 hexadecimal digits of a SHA-256")
+    progress = PullProgress(is_terminal(sys.stderr))
+    try:  # not in an event loop: Ctrl-C stops the download
+        file, name = pull_weights(args.source, progress.show, args.sha256.lower())
+    finally:
+        progress.clear()
+    if args.json:
+        print_line(json.dumps({"model": name, "file": str(file), "bytes": file.stat().st_size}))
+        return 0
     print_line(str(file))
     needs = "" if has_local_runtime() else ', after: pip install "treadle[local]"'
-    print_note(f"use it with: --model {'local' if args.source == 'local' else f'local:{file}'}{needs}")
+    print_note(f"use it with: --model {name}{needs}")
+    return 0
+
+
+class PullProgress:
+    """Shows a download on stderr: one line that changes on a terminal, otherwise one line for each phase."""
+
+    def __init__(self, is_live: bool) -> None:
+        self._is_live = is_live
+        self._shown = ""
+
+    def show(self, phase: str, done: float, total: float) -> None:
+        line = escape_controls(phase)
+        if self._is_live and total:
+            line += f"  {int(100 * done / total)} % of {format_gigabytes(total)}"
+        if line != self._shown:
+            self._shown = line
+            sys.stderr.write(f"\r\x1b[2K{line}" if self._is_live else f"{line}\n")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._is_live and self._shown:
+            sys.stderr.write("\r\x1b[2K")
+
+
+def format_gigabytes(size: float) -> str:
+    """A size for people, such as `0.4 GB`."""
+    return f"{size / 1e9:.1f} GB"
+
+
+def list_models(as_json: bool) -> int:
+    """Print the models that can be downloaded by name."""
+    found = list_pullable_models()
+    if as_json:
+        for model, is_here in found:
+            print_line(json.dumps(asdict(model) | {"installed": is_here}))
+        return 0
+    print_line(f"  {'name':<20}{'size':>8}{'memory':>9}  {'licence':<12}good for")
+    for model, is_here in found:
+        mark, size, memory = "✓" if is_here else " ", format_gigabytes(model.size), format_gigabytes(model.memory)
+        print_line(f"{mark} {model.name:<20}{size:>8}{memory:>9}  {model.licence:<12}{model.about}")
+    print_note("download one with: treadle models pull NAME; ✓ is on this machine")
     return 0
 
 

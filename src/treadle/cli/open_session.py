@@ -17,13 +17,14 @@ from treadle import Agent, Runtime, Session
 from treadle.agent import Gate, SessionOptions
 from treadle.app.compose import OpenRuntime, has_unknown_price, open_runtime, open_store
 from treadle.app.root_user import check_root
+from treadle.app.session_access import find_access, restore_access
 from treadle.app.session_worktree import WORKTREE_NOTE, Worktree, read_worktree, start_session_worktree
 from treadle.app.settings import LoadedSettings, Settings
 from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
 from treadle.cli.hooks import offer_trust
 from treadle.errors import BadInput, NotFound
-from treadle.events import SessionConfigured, SessionCreated
+from treadle.events import SessionConfigured, SessionCreated, Tier
 from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
 from treadle.secrets.keyring import Keyring
@@ -35,7 +36,7 @@ DEFAULT_AGENT = "default"
 class OpenSession:
     """An open session and the objects it runs with. `notes` are messages for the user about this setup.
 
-    `worktree` is the session's own branch and folder, if it has one.
+    `worktree` is the session's own branch and folder, if it has one. `access` is what it may do at its next call.
     """
 
     session: Session
@@ -46,6 +47,7 @@ class OpenSession:
     notes: tuple[str, ...]
     is_new: bool
     worktree: Worktree | None = None
+    access: Tier = "sandbox"
 
 
 async def open_session(
@@ -87,6 +89,9 @@ async def open_session(
         if worktree is not None and info is None:
             await session.note(WORKTREE_NOTE, to_builtins(worktree))
     await _configure_session(session, opened, settings, info)
+    if info is not None:
+        flag = settings.access if loaded.sources.get("access") == "command line" else None
+        notes += filter(None, [await restore_access(runtime, session.id, flag)])
     notes = [*loaded.ignored, *notes, *opened.notes]
     if opened.model_reason:
         notes.append(f"model: {opened.model.name} ({opened.model_reason})")
@@ -94,7 +99,8 @@ async def open_session(
     if settings.max_cost is not None and has_unknown_price(model):
         notes.append(f"the price of {model.name} is unknown, so max_cost may not stop it; use max_tokens")
     notes += _find_unknown_tools(args, runtime)
-    return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None, worktree)
+    access = await find_access(runtime, session.id)
+    return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None, worktree, access)
 
 
 async def _configure_session(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from treadle.app.settings import LoadedSettings, Settings, load_settings
 from treadle.errors import BadInput
+
+_PATTERN = re.compile(r"[\w*?\[\]-]+(\(.*\))?")
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,7 +34,6 @@ class Parser(argparse.ArgumentParser):
     def _guess(self, message: str) -> str:
         """Suggest the option or action that is closest to an unknown one."""
         import difflib
-        import re
 
         words = [
             word
@@ -76,6 +79,11 @@ def take_back_word(args: argparse.Namespace, *options: str, is_no_value: Callabl
     return None
 
 
+def is_message(word: str) -> bool:
+    """Whether a word is a message rather than a pattern of calls or a file."""
+    return not _PATTERN.fullmatch(word) and not Path(word).is_file()
+
+
 def create_parser(name: str, about: str, examples: str) -> Parser:
     """Create the parser of a command. Its help shows the examples below the options."""
     return Parser(prog=f"treadle {name}", description=about, epilog=f"examples:\n{examples}")
@@ -89,7 +97,7 @@ def add_actions(parser: Parser, examples: str) -> argparse._SubParsersAction[Par
 
 def add_session_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument that selects a session."""
-    parser.add_argument("session", metavar="SESSION", help="an id, the start of an id, or a name")
+    parser.add_argument("session", metavar="SESSION", help="an id, the start of an id, a name, or `last`")
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
@@ -105,13 +113,14 @@ def add_token_option(parser: argparse._ActionsContainer) -> None:  # pyright: ig
     )
 
 
-def add_message_options(parser: argparse.ArgumentParser, *, with_latest: bool = False) -> None:
-    """Add the options of run and chat: session, name and images. `with_latest` adds `--continue`."""
+def add_message_options(parser: argparse.ArgumentParser, *, with_picker: bool = False) -> None:
+    """Add the options of run and chat: session, name and images. `with_picker` adds `--resume`."""
     session = parser.add_mutually_exclusive_group()
     session.add_argument("--session", metavar="ID|NAME", default="", help="continue this session")
-    if with_latest:
-        about = "continue the last session of this folder"
-        session.add_argument("--continue", dest="latest", action="store_true", help=about)
+    about = "continue the last session of this folder"
+    session.add_argument("--continue", dest="latest", action="store_true", help=about)
+    if with_picker:
+        session.add_argument("--resume", action="store_true", help="choose the session to continue")
     about = "give the new session its own git branch treadle/NAME in its own folder"
     session.add_argument("--worktree", metavar="NAME", dest="worktree_name", nargs="?", const="", help=about)
     parser.add_argument("--name", metavar="NAME", default="", help="name the new session")
@@ -130,7 +139,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--system-prompt", metavar="TEXT|@FILE", help="replace the instructions of the agent")
     rights = parser.add_argument_group("rights")
     rights.add_argument("--workspace", metavar="DIR", help="the folder to work in (default: the current one)")
-    rights.add_argument("--access", choices=("read-only", "sandbox", "full"), help="default: sandbox")
+    rights.add_argument("--access", choices=("plan", "read-only", "sandbox", "full"), help="default: sandbox")
+    rights.add_argument("--plan", dest="access", action="store_const", const="plan", help="= --access plan: only plan")
     rights.add_argument("--full-access", dest="access", action="store_const", const="full", help="= --access full")
     rights.add_argument("--approve", metavar="GLOB", nargs="+", action=SeveralValues, help="allow without asking")
     rights.add_argument("--forbid", metavar="GLOB", nargs="+", action=SeveralValues, help="never run these")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Coroutine
-from pathlib import Path
-from typing import Any
 
 from treadle import Run
 from treadle.cli.drive import drive_run
+from treadle.cli.find_session import find_latest_session
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession
 from treadle.cli.options import (
@@ -19,6 +16,7 @@ from treadle.cli.options import (
     add_output_options,
     add_run_options,
     create_parser,
+    is_message,
     load_command_settings,
     take_back_word,
 )
@@ -31,14 +29,13 @@ EXAMPLES = """\
   treadle run "fix the tests" --approve "shell(make *)" --max-cost 0.50
   treadle run "what is in this picture?" --image photo.png
   treadle run --session 3f2a91 "and now the docs"  continue a session
+  treadle run --continue "and now the docs"        continue the last session of this folder
   treadle run --session 3f2a91                     resume unfinished work, for example after a crash
   treadle run "fix the tests" --worktree           work on a branch, in a folder of its own
   treadle run "list the TODOs" --json | jq -r .answer
 
 exit codes: 0 answered, 1 failed, 2 bad usage or configuration, 3 stopped by a limit or a loop,
 4 waits for an answer, or a call was denied because nobody could be asked, 130 cancelled"""
-
-_PATTERN = re.compile(r"[\w*?\[\]-]+(\(.*\))?")
 
 
 def parser() -> Parser:
@@ -50,16 +47,20 @@ def parser() -> Parser:
     return options
 
 
-def main(args: argparse.Namespace) -> Coroutine[Any, Any, int]:
+async def main(args: argparse.Namespace) -> int:
     words = find_objective(args)
     objective = sys.stdin.read() if words == "-" else words
-    if objective is None and not args.session:
+    if objective is None and not args.session and not args.latest:
         raise BadInput('the task is missing: treadle run "…", or - for stdin')
     if objective is not None and not objective.strip():
         raise BadInput("the task is empty; say what to do")
-    if args.session and args.name:
+    if (args.session or args.latest) and args.name:
         raise BadInput("--name is for a new session; `treadle sessions rename` renames an existing one")
     loaded = load_command_settings(args)
+    if args.latest:
+        args.session = await find_latest_session(loaded.settings)
+        if not args.session and objective is None:
+            raise BadInput(f"there is no session in {loaded.settings.folder} yet; say what to do")
     if objective is not None and not args.session:  # report a bad message before creating a session
         build_message(objective, loaded.settings.folder, args.image)
 
@@ -68,7 +69,7 @@ def main(args: argparse.Namespace) -> Coroutine[Any, Any, int]:
             return opened.session.resume()
         return opened.session.run(build_message(objective, opened.settings.folder, args.image))
 
-    return drive_run(args, loaded, begin)
+    return await drive_run(args, loaded, begin)
 
 
 def find_objective(args: argparse.Namespace) -> str | None:
@@ -76,11 +77,9 @@ def find_objective(args: argparse.Namespace) -> str | None:
     if args.objective is not None:
         return args.objective
     lists = ("approve", "forbid", "image")
-    found = take_back_word(
-        args, *lists, is_no_value=lambda word: not _PATTERN.fullmatch(word) and not Path(word).is_file()
-    )
+    found = take_back_word(args, *lists, is_no_value=is_message)
     if found is None and args.worktree_name:  # `treadle run --worktree "look"`
         found, args.worktree_name = args.worktree_name, ""
-    if found is None and not args.session:
+    if found is None and not args.session and not args.latest:
         found = take_back_word(args, *lists, is_no_value=lambda word: True)
     return found

@@ -16,6 +16,7 @@ from treadle.app.settings import data_folder
 from treadle.cli.find_session import MIN_PREFIX
 from treadle.errors import BadInput, Conflict, NotFound, TreadleError
 from treadle.events import AnyFact, Event, Fact, decode_event, decode_fact
+from treadle.log.base import LAST
 
 if TYPE_CHECKING:
     import aiohttp
@@ -172,7 +173,7 @@ async def change_model(url: str, action: str, name: str, token_file: str) -> Any
 
 @asynccontextmanager
 async def open_http_session(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpSession]:
-    """Open a session of a server. `reference` is its id, the start of its id, or its name."""
+    """Open a session of a server. `reference` is its id, the start of its id, its name, or `last`."""
     async with _connect(url, token_file) as client:
         found: list[str] = []
         params = {"limit": "200"}
@@ -184,7 +185,9 @@ async def open_http_session(url: str, reference: str, token_file: str) -> AsyncG
                 is_prefix = len(reference) >= MIN_PREFIX and one["id"].startswith(reference)
                 if is_prefix or reference in (one["id"], one.get("name")):
                     found.append(one["id"])
-            if not page.get("cursor"):
+            if reference == LAST:  # the first in the list that no other session started
+                found = [one["id"] for one in page["sessions"] if not one.get("parent")][:1]
+            if not page.get("cursor") or (reference == LAST and found):
                 break
             params["cursor"] = page["cursor"]
         if len(found) > 1 and reference not in found:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treadle.app.compose import is_abandoned, open_store
+from treadle.app.compose import open_store
 from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
 from treadle.cli.options import (
@@ -22,7 +21,7 @@ from treadle.cli.options import (
     load_command_settings,
 )
 from treadle.errors import BadInput, Conflict
-from treadle.log.base import Log, SessionInfo, SessionQuery
+from treadle.log.base import Log, SessionQuery
 
 if TYPE_CHECKING:
     from treadle import Run
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   treadle sessions list --status waiting
   treadle sessions show 3f2a91
+  treadle sessions show last
   treadle sessions search "connection refused"
   treadle sessions resume 3f2a91            resume unfinished work, for example after a crash
   treadle sessions continue 3f2a91          continue after a limit, with new limits
@@ -44,10 +44,7 @@ EXAMPLES = """\
   treadle sessions merge 3f2a91 --drop      remove the worktree without a merge
   treadle sessions delete "old experiment"
 
-SESSION is an id, the start of an id, or a name."""
-
-NARROW_COLUMNS = 72
-"""Terminal width below which the list shows only the columns that identify a session."""
+SESSION is an id, the start of an id, a name, or `last` for the session that was changed last."""
 
 ACTIONS = {
     "list": "list the sessions, the last changed first",
@@ -64,12 +61,6 @@ ACTIONS = {
     "delete": "delete a session permanently",
 }
 STATUSES = ("idle", "running", "waiting", "answered", "stopped", "failed", "cancelled")
-_STYLES = {
-    **dict.fromkeys(("waiting", "unfinished", "retries"), "yellow"),
-    "running": "blue",
-    "failed": "red",
-    "answered": "green",
-}
 
 
 def parser() -> Parser:
@@ -153,63 +144,28 @@ async def main(args: argparse.Namespace) -> int:
 
 
 async def _list_sessions(args: argparse.Namespace, log: Log) -> int:
+    from treadle.cli.session_list import collect_sessions, print_sessions
+
     if args.limit < 1:
         raise BadInput("--limit must be at least 1")
     folder = str(Path(args.folder).expanduser().absolute()) if args.folder else ""
-    found: list[SessionInfo] = []
-    async for info in log.iterate_sessions(SessionQuery(status=args.status, workspace=folder)):
-        found.append(info)
-        if len(found) > args.limit:
-            break
-    has_more = len(found) > args.limit
-    found = found[: args.limit]
+    found, has_more = await collect_sessions(log, SessionQuery(status=args.status, workspace=folder), args.limit)
     if args.json:
         import msgspec
 
         sys.stdout.write("".join(msgspec.json.encode(info).decode() + "\n" for info in found))
-        return 0
-    if not found:
+    elif not found:
         console.print_note("no sessions were found")
-        return 0
-    from treadle.app.session_worktree import describe_folder
-
-    settings = load_command_settings(args).settings
-    heads = ["status", "session", "age", "turns", "cost", "workspace", "name"]
-    rows = [
-        [
-            describe_status(info),
-            info.id[:12],
-            console.format_time_since(info.updated_at),
-            str(info.turns),
-            f"${info.cost:.2f}" if info.cost >= 0.005 else "–",
-            _shorten_folder(describe_folder(info.workspace, settings)),
-            info.name or "–",
-        ]
-        for info in found
-    ]
-    if console.is_terminal(sys.stdout) and console.terminal_width() < NARROW_COLUMNS:
-        heads, *rows = [[*row[:3], row[-1]] for row in (heads, *rows)]
-    console.print_table(rows, heads, _STYLES)
-    if has_more:
-        console.print_note(f"there are more; --limit {args.limit * 4} shows more of them")
+    else:
+        print_sessions(found, load_command_settings(args).settings)
+        if has_more:
+            console.print_note(f"there are more; --limit {args.limit * 4} shows more of them")
     return 0
-
-
-def describe_status(info: SessionInfo) -> str:
-    """Describe the status for the user. A session that no process runs any more is unfinished, not running."""
-    if info.wake_at is not None and info.is_parked(time.time()):
-        return f"retries at {time.strftime('%H:%M', time.localtime(info.wake_at))}"
-    return "unfinished" if is_abandoned(info) else info.status
-
-
-def _shorten_folder(folder: str) -> str:
-    home = str(Path.home())
-    folder = f"~{folder[len(home) :]}" if folder == home or folder.startswith(f"{home}/") else folder
-    return folder if len(folder) <= 32 else f"…{folder[-31:]}"
 
 
 async def _show_session(args: argparse.Namespace, log: Log) -> int:
     from treadle.cli.screen import Screen
+    from treadle.cli.session_list import describe_status
 
     info = await find_session(log, args.session)
     console.print_line(f"{info.name or 'session'} · {info.id} · {describe_status(info)} · {info.workspace}")

@@ -20,7 +20,7 @@ from treadle.cli.console import (
 )
 from treadle.cli.message_content import build_message
 from treadle.cli.screen import render_diff
-from treadle.cli.sessions import describe_status
+from treadle.cli.session_list import describe_status
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
 from treadle.export.transcript import Form, render_transcript

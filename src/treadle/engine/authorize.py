@@ -25,6 +25,7 @@ from treadle.messages import Json
 from treadle.permissions.data_flow import EFFECTS
 from treadle.permissions.patterns import covers_call, pin_version, select_for_version, suggest_pattern, unpin_version
 from treadle.permissions.policy import (
+    PLAN_REFUSAL,
     Assessment,
     RememberedAnswer,
     Verdict,
@@ -181,7 +182,9 @@ async def _authorize_call(
 
 
 def _start_at_client(setup: Setup, call: CallState) -> events.AnyFact:
-    """Hand a call to the client. No policy decides: the call has no effect here."""
+    """Hand a call to the client. No policy decides, because the call has no effect here. In plan mode none is made."""
+    if find_narrowest_tier(setup.grants) == "plan":
+        return _close_call(call, "denied", f"Denied: {PLAN_REFUSAL}. Do without it.")
     try:
         arguments = msgspec.json.decode(call.call.arguments or "{}", type=dict[str, Json])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -217,7 +217,8 @@ def _render_entries(state: State, plan: CompactionPlan, cap: int) -> str:
                 result = "broken off"
                 if call.finished is not None:
                     result = f"{call.finished.status}: {_shorten(call.finished.output.strip(), cap)}"
-                lines.append(f"{call.call.tool} {_shorten(call.call.arguments, cap)} -> {result}")
+                by = "User ran " if entry.is_command else ""
+                lines.append(f"{by}{call.call.tool} {_shorten(call.call.arguments, cap)} -> {result}")
         elif isinstance(entry, ModelFailed):
             lines.append(f"Agent, broken off: {_shorten(entry.partial, cap)}")
     return "\n".join(lines).strip() or "(nothing was said)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from treadle.engine.earlier_messages import EarlierMessages
@@ -32,7 +33,8 @@ _NOTES: dict[str, str] = {
     "far, and do something different; if you repeat them again the run ends.",
     "empty_reply": "Your reply was empty. Answer in words, or make a call.",
     "stray_calls": "You cannot call tools now. Answer in words.",
-    "invalid_output": "Your answer does not fit what was asked for. Give it again, whole and corrected.",
+    "invalid_output": "Your answer does not fit what was asked for. Give it again, whole and corrected: "
+    "JSON that fits the schema, and nothing else.",
     "hook": "A program of the user, which watches this session, notes:",
 }
 _WRAP_UP: dict[str, str] = {
@@ -210,6 +212,8 @@ def _render_entry(entry: Entry, pruned: int) -> list[Message]:
         case MessageReceived(parts=parts):
             has_content = any(not isinstance(part, TextPart) or part.text.strip() for part in parts)
             return [UserMessage(parts if has_content else (TextPart("(an empty message)"),))]
+        case Turn(is_command=True):
+            return [_render_command(call, pruned) for call in entry.calls.values()]
         case Turn():
             reply = entry.reply
             if reply is None or not (reply.text.strip() or entry.calls):
@@ -245,6 +249,15 @@ def _render_call_result(call: CallState, pruned: int) -> ResultMessage:
             return ResultMessage(call.call.id, call.call.tool, stub, ok=done.status == "ok")
     text = done.output if done.output.strip() else "(no output)" if done.status == "ok" else f"({done.status})"
     return ResultMessage(call.call.id, call.call.tool, text, done.status == "ok", done.parts)
+
+
+def _render_command(call: CallState, pruned: int) -> UserMessage:
+    """Render the command that a person ran. Its output stands apart: whoever wrote it is not the user."""
+    arguments = call.started.arguments if call.started is not None else msgspec.json.decode(call.call.arguments)
+    result = _render_call_result(call, pruned)
+    status = "" if result.ok or call.finished is None else f", {call.finished.status}"
+    said = f"I ran this command in the shell:\n\n{arguments.get('command', call.call.arguments)}"
+    return UserMessage((TextPart(f"{said}\n\n[Its output{status}. The command wrote it, not I.]\n{result.text}"),))
 
 
 def _build_note(text: str) -> UserMessage:

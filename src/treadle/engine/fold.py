@@ -35,7 +35,10 @@ MAX_TRAIL_LENGTH = 12
 FREED_SHARE = 0.9
 """A compaction has freed room when the next reply counts fewer tokens than this share of the tokens before it."""
 
-_KEPT_SETTINGS = ("instructions", "limits", "approval_ttl", "web", "sampling", "output_schema", "client_tools")
+_CHANGED_AT_ONCE = ("client_tools", "access")
+"""The fields of `SessionConfigured` that count during a run too."""
+
+_KEPT_SETTINGS = ("instructions", "limits", "approval_ttl", "web", "sampling", "output_schema", *_CHANGED_AT_ONCE)
 """The fields of `SessionConfigured` that stay until another one sets them."""
 
 
@@ -98,7 +101,7 @@ def _apply_request(
             if fact.mode == "interrupt" and state.run is not None:
                 state.run.is_interrupted = True
         case events.RunRequested():
-            state.requested, state.is_held = fact, False
+            state.requested, state.is_held = fact, state.is_held and fact.trigger == "command"
         case events.CancelRequested():
             if state.run is not None:
                 state.run.cancel = state.run.cancel or fact
@@ -111,9 +114,11 @@ def _apply_request(
 def _apply_configured(state: State, fact: events.SessionConfigured) -> None:
     if state.run is not None:  # a run keeps its configuration to its end, even if another process resumes it
         state.to_configure.append(fact)
-        if fact.client_tools is not None:  # a client may have other tools when it sends a result
+        # A client may have other tools when it sends a result, and a person may change the access at any time.
+        changed = {name: getattr(fact, name) for name in _CHANGED_AT_ONCE if getattr(fact, name) is not None}
+        if changed:
             before = state.configured or events.SessionConfigured()
-            state.configured = msgspec.structs.replace(before, client_tools=fact.client_tools)
+            state.configured = msgspec.structs.replace(before, seq=fact.seq, **changed)
         return
     state.agent = fact.agent or state.agent
     state.model = fact.model or state.model
@@ -159,6 +164,10 @@ def _apply_run_fact(state: State, fact: events.RunStarted | events.TurnStarted |
                 state.entries.append(fact)
             elif state.run is not None and fact.turn:
                 state.run.turns += 1
+            if state.turn is not None and fact.calls:
+                state.turn.is_command = True
+                _add_reply(state, state.turn, events.ModelReplied(seq=fact.seq, at=fact.at, calls=fact.calls))
+                state.tokens += estimate_entry_tokens(state.turn)
         case events.RunFinished():
             state.last = fact
             state.run = state.turn = None
@@ -184,17 +193,7 @@ def _apply_model_fact(state: State, fact: events.ModelReplied | events.ModelFail
     if turn is None or turn.reply is not None:
         turn = Turn(0 if turn is None else turn.number)
         state.turn = turn if run is not None else None
-    turn.reply = fact
-    state.entries.append(turn)
-    _add_usage(state, fact.usage)
-    taken = {"", *state.earlier_ids}
-    for call in fact.calls:
-        if call.id not in state.calls and call.id not in taken:  # reply.py makes ids unique before they are stored
-            turn.calls[call.id] = state.calls[call.id] = CallState(call)
-    turn.unfinished_calls = len(turn.calls)
-    if fact.sources:
-        state.seen.update(dict.fromkeys(fact.sources))
-    turn.seen = len(state.seen)
+    _add_reply(state, turn, fact)
     used = fact.usage
     state.tokens = (
         used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + estimate_entry_tokens(turn)
@@ -208,6 +207,21 @@ def _apply_model_fact(state: State, fact: events.ModelReplied | events.ModelFail
         run.trail.extend(build_signature(call) for call in fact.calls)
         del run.trail[:-MAX_TRAIL_LENGTH]
         run.empty_replies = 0 if fact.text.strip() or fact.calls else run.empty_replies + 1
+
+
+def _add_reply(state: State, turn: Turn, fact: events.ModelReplied) -> None:
+    """Add a reply to its turn and to the conversation, with its calls."""
+    turn.reply = fact
+    state.entries.append(turn)
+    _add_usage(state, fact.usage)
+    taken = {"", *state.earlier_ids}
+    for call in fact.calls:
+        if call.id not in state.calls and call.id not in taken:  # reply.py makes ids unique before they are stored
+            turn.calls[call.id] = state.calls[call.id] = CallState(call)
+    turn.unfinished_calls = len(turn.calls)
+    if fact.sources:
+        state.seen.update(dict.fromkeys(fact.sources))
+    turn.seen = len(state.seen)
 
 
 def _apply_call_fact(

@@ -51,7 +51,7 @@ class Loop:
             while True:
                 if self._is_behind:
                     await self.catch_up()
-                if self.state.configured != self._configured:  # in a run only its client tools change
+                if self.state.configured != self._configured or await self.setup.has_new_parent_access():
                     self.setup, self._configured = await self.build_setup(self.state), self.state.configured
                 step = steps.next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
                 if (hook := self._hooks.find(self.setup, self.state, step)) is not None:
@@ -132,8 +132,7 @@ class Loop:
             self._check_task = asyncio.create_task(self._stop_if_asked())
 
     async def _stop_if_asked(self) -> None:
-        posted = await self.log.read(self.session_id, after=self.state.seq - len(self._buffer))
-        if any(map(steps.stops_run, posted)):
+        if any(map(steps.stops_run, await self.log.read(self.session_id, self.state.seq - len(self._buffer)))):
             self._run_scope.stop()
 
     def _stop_in_time(self) -> CancelScope:
@@ -145,8 +144,7 @@ class Loop:
     async def _ask_model(self, attempt: int) -> None:
         if not await self._flush():
             return
-        said, facts = list[str](), list[AnyFact]()
-        failure: ModelError | None = None
+        said, facts, failure = list[str](), list[AnyFact](), None
         try:
             with self._stop_in_time():
                 request = model_call.build_request(self.setup, self.state, self.projection)
@@ -236,6 +234,8 @@ class Loop:
                 return fact
             if self._is_behind:
                 await self.catch_up()
+            if self.state.configured != self._configured:  # the access may be narrower now
+                return fact
             context.attempt += 1
             again = build_start_fact(self.setup, self.lease.claim, ready, context.attempt)
             self._record(SignalDetected(kind="tool_retry", detail=f"{ready.tool.name}: {outcome.text[:500]}"), again)

@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 from msgspec import Struct, field
 
 from treadle import events
+from treadle.engine.access import ParentAccess
 from treadle.engine.context import Attachments
 from treadle.engine.hook_result import HookCall, HookResult, HookSession
 from treadle.engine.state import CallState, State
@@ -190,7 +191,7 @@ RecoveryStrategy = Callable[[str, str, int], Recovery]
 class Setup(Struct, frozen=True):
     """Everything that the loop of a session needs, except the log.
 
-    `sources` name the texts in the instructions that the agent's author did not write.
+    `sources` name the texts in the instructions that the agent's author did not write. `parents` is set for a helper.
     """
 
     model: Model
@@ -215,6 +216,11 @@ class Setup(Struct, frozen=True):
     approval_key: bytes = field(default_factory=lambda: os.urandom(32))
     """The secret of the store. Without one, no approval outlives this setup."""
     sources: tuple[str, ...] = ()
+    parents: ParentAccess | None = None
+
+    async def has_new_parent_access(self) -> bool:
+        """Whether the access of a session that started this one has changed since this setup was built."""
+        return self.parents is not None and await self.parents.update()
 
     def find_tool(self, name: str) -> Tool | None:
         """Find a tool that is offered, or that calls of another tool can resolve to."""

@@ -68,7 +68,7 @@ class Turn(Struct):
 
     `failing_since` is when the model failed first, and `errors` counts its failures by an error of its own.
     `parked_seconds` is how long the run was parked between these failures. `seen` counts the sources of the session
-    when the model wrote the reply.
+    when the model wrote the reply. A turn that `is_command` has a call of a person: then no model wrote the reply.
     """
 
     number: int
@@ -85,6 +85,7 @@ class Turn(Struct):
     seen: int = 0
     unfinished_calls: int = 0
     signals: tuple[str, ...] = ()
+    is_command: bool = False
 
     def find_request(self, request_id: str) -> CallState | None:
         """Find a request of one of the calls by its id."""
@@ -218,6 +219,14 @@ class State(Struct):
         calls = self.turn.calls.values() if self.turn is not None else ()
         questions = (one.pending for call in calls for one in (call, *call.requests))
         return [question for question in questions if question is not None]
+
+    @property
+    def access(self) -> events.Tier | None:
+        """The access that was chosen for this session, if any. A session that was created in plan mode stays in it."""
+        if self.configured is not None and self.configured.access is not None:
+            return self.configured.access
+        operator = self.created.grants[0] if self.created is not None and self.created.grants else None
+        return "plan" if operator is not None and operator.tier == "plan" else None
 
     @property
     def retry_at(self) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -16,7 +17,8 @@ from treadle import events
 from treadle.engine.earlier_messages import EarlierMessages
 from treadle.engine.reply import make_ids_unique
 from treadle.engine.state import MAX_PAUSE_SECONDS, OUTCOME_UNKNOWN, CallState, RunState, State, Turn
-from treadle.messages import NO_USAGE
+from treadle.messages import NO_USAGE, Call
+from treadle.permissions.policy import COMMAND_TOOL
 
 MAX_EMPTY_REPLIES = 3
 MAX_INVALID_OUTPUTS = 3
@@ -24,6 +26,8 @@ MAX_STRAY_REPLIES = 2
 MAX_SAFE_ATTEMPTS = 3
 WRAP_UP_SECONDS, SHORT_WRAP_UP_SECONDS = 60.0, 5.0  # the short one is for runs that had less time themselves
 MIN_PAUSE_SECONDS = 0.001
+COMMAND_SECONDS = 600
+"""How long a command of a person may take."""
 STRAY_ERROR = "the model calls tools although none are offered"
 COMPACTION_SHARE = 0.85
 """The share of the window at which a compaction is due."""
@@ -87,7 +91,7 @@ def next_step(state: State, now: float, limits: events.Limits | None = None, win
         limits = limits or (state.created.limits if state.created is not None else events.Limits())
         if wanted is not None:
             started = events.RunStarted(run_id=run_id, limits=wanted.limits or limits, trigger=wanted.trigger)
-            return Record((started, *_repeat_reply(state, wanted.after)))
+            return Record((started, *(_run_command(state, wanted) or _repeat_reply(state, wanted.after))))
         if state.queue and not state.is_held:
             return Record((events.RunStarted(run_id=run_id, limits=limits, trigger="message"),))
         return Rest()
@@ -100,6 +104,15 @@ def next_step(state: State, now: float, limits: events.Limits | None = None, win
     if not turn.is_settled:
         return _settle_calls(turn, now)
     return _finish_turn(state, run, turn, now)
+
+
+def _run_command(state: State, wanted: events.RunRequested) -> tuple[events.AnyFact, ...]:
+    """Give the command of a person to a new run, as a call of the tool that runs commands."""
+    if not wanted.command:
+        return ()
+    arguments = msgspec.json.encode({"command": wanted.command, "timeout_s": COMMAND_SECONDS}).decode()
+    calls = make_ids_unique(state, (Call("command", COMMAND_TOOL, arguments),))
+    return (events.TurnStarted(turn=0, calls=calls),)
 
 
 def _repeat_reply(state: State, seq: int) -> tuple[events.AnyFact, ...]:
@@ -268,6 +281,8 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     fatal = next((c.finished for c in turn.calls.values() if c.finished and c.finished.fatal), None)
     if fatal is not None:
         return _end_run(run, "failed", reply.text, error=f"{fatal.tool}: {fatal.output}")
+    if turn.is_command:
+        return _end_run(run, "answered")
     text = reply.text if reply.text.strip() or turn.tools else run.stray_text
     is_stray = "stray_calls" in turn.signals
     # A run is asked once more after its first stray reply. It ends with the second one, whatever that says.
@@ -296,10 +311,13 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     if reply.finish == "length":
         return _end_run(run, "token_limit", text) if is_stray else _start_wrap_up(run, "token_limit")
     if "invalid_output" in turn.signals:
+        found = (entry for entry in reversed(state.entries) if isinstance(entry, events.SignalDetected))
+        problem = next((entry.detail for entry in found if entry.kind == "invalid_output"), "")
         if is_stray:
-            return _end_run(run, "failed", text, error=f"the answer does not fit the output schema, and {STRAY_ERROR}")
+            error = f"the answer does not fit the output schema ({problem}), and {STRAY_ERROR}"
+            return _end_run(run, "failed", text, error=error)
         if run.invalid_outputs >= MAX_INVALID_OUTPUTS:
-            error = f"{run.invalid_outputs} answers in a row did not fit the output schema"
+            error = f"{run.invalid_outputs} answers in a row did not fit the output schema. The last one: {problem}"
             return _end_run(run, "failed", text, error=error)
         return _start_turn(state, run, now)
     if "hook" in turn.signals:

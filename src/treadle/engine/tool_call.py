@@ -192,6 +192,7 @@ def build_start_fact(setup: Setup, claim: Claim, ready: ReadyCall, attempt: int)
         owner=claim.owner,
         epoch=claim.epoch,
         resumes=ready.tool.resumes,
+        access=find_narrowest_tier(setup.grants),
     )
 
 

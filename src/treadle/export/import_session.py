@@ -31,6 +31,7 @@ WHY_CLOSED = "the session was imported while it was unfinished"
 NOT_RUN = "Not run: the session was imported from elsewhere before this call was finished."
 
 _ARTIFACT_LINE = b'{"type":"artifact"'
+# Ids that a program chooses are not taken over: it could later open a session of others under its own id.
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 
 KEPT_FIELDS: dict[type[events.Fact], tuple[str, ...]] = {
@@ -40,7 +41,7 @@ KEPT_FIELDS: dict[type[events.Fact], tuple[str, ...]] = {
     events.CancelRequested: ("by", "why"),
     events.RetryRequested: ("by",),
     events.RunStarted: ("run_id", "trigger"),
-    events.TurnStarted: ("turn", "messages", "tools", "wrap_up"),
+    events.TurnStarted: ("turn", "messages", "tools", "wrap_up", "calls"),
     # Not `opaque`: it goes to the provider as it is, so it could hold instructions that nobody sees.
     events.ModelReplied: ("text", "reasoning", "calls", "finish", "usage", "model", "confidence"),
     events.ModelFailed: ("kind", "message", "retryable", "attempt", "partial", "status"),
@@ -49,7 +50,7 @@ KEPT_FIELDS: dict[type[events.Fact], tuple[str, ...]] = {
     events.ApprovalAnswered: ("call_id", "decision", "by", "comment"),
     events.InputRequested: ("call_id", "questions"),
     events.InputAnswered: ("call_id", "answers", "by"),
-    events.CallStarted: ("call_id", "tool", "arguments", "attempt", "safety", "sandbox", "why"),
+    events.CallStarted: ("call_id", "tool", "arguments", "attempt", "safety", "sandbox", "why", "access"),
     events.CallFinished: (
         *("call_id", "tool", "status", "output", "parts", "truncation", "duration", "fatal", "usage", "safety"),
     ),

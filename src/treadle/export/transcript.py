@@ -6,7 +6,6 @@ The file contents that a rewind restores are kept outside the log, so no export 
 from __future__ import annotations
 
 import base64
-import html as markup
 import json
 import re
 import time
@@ -16,28 +15,37 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle import events
 from treadle.errors import NotFound
 from treadle.log.base import Artifact, Log
-from treadle.messages import Json, ResultMessage, UserMessage, render_message, render_parts
+from treadle.messages import NO_USAGE, ResultMessage, Usage, UserMessage, render_message, render_parts
 
 Form = Literal["markdown", "jsonl", "html"]
 
 
 class TranscriptBlock(Struct, frozen=True):
-    """One block of a transcript: its kind, a headline, and its text."""
+    """One block of a transcript: its kind, a headline, its text and its time. A call has its tool and arguments too."""
 
     kind: Literal["user", "agent", "reasoning", "call", "note"]
     head: str = ""
     text: str = ""
+    at: float = 0.0
+    seconds: float = 0.0
+    usage: Usage = NO_USAGE
+    tool: str = ""
+    arguments: str = ""
+    status: str = ""
 
 
 async def render_transcript(log: Log, session_id: str, form: Form) -> bytes:
     """Render the session in one of the forms."""
     facts = await log.read(session_id)
     if form != "jsonl":
-        return (render_markdown(facts) if form == "markdown" else render_html(facts)).encode("utf-8", "replace")
+        from treadle.export.html.page import render_page  # late: Markdown and highlighting cost 100 ms
+
+        return (render_markdown(facts) if form == "markdown" else render_page(facts)).encode("utf-8", "replace")
     ids = (fact.truncation.artifact for fact in facts if isinstance(fact, events.CallFinished) and fact.truncation)
     artifacts: list[Artifact] = []
     for artifact_id in dict.fromkeys(ids):
@@ -69,37 +77,47 @@ def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
                         blocks.append(TranscriptBlock("call", f"{message.tool}, before this session", text))
                     elif text.strip():
                         blocks.append(TranscriptBlock(kind, text=text))
-                blocks.append(TranscriptBlock("user", text=render_parts(fact.parts)))
+                blocks.append(TranscriptBlock("user", text=render_parts(fact.parts), at=fact.at))
             case events.ModelReplied():
                 blocks += [TranscriptBlock("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []
-                blocks += [TranscriptBlock("agent", text=fact.text)] if fact.text.strip() else []
+                answer = TranscriptBlock("agent", text=fact.text, at=fact.at, usage=fact.usage)
+                blocks += [answer] if fact.text.strip() else []
                 arguments |= {call.id: call.arguments for call in fact.calls}
             case events.CallStarted():
                 arguments[fact.call_id] = json.dumps(fact.arguments, ensure_ascii=False)
             case events.CallFinished():
-                head = f"{fact.tool} {arguments.get(fact.call_id, '')}".strip()
-                blocks.append(TranscriptBlock("call", f"{head} → {fact.status.replace('_', ' ')}", fact.output))
+                written, status = arguments.get(fact.call_id, ""), fact.status.replace("_", " ")
+                head = f"{fact.tool} {written}".strip()
+                block = TranscriptBlock("call", f"{head} → {status}", fact.output, fact.at, fact.duration)
+                blocks.append(replace(block, tool=fact.tool, arguments=written, status=status))
             case events.ApprovalAnswered():
                 comment = f": {fact.comment}" if fact.comment else ""
-                head = f"{fact.by or 'somebody'} said {fact.decision} ({fact.scope}){comment}"
+                scope = "once" if fact.scope == "call" else f"for this {fact.scope}"
+                words = f"Allowed {scope}" if fact.decision == "allow" else "Denied"
+                head = f"{words} by {fact.by or 'somebody'}{comment}"
                 blocks.append(TranscriptBlock("note", head))
+            case events.RunStarted(trigger="command"):
+                blocks.append(TranscriptBlock("note", "you ran a command"))
+            case events.SessionConfigured() if fact.access is not None:
+                before = f"{fact.access_before} → " if fact.access_before else ""
+                blocks.append(TranscriptBlock("note", f"access: {before}{fact.access} ({fact.by or 'somebody'})"))
             case events.RunStarted() if fact.trigger != "message":
-                blocks.append(TranscriptBlock("note", f"a run began again ({fact.trigger})"))
+                blocks.append(TranscriptBlock("note", f"A run began again ({fact.trigger})"))
             case events.ModelFailed():
-                blocks.append(TranscriptBlock("note", f"the model gave no reply ({fact.kind}): {fact.message}"))
+                blocks.append(TranscriptBlock("note", f"The model gave no reply ({fact.kind}): {fact.message}"))
             case events.ContextCompacted():
-                blocks.append(TranscriptBlock("note", f"the context was compacted ({fact.kind})", fact.summary))
+                blocks.append(TranscriptBlock("note", f"The context was compacted ({fact.kind})", fact.summary))
             case events.Rewound():
-                blocks.append(TranscriptBlock("note", f"back to position {fact.to} ({fact.what})"))
+                blocks.append(TranscriptBlock("note", f"Back to position {fact.to} ({fact.what})"))
             case events.RunFinished() if fact.reason != "answered":
-                end = f"the run ended: {fact.reason.replace('_', ' ')}"
+                end = f"The run ended: {fact.reason.replace('_', ' ')}"
                 blocks.append(TranscriptBlock("note", f"{end}: {fact.error}" if fact.error else end))
             case _:
                 pass
     return blocks
 
 
-def _describe_session(facts: Sequence[events.AnyFact]) -> tuple[str, list[str]]:
+def describe_session(facts: Sequence[events.AnyFact]) -> tuple[str, list[str]]:
     """Return the title of a session, and lines about it."""
     first = facts[0]
     assert isinstance(first, events.SessionCreated)
@@ -114,7 +132,7 @@ def _describe_session(facts: Sequence[events.AnyFact]) -> tuple[str, list[str]]:
 
 def render_markdown(facts: Sequence[events.AnyFact]) -> str:
     """Render the session as Markdown."""
-    title, about = _describe_session(facts)
+    title, about = describe_session(facts)
     pieces = [f"# {_join_lines(title)}", "\n".join(f"- {_join_lines(line)}" for line in about)]
     heads = {"user": "## You", "agent": "## Agent"}
     for block in build_blocks(facts):
@@ -133,52 +151,3 @@ def render_markdown(facts: Sequence[events.AnyFact]) -> str:
 
 def _join_lines(text: str) -> str:
     return " ".join(text.split())
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; --line: #8884; --soft: #8881; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }}
-pre {{ white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font: inherit; }}
-details pre, .note pre {{ font: 13px/1.45 ui-monospace, monospace; padding: .5rem; max-height: 30rem; overflow: auto; }}
-section, details {{ border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .9rem; margin: .7rem 0; }}
-.user {{ background: var(--soft); }} .note, .about {{ color: gray; }} .note {{ border-style: dashed; }}
-summary {{ cursor: pointer; overflow-wrap: anywhere; }} h2 {{ font-size: .8rem; margin: 0 0 .3rem; color: gray; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p class="about">{about}</p>
-{body}
-</body>
-</html>
-"""
-
-
-def render_html(facts: Sequence[events.AnyFact]) -> str:
-    """Render the session as one HTML page without scripts and other files."""
-    title, about = _describe_session(facts)
-    body = "\n".join(_render_section(block) for block in build_blocks(facts))
-    return _PAGE.format(title=_escape(title), about="<br>".join(_escape(line) for line in about), body=body)
-
-
-def _render_section(block: TranscriptBlock) -> str:
-    text = f"<pre>{_escape(block.text)}</pre>" if block.text.strip() else ""
-    match block.kind:
-        case "user" | "agent":
-            head = "You" if block.kind == "user" else "Agent"
-            return f'<section class="{block.kind}"><h2>{head}</h2>{text}</section>'
-        case "reasoning" | "call":
-            return f"<details><summary>{_escape(block.head or 'Reasoning')}</summary>{text}</details>"
-        case "note":
-            return f'<section class="note">{_escape(block.head)}{text}</section>'
-
-
-def _escape(text: Json) -> str:
-    return markup.escape(str(text), quote=True)

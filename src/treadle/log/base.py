@@ -6,6 +6,7 @@ Wake-ups are hints: `read` tells the truth.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Literal, Protocol, Self
@@ -52,6 +53,19 @@ class PostResult(Struct, frozen=True):
     claim: Claim | None = None
 
 
+LAST = "last"
+"""The word that selects the session that was changed last. No session can have it as its id."""
+SESSION_ID_RULE = (
+    "it has 1 to 64 letters, digits, dots, dashes and underscores, begins with a letter or digit, and is not `last`"
+)
+_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def is_session_id(text: str) -> bool:
+    """Whether a session can have this id, as `SESSION_ID_RULE` says."""
+    return bool(_SESSION_ID.fullmatch(text)) and text != LAST
+
+
 class SessionInfo(Struct, frozen=True):
     """One entry in the list of sessions."""
 
@@ -69,6 +83,11 @@ class SessionInfo(Struct, frozen=True):
     wake_at: float | None = None
     owner: str = ""
     named_by_user: bool = False
+
+    @property
+    def is_helper(self) -> bool:
+        """Whether a call of another session started it."""
+        return self.parent is not None and bool(self.parent.call_id)
 
     def is_parked(self, now: float) -> bool:
         """Whether the run waits for its provider until `wake_at`, and no process keeps it meanwhile."""

@@ -54,6 +54,15 @@ class Summarizer(Protocol):
 
 
 @runtime_checkable
+class DeferredModel(Protocol):
+    """A model that stands for another one, which is chosen when it is first needed."""
+
+    async def resolve(self) -> Model:
+        """The chosen model. Raises `NotFound` when there is none."""
+        ...
+
+
+@runtime_checkable
 class TokenCounter(Protocol):
     """A model that can count the tokens of a request without answering it."""
 

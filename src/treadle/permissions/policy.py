@@ -6,7 +6,7 @@ What a pattern matches is in `patterns.py`. How a question reaches a person is t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ Posture = Literal["cautious", "balanced", "trusting"]
 
 _STRICTNESS: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
 _TIERS: dict[Tier, dict[Safety, Action]] = {
+    "plan": {"safe": "allow", "caution": "deny", "destructive": "deny"},
     "read-only": {"safe": "allow", "caution": "ask", "destructive": "deny"},
     "sandbox": {"safe": "allow", "caution": "allow", "destructive": "ask"},
     "full": {"safe": "allow", "caution": "allow", "destructive": "ask"},
@@ -37,7 +38,8 @@ WEB_OFF = Grant(tier="full", forbid=WEB_TOOLS)
 COMMAND_TOOL = "shell"
 """The tool whose commands `Assessment.same_as` names."""
 _MAX_SHOWN = 200
-_NARROWEST_FIRST: tuple[Tier, ...] = ("read-only", "sandbox", "full")
+_NARROWEST_FIRST: tuple[Tier, ...] = get_args(Tier)
+PLAN_REFUSAL = "in plan mode nothing changes before the user accepts the plan, so put this step into the plan"
 
 
 class Verdict(Struct, frozen=True):
@@ -159,7 +161,22 @@ def find_narrowest_tier(grants: Sequence[Grant]) -> Tier:
     if len(grants) == 1:
         return grants[0].tier
     tiers: list[Tier] = [grant.tier for grant in grants or (Grant(),)]
+    return choose_narrowest(*tiers)
+
+
+def choose_narrowest(*tiers: Tier) -> Tier:
+    """Choose the tier that allows least."""
     return min(tiers, key=_NARROWEST_FIRST.index)
+
+
+def limit_access(grant: Grant, allowed: Tier | None, *chosen: Tier | None) -> Grant:
+    """Give the operator's grant the access that was chosen for its session, where a choice was made.
+
+    The process allows the tier of the grant, or the one that a person `allowed` for the session at its terminal.
+    """
+    choices: list[Tier] = [tier for tier in chosen if tier is not None]
+    tier = choose_narrowest(allowed or grant.tier, *(choices or [grant.tier]))
+    return replace(grant, tier=tier) if tier != grant.tier else grant
 
 
 def choose_strictest(*verdicts: Verdict) -> Verdict:
@@ -227,7 +244,7 @@ def _decide_by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], ass
     action = _TIERS[grant.tier][assessment.safety]
     why = f"{assessment.safety} in tier {grant.tier}" + (f": {assessment.why}" if assessment.why else "")
     if action == "deny":
-        return Verdict("deny", why)
+        return Verdict("deny", f"{PLAN_REFUSAL} ({why})" if grant.tier == "plan" else why)
     for pattern in grant.forbid:
         if (part := find_possible_match(pattern, tool, arguments, commands)) is not None:
             unsure = f"nobody can tell whether {pattern} forbids this: {make_printable(part)}"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from treadle import Session
 from treadle.errors import BadInput, Conflict
-from treadle.permissions.policy import find_narrowest_tier
+from treadle.permissions.policy import choose_narrowest, find_narrowest_tier
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer, require_right
 from treadle.server.session_control import RunAccepted
@@ -173,7 +173,8 @@ async def list_changes(service: CurrentService, token: Viewer, session_id: str, 
 
 
 async def _check_file_rights(session: Session, token: Token) -> None:
-    """Writing files in a read-only session needs somebody who may approve that."""
-    created = (await session.state()).created
-    if created is not None and find_narrowest_tier(created.grants) == "read-only":
+    """Writing files of a session in plan mode or with read-only access needs somebody who may approve that."""
+    state = await session.state()
+    tier = find_narrowest_tier(state.created.grants) if state.created is not None else "sandbox"
+    if choose_narrowest(tier, state.access or tier) in ("plan", "read-only"):
         require_right(token, "approve")

@@ -74,6 +74,8 @@ def build_delegate_tool(agents: Mapping[str, str] | None = None, *, worktree_fol
             raise ToolError("The task is empty. Say what the helper is to do.")
         if context.services.helpers is None:
             raise ToolError("There are no helpers here. Do it yourself.")
+        if worktree and context.tier == "plan":
+            raise ToolError("A worktree changes the repository, and in plan mode nothing changes. Leave it out.")
         if worktree and folder:
             raise ToolError("A helper with a worktree has the whole repository. Leave out the folder.")
         helper = Helper(context.services.helpers, context, agent, folder)

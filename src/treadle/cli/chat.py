@@ -29,10 +29,11 @@ from treadle.cli.options import (
 )
 from treadle.cli.prompt import PROMPT, PromptInterrupted
 from treadle.cli.questions import QuestionQueue
-from treadle.cli.slash_commands import COMMANDS, run_slash_command
+from treadle.cli.slash_commands import COMMANDS, read_custom_commands, run_slash_command
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
 from treadle.log.base import Watch
+from treadle.messages import Part
 
 EXAMPLES = """\
   treadle chat                          a new session in this folder; `treadle` alone does the same
@@ -101,7 +102,8 @@ class ChatTerminal(InteractiveTerminal):
 
     def __init__(self, opened: OpenSession, questions: QuestionQueue, images: list[str]) -> None:
         settings = opened.settings
-        super().__init__(questions, COMMANDS, opened.agent.toolbox, settings.folder)
+        commands = {**COMMANDS, **read_custom_commands(settings.folder).describe()}
+        super().__init__(questions, commands, opened.agent.toolbox, settings.folder)
         self.opened, self.session = opened, opened.session
         self.next_session = self.first_message = ""
         self.screen.window = opened.model.window
@@ -193,6 +195,10 @@ class ChatTerminal(InteractiveTerminal):
             return
         parts = build_message(text, self.opened.settings.folder, self._images)
         self._images = []
+        await self.send_message(parts)
+
+    async def send_message(self, parts: list[Part]) -> None:
+        """Send a message: to the current run, or to a new one."""
         if self.is_busy:
             self.write_note(STEER_NOTE, "dim")
         if self.is_running:

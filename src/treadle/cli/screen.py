@@ -31,6 +31,7 @@ _SIGNALS = {
     "empty_reply": "the reply is empty: the model is asked again",
     "invalid_output": "the answer has the wrong format: the model is asked again",
     "stray_calls": "calls of tools that were not offered are ignored",
+    "hook": "a hook adds a note for the model",
 }
 _FAILURES = {
     "overloaded": "Provider overloaded",
@@ -276,6 +277,8 @@ class Screen:
             case events.ContextCompacted():
                 before, after = format_count(event.tokens_before), format_count(event.tokens_after)
                 self._write_dim(f"context compacted: {before} to {after} tokens")
+            case events.Custom(name="treadle.hook", data={"result": {"failures": [str(first), *_]}}):
+                self._write_dim(first)
             case events.Custom(name="treadle.skill_proposed", data={"name": str(name)}):
                 self._write_dim(f"a skill was drafted from this work: {name}; see treadle skills proposals")
             case events.ApprovalRequested() | events.InputRequested():

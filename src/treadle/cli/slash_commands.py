@@ -1,4 +1,4 @@
-"""The slash commands of the chat. They act on the session and send no message."""
+"""The slash commands of the chat. They act on the session. Only custom commands send a message."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
+from treadle.app.settings import config_folder
 from treadle.cli.console import (
     escape_controls,
     format_count,
@@ -17,11 +18,15 @@ from treadle.cli.console import (
     style_text,
     truncate_line,
 )
+from treadle.cli.message_content import build_message
 from treadle.cli.screen import render_diff
 from treadle.cli.session_list import describe_status
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
 from treadle.export.transcript import Form, render_transcript
+from treadle.knowledge.custom_commands import CustomCommands, list_custom_commands
+from treadle.knowledge.file_knowledge import AGENTS_FILE, list_names
+from treadle.knowledge.project_facts import describe_project, write_agents_file
 from treadle.log.base import SessionQuery
 from treadle.messages import render_parts
 
@@ -48,11 +53,21 @@ def slash_command(name: str, about: str) -> Callable[[Action], Action]:
     return add
 
 
+def read_custom_commands(folder: Path) -> CustomCommands:
+    """Read the custom commands of a workspace and of the user."""
+    return list_custom_commands(folder, config_folder(), frozenset(COMMANDS))
+
+
 async def run_slash_command(chat: ChatTerminal, line: str) -> None:
     """Run a slash command. Raises `BadInput` for an unknown one."""
     name, _, rest = line[1:].strip().partition(" ")
+    custom = read_custom_commands(chat.opened.settings.folder).commands
+    if name in custom:
+        typed = build_message(rest.strip(), chat.opened.settings.folder)  # only what the user types attaches files
+        await chat.send_message([*custom[name].build_parts(rest.strip()), *typed[1:]])
+        return
     if name not in _ACTIONS:
-        near = difflib.get_close_matches(name, _ACTIONS, 1)
+        near = difflib.get_close_matches(name, [*_ACTIONS, *custom], 1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
         raise BadInput(f"there is no command /{name}; {hint}")
     await _ACTIONS[name](chat, rest.strip())
@@ -60,8 +75,11 @@ async def run_slash_command(chat: ChatTerminal, line: str) -> None:
 
 @slash_command("help", "show the slash commands and keys")
 async def _show_help(chat: ChatTerminal, rest: str) -> None:
-    for name, about in COMMANDS.items():
+    custom = read_custom_commands(chat.opened.settings.folder)
+    for name, about in (*COMMANDS.items(), *custom.describe().items()):
         chat.write_note(f"  {'/' + name:<11}{about}")
+    for problem in custom.problems:
+        chat.write_note(str(problem))
     chat.write_note("  @path attaches a file, Alt-Enter adds a line. Messages sent while the agent works steer it.")
     chat.write_note("  Esc or Ctrl-C stops the agent. Ctrl-C again, or Ctrl-D, leaves.")
 
@@ -275,6 +293,21 @@ async def _retry_answer(chat: ChatTerminal, rest: str) -> None:
 async def _continue_run(chat: ChatTerminal, rest: str) -> None:
     await chat.wait_until_idle("continue")
     chat.start_run(chat.session.continue_())
+
+
+@slash_command("init", "write an AGENTS.md from what is found in this folder")
+async def _write_agents_file(chat: ChatTerminal, rest: str) -> None:
+    folder = chat.opened.settings.folder
+    text, found = describe_project(folder), list_names(folder, (), "file") + list_names(folder, (), "link")
+    chat.write_note(text)
+    question = "AGENTS.md exists; replace it with this text? y/N> " if AGENTS_FILE in found else ""
+    if not question and "CLAUDE.md" in found:
+        question = "CLAUDE.md is read now, and is not read beside an AGENTS.md; write it? y/N> "
+    if question and not await chat.confirm(question):
+        chat.write_note("nothing was changed")
+        return
+    file = write_agents_file(folder, text, replace=AGENTS_FILE in found)
+    chat.write_note(f"written to {file}; agents read it from the next run on")
 
 
 @slash_command("quit", "leave; everything is recorded")

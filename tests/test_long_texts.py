@@ -7,7 +7,9 @@ from contextlib import suppress
 import pytest
 
 from treadle.cli.console import escape_hidden, truncate_line, wrap_rows
-from treadle.cli.screen import MarkdownStyler
+from treadle.cli.draw.diff import render_diff
+from treadle.cli.draw.glyphs import Theme
+from treadle.cli.draw.markdown import render_markdown
 from treadle.dialects.responses_tools import read_custom_input
 from treadle.engine.implicit_signals import find_implicit_signals
 from treadle.engine.leaked_reasoning import ReasoningSplitter, split_reasoning
@@ -43,8 +45,8 @@ LONG = 300_000
 HEAD = "--- a/x\n+++ b/x\n"
 
 
-def paint(line: str) -> str:
-    return MarkdownStyler().style_line(line)
+def paint(text: str) -> list[str]:
+    return render_markdown(text, 80, Theme(has_style=True))
 
 
 def edit(whole: str, old: str) -> str:
@@ -58,6 +60,11 @@ def edit(whole: str, old: str) -> str:
     [
         (paint, "# " + "#" * LONG + "x"),
         (paint, "**a " * LONG),
+        (paint, "[" * LONG),
+        (paint, "> " * 10_000 + "a"),
+        (paint, "日" * LONG),
+        (lambda text: render_diff(text.splitlines(), 80, Theme()), "-a b\n" * 3_000 + "+b a\n" * 3_000),
+        (lambda text: render_diff(text.splitlines(), 80, Theme()), f"-{'a b' * LONG}\n+{'b a' * LONG}"),
         (request_text.extract_words, "1" * LONG),
         (request_text.extract_words, "a-" * LONG),
         (request_text.extract_words, "a.." * LONG),

@@ -448,13 +448,13 @@ async def test_a_session_that_runs_elsewhere_is_watched_and_steered(place: Place
         StrictChat([asked, Reply(text="It is written."), Reply(text="You are welcome.")]) as fake,
         place.screen("chat", "--name", "job", *model_options(fake)) as owner,
     ):
-        await owner.until("/help shows")
+        await owner.until("What shall be done?")
         owner.type("write it\r")
-        await owner.until("answer>")
+        await owner.until("Esc stops the run")
         async with place.screen("attach", "job") as other:
-            await other.until("answer>")
+            await other.until("Ctrl-C leaves")
             assert "write_file wants to run" in other.text and "be kind" in other.text
-            other.type("y\r")
+            other.type("y")
             await other.until("It is written.")
             other.type("thank you\r")
             await other.until("You are welcome.")

@@ -70,7 +70,9 @@ async def test_without_a_terminal_stdout_is_the_answer_and_nothing_has_escape_co
     async with StrictChat(replies) as fake:
         done = await place.quick("run", "add", *model_options(fake))
     assert (done.code, done.out) == (0, "2\n")
-    assert "Let me see." in done.err and "✓ calculate 1+1" in done.err and "treadle chat --session" in done.err
+    assert (
+        "Let me see." in done.err and "treadle: ok calculate 1+1" in done.err and "treadle chat --session" in done.err
+    )
     assert "\x1b" not in done.err
 
 
@@ -145,8 +147,8 @@ async def test_a_pattern_that_names_no_tool_gives_a_warning(place: Place) -> Non
         done = await place.quick("run", "tidy up", *model_options(fake), *patterns)
     told = [line for line in done.err.splitlines() if "no tool" in line]
     assert done.code == 0 and told == [
-        "--approve writefile: no tool has this name; did you mean write_file?",
-        "--forbid shel(rm *): no tool has this name; did you mean shell?",
+        "treadle: --approve writefile: no tool has this name; did you mean write_file?",
+        "treadle: --forbid shel(rm *): no tool has this name; did you mean shell?",
     ]
 
 
@@ -156,7 +158,7 @@ async def test_a_question_may_wait_in_the_log_and_the_run_continues_when_it_is_a
         assert (done.code, read_document(done)["status"]) == (4, "waiting")
         session = done.document["session_id"]
         listed = (await place.quick("approvals", "list")).out
-        assert all(part in listed for part in (session[:12], "write_file wants to run  [destructive]", "+obey"))
+        assert all(part in listed for part in (session[:12], "write_file wants to run  [destructive]", "+ obey"))
         assert (await place.quick("approvals", "allow", session[:8])).code == 0
         again = await place.quick("approvals", "allow", session[:8])
         assert again.code == 2 and "has no open question" in again.err
@@ -172,7 +174,7 @@ async def test_a_provider_that_refuses_is_one_in_every_form(place: Place) -> Non
         document = await place.quick("run", "hello", *model_options(fake), "--json")
     assert (lines.code, plain.code, document.code) == (1, 1, 1)
     assert "key" in document.document["error"] and check_lines(lines)[-1]["reason"] == "failed"
-    assert plain.out == "" and "failed" in plain.err
+    assert plain.out == "" and "Failed" in plain.err
 
 
 async def test_a_provider_that_is_not_there_is_one(place: Place) -> None:

@@ -149,7 +149,7 @@ async def test_a_chat_goes_on_with_the_folders_last_session_and_never_with_a_hel
         StrictChat([Reply("Hello.")]) as fake,
         place.screen("chat", "--continue", *model_options(fake)) as screen,
     ):
-        await screen.until("/help shows")
+        await screen.until("What shall be done?")
         assert await screen.leave() == 0
         assert "continue with: treadle chat --session mine" in screen.text
 
@@ -193,5 +193,5 @@ async def test_what_a_helper_was_denied_because_nobody_could_be_asked_is_in_the_
 
 
 async def test_what_a_helper_asks_is_answered_at_the_terminal_of_its_parent(place: Place) -> None:
-    steps = [("have it cleared\r", "answer>"), ("n not today\r", "I was told: I was told: Denied")]
+    steps = [("have it cleared\r", "Esc stops the run"), ("nnot today\r", "I was told: I was told: Denied")]
     await play(place, Case("", delegate_once, steps, shows=("rm -rf /etc/nothing", "not today")))

@@ -111,8 +111,8 @@ async def test_a_person_at_the_terminal_says_no(place: Place) -> None:
 async def test_a_chat_asks_while_the_command_runs(place: Place) -> None:
     async with StrictChat(REPLIES) as fake, place.screen("chat", *model_options(fake)) as screen:
         screen.type("go\r")
-        assert f"`{COMMAND}` wants site.invalid" in await screen.until("answer>")
-        screen.type("y\r")
+        assert f"`{COMMAND}` wants site.invalid" in await screen.until("Esc stops the run")
+        screen.type("y")
         await screen.until("done")
         assert await screen.leave() == 0
     assert await read_answers(place) == [("allow", "call")]
@@ -149,8 +149,8 @@ async def test_an_attached_terminal_answers_the_question(place: Place) -> None:
         await place.wait_for_fact(ApprovalRequested)
         session = (await place.quick("approvals", "list")).out.split()[0]
         async with place.screen("attach", session) as screen:
-            assert f"`{COMMAND}` wants site.invalid" in await screen.until("answer>")
-            screen.type("y\r")
+            assert f"`{COMMAND}` wants site.invalid" in await screen.until("Ctrl-C leaves")
+            screen.type("y")
             await screen.until("done")
             assert await screen.leave() == 0
         await process.communicate()

@@ -53,7 +53,10 @@ async def test_a_call_that_was_asked_for_before_is_shown_with_its_argument(place
         assert (await place.quick("approvals", "deny", session, "--reason", "not on a Friday")).code == 0
         resumed = await place.quick("sessions", "resume", session, *model_options(fake))
         assert "not on a Friday" in fake.seen[-1].body["messages"][-1]["content"]
-    assert (resumed.code, resumed.out) == (0, "Not written.\n") and "⊘ write_file AGENTS.md · denied" in resumed.err
+    assert (resumed.code, resumed.out) == (
+        0,
+        "Not written.\n",
+    ) and "treadle: denied write_file AGENTS.md" in resumed.err
     assert not (place.work / "AGENTS.md").exists()
 
 

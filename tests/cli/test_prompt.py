@@ -68,7 +68,13 @@ CASES = [
     Case(
         "what was typed before is at hand in the next chat",
         [Reply(text="Hello."), Reply(text="Again.")],
-        [("good morning\r", "Hello."), (CTRL_D, 0), (Start(("chat",)), None), (UP, "› good morning"), ("\r", "Again.")],
+        [
+            ("good morning\r", "Hello."),
+            (CTRL_D, 0),
+            (Start(("chat",)), None),
+            (UP, "› good morning\n"),
+            ("\r", "Again."),
+        ],
     ),
     Case(
         "a chat that is ended gives the terminal back and tells the way back",
@@ -80,12 +86,14 @@ CASES = [
         "one Ctrl-C stops it and two leave",
         [STALL],
         [
-            ("count\r", "thinking"),
-            (CTRL_C, "cancelled"),
+            ("count\r", "Thinking"),
+            (CTRL_C, "Cancelled"),
             (f"a draft{CTRL_C}", None),
+            (UP, "› a draft\n"),  # what was cleared is at hand
+            (CTRL_C, None),
             (CTRL_C, HINT),
             ("/cost\r", " · out "),
-            (CTRL_C, Shows(HINT, times=2)),
+            (CTRL_C, HINT),
             (CTRL_C, 0),
         ],
         shows=("continue with",),
@@ -93,14 +101,14 @@ CASES = [
     Case(
         "a second Ctrl-C leaves also when the first has stopped it",
         [STALL],
-        [("count\r", "thinking"), (CTRL_C, "cancelled"), (CTRL_C, 0)],
+        [("count\r", "Thinking"), (CTRL_C, "Cancelled"), (CTRL_C, 0)],
         shows=("continue with",),
         counts={"press Ctrl-C again": 0},
     ),
     Case(
-        "a Ctrl-C between two prompts takes no other key along",
+        "a Ctrl-C while a command runs takes no other key along",
         [Reply(text="I see.")],
-        [("/cost\r", "no prompt now"), (f"half a{CTRL_C} draft", HINT), ("", "› half a draft"), ("\r", "I see.")],
+        [("/cost\r", "no prompt now"), (f"{CTRL_C}half a draft", "› half a draft"), ("\r", "I see.")],
         program=SLOW_SLASH_COMMAND,
         said=("half a draft",),
     ),
@@ -119,7 +127,7 @@ CASES = [
     Case(
         "help tells every command and every command stays to be read",
         [Reply(text="Hello.")],
-        [("/help\r", "Ctrl-C again, or Ctrl-D, leaves."), ("/compact\r", "nothing to compact")],
+        [("/help\r", "Ctrl-D, Ctrl-Z"), ("/compact\r", "nothing to compact")],
         shows=(
             "\n› /help\n",
             "\n› /compact\nnothing to compact",
@@ -136,14 +144,14 @@ async def test_keys_lead_to_the_screen(place: Place, case: Case) -> None:
 
 async def test_an_answer_is_no_part_of_the_history_and_only_its_user_reads_that(place: Place) -> None:
     steps = [
-        ("write it\r", "answer>"),
-        ("n not today\r", "As you like."),
-        (UP, Shows("\n› write it", at_end=True)),
+        ("write it\r", "Esc stops the run"),
+        ("nnot today\r", "As you like."),
+        (UP, "› write it\n  sandbox"),
         (CTRL_U, None),
     ]
     ask = call_tool("write_file", path="AGENTS.md", content="be kind\n")
     played = await play(place, Case("", [ask, Reply(text="As you like.")], steps))
-    assert "answer> n not today" in played.text, "an answer stays on the screen"
+    assert "⊘ you denied   write_file AGENTS.md · not today" in played.text, "an answer stays on the screen"
     history = place.home / ".local/share/treadle/history"
     assert "write it" in history.read_text() and "not today" not in history.read_text()
     assert history.stat().st_mode & 0o077 == 0
@@ -189,9 +197,9 @@ async def test_a_terminal_attached_over_http_sees_text_steers_and_approves(place
         async with serve(place, fake) as url, place.screen("attach", "job", "--url", url) as screen:
             await screen.until("Ready.")
             screen.type("write it\r")
-            await screen.until("answer>")
+            await screen.until("Ctrl-C leaves")
             assert "write_file wants to run" in screen.text
-            screen.type("y\r")
+            screen.type("y")
             await screen.until("It is written.")
             assert await screen.leave() == 0
     assert (place.work / "AGENTS.md").read_text() == "be kind\n"

@@ -57,7 +57,7 @@ CASES = [
         [call_tool("write_file", path="a.txt", content="one\n"), Reply(text="It is written.")],
         [("/approve write_file\r", "until you leave: write_file"), ("write it\r", "It is written.")],
         ("chat", "--access", "read-only"),
-        counts={"answer>": 0},
+        counts={"Esc stops the run": 0},
         files={"a.txt": "one\n"},
     ),
     Case(
@@ -93,8 +93,8 @@ async def test_a_rewind_takes_back_what_is_chosen_and_a_redo_brings_it_again(pla
     async def rewind_files(played: Played) -> None:
         _, second = [fact.seq for fact in await place.facts() if isinstance(fact, MessageReceived)]
         played.screen.type("/rewind\r")
-        await played.screen.until(f"  {second:>5}  change it")
-        played.screen.type(f"/rewind {second} files\r")
+        await played.screen.until("▸ change it")
+        played.screen.type(f"\x1b/rewind {second} files\r")
 
     def file_is(content: str) -> object:
         return lambda _: wait_until(lambda: file.read_text() == content, f"the file is {content!r}")
@@ -103,14 +103,14 @@ async def test_a_rewind_takes_back_what_is_chosen_and_a_redo_brings_it_again(pla
         ("good morning\r", Fact(RunFinished)),
         ("change it\r", Fact(RunFinished, 2)),
         ("", "Changed."),
-        (rewind_files, "go back? y/N>"),
-        ("no\r", "nothing was changed"),
+        (rewind_files, "Esc changes nothing"),
+        ("n", "nothing was changed"),
         (file_is("two\n"), None),
-        (rewind_files, Shows("go back? y/N>", times=2)),
-        ("y\r", Fact(Rewound)),
+        (rewind_files, "Esc changes nothing"),
+        ("y", Fact(Rewound)),
         (file_is("one\n"), None),
-        ("/redo\r", "undo the rewind? y/N>"),
-        ("y\r", Fact(Rewound, 2)),
+        ("/redo\r", "Undo the rewind?"),
+        ("y", Fact(Rewound, 2)),
         (file_is("two\n"), None),
     ]
     script = [Reply(text="Hello."), call_tool("write_file", path="a.txt", content="two\n"), Reply(text="Changed.")]
@@ -125,8 +125,8 @@ async def test_changes_shows_commits_and_an_undo_takes_them_back(place: Place) -
         ("commit it\r", Fact(RunFinished)),
         ("/changes\r", "committed: .git/refs/heads/main"),
         ("", "Write two"),
-        ("/undo\r", "go back? y/N>"),
-        ("y\r", Fact(Rewound)),
+        ("/undo\r", "Esc changes nothing"),
+        ("b", Fact(Rewound)),
         (lambda _: wait_until(lambda: run_git(place.work, "status", "--porcelain") == "", "all is clean"), None),
         ("\x15", None),  # Ctrl-U removes the message that came back into the input
     ]

@@ -21,7 +21,7 @@ def name_model(fake: StrictChat) -> dict[str, str]:
 
 async def test_treadle_alone_opens_a_chat(place: Place) -> None:
     async with StrictChat([Reply(text="Hello Ada.")]) as fake, place.screen(env=name_model(fake)) as screen:
-        await screen.until("/help shows the slash commands")
+        await screen.until("What shall be done?")
         screen.type("hello\r")
         await screen.until("Hello Ada.")
         assert await screen.leave() == 0 and screen.echoes
@@ -44,7 +44,7 @@ async def test_a_message_starts_a_chat_and_options_go_with_it(place: Place) -> N
 
 async def test_a_first_message_that_cannot_be_sent_stays_to_be_corrected(place: Place) -> None:
     async with StrictChat([Reply(text="Good.")]) as fake, place.screen("/nosuch thing", env=name_model(fake)) as screen:
-        await screen.until(lambda text: text.rstrip().endswith("/nosuch thing"))
+        await screen.until(lambda text: "› /nosuch thing" in text)
         screen.type("\x15hello\r")
         await screen.until("Good.")
         assert await screen.leave() == 0
@@ -55,16 +55,16 @@ async def test_resume_asks_which_session_to_continue(place: Place) -> None:
         for words in ("first task", "second task"):
             assert (await place.quick("run", words, "--name", words, *model_options(fake))).code == 0
         async with place.screen("--resume", "go on with it", env=name_model(fake)) as screen:
-            shown = await screen.until("which session? 1 to 2:")
+            shown = await screen.until("Enter open")
             assert shown.index("second task") < shown.index("first task")
-            screen.type("2\r")
+            screen.type("first\r")
             await screen.until("Three.")
             assert await screen.leave() == 0
         assert read_user_messages(fake) == ["first task", "go on with it"]
         async with place.screen("--resume", env=name_model(fake)) as screen:
-            await screen.until("which session?")
-            screen.type("7\r")
-            assert await screen.end() == 2 and "'7' is not a number from 1 to 2" in screen.text
+            await screen.until("Enter open")
+            screen.type("\x1b")
+            assert await screen.end() == 2 and "no session was chosen; nothing was started" in screen.text
 
 
 async def test_without_a_terminal_treadle_shows_its_help(place: Place) -> None:

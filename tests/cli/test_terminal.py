@@ -17,6 +17,7 @@ from tests.kit.terminal import (
     Played,
     Shows,
     Start,
+    Step,
     allow_elsewhere,
     call_tool,
     hold,
@@ -46,14 +47,13 @@ WRITE_A = call_tool("write_file", path="a.txt", content="two\n")
 RUN = ("run", "write it")
 IGNORE_KEYS_UNTIL_SIGNAL = """\
 import asyncio, signal, sys
-from treadle.cli import prompt, questions
 from treadle.cli.main import main
-questions.INERT_SECONDS, read = 3600.0, prompt.PromptConsole.read
-async def until_signal(self, label, draft="", *, inert=0.0, remember=True):
-    if inert:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._enable_input, label)
-    return await read(self, label, draft, inert=inert, remember=remember)
-prompt.PromptConsole.read = until_signal
+from treadle.cli.terminal import question
+question.INERT_SECONDS, start = 3600.0, question.ChoiceQuestion.start
+def start_by_signal(self):
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.enable)
+    start(self)
+question.ChoiceQuestion.start = start_by_signal
 sys.exit(main())
 """
 """The program, but keys count only after a signal: so the time to read a question is as long as a test needs."""
@@ -103,11 +103,12 @@ QUESTIONS = [
         [("", "answer>"), ("y\r", 0)],
         RUN,
         shows=(
-            "? write_file wants to run  [destructive]\n",
-            "workspace: WORK\n  path: AGENTS.md\n  content:\n    be kind\n",
-            "+be kind",
-            "  y  yes, once\n",
-            "n  no; the model gets the words",
+            "┃ ? write_file wants to run  destructive\n",
+            "┃   +be kind",
+            "┃   where   WORK\n",
+            "┃   rule    none: this is asked each time\n",
+            "┃   y  yes, once\n",
+            "n  no, and say why",
         ),
         files=WRITTEN,
     ),
@@ -122,10 +123,12 @@ QUESTIONS = [
         "in a chat too nothing counts before a question could be read",
         [ASK, Reply(text="As you like.")],
         [
-            ("write it\r", "wait …"),
-            ("y\ry", "wait … yy"),
-            (send_signal(signal.SIGUSR1), Shows("answer>", at_end=True)),
+            ("write it\r", "keys count in a moment"),
+            ("y\ry", None),
+            (send_signal(signal.SIGUSR1), "Esc stops the run"),
             ("n\r", "As you like."),
+            ("", "› yy"),  # nothing that was typed is lost
+            ("\x15", None),
         ],
         program=IGNORE_KEYS_UNTIL_SIGNAL,
         files=NOT_WRITTEN,
@@ -143,7 +146,7 @@ QUESTIONS = [
         [call_tool("write_file", path="AGENTS.md", content="be kind\x1b[2K\x1b[1A\u202eevil\u200b"), Reply(text="no")],
         [("", "answer>"), ("n\r", 0)],
         RUN,
-        shows=("content: be kind\\x1b[2K\\x1b[1A\\u202eevil\\u200b",),
+        shows=("+be kind<U+001B>[2K<U+001B>[1A<U+202E>evil<U+200B>",),
     ),
     Case(
         "later leaves the question in the log",
@@ -162,13 +165,14 @@ QUESTIONS = [
     Case(
         "a chat takes a question back that is answered elsewhere and goes on",
         [ASK, Reply(text="It is written.")],
-        [("write it\r", "answer>"), (allow_elsewhere, "It is written.")],
+        [("write it\r", "Esc stops the run"), (allow_elsewhere, "It is written.")],
+        shows=("✓ allowed ",),
         files=WRITTEN,
     ),
     Case(
         "a question that was left for later is allowed elsewhere and the chat goes on",
         [ASK, Reply(text="It is written.")],
-        [("write it\r", "answer>"), ("l\r", "the question stays open"), (allow_elsewhere, "It is written.")],
+        [("write it\r", "Esc stops the run"), ("l", "the question stays open"), (allow_elsewhere, "It is written.")],
         files=WRITTEN,
     ),
     Case(
@@ -181,7 +185,7 @@ QUESTIONS = [
         [("", "answer>"), ("t\r", 0)],
         RUN,
         env={"TREADLE_ASK": "write_file"},
-        shows=("p  yes, and in this session also allow: write_file(",),
+        shows=("p  yes, and the rule for this session", "rule    write_file("),
         counts={"answer>": 1},
         files={"a.txt": "two\n"},
     ),
@@ -190,17 +194,17 @@ QUESTIONS = [
         [WRITE_A, Reply(text="done"), WRITE_A, Reply(text="done")],
         [("", "answer>"), ("a\r", 0), (Start((*RUN, "--access", "read-only")), 0)],
         (*RUN, "--access", "read-only"),
-        shows=("✓ write_file a.txt",),
+        shows=("✓ write_file   a.txt",),
         counts={"answer>": 0},
     ),
     Case(
         "a chat that was killed at a question asks it again",
         [ASK, Reply(text="It is written.")],
         [
-            ("write it\r", "answer>"),
+            ("write it\r", "Esc stops the run"),
             (send_signal(signal.SIGKILL), -9),
-            (Start(("chat", "--continue")), "answer>"),
-            ("y\r", "It is written."),
+            (Start(("chat", "--continue")), "Esc stops the run"),
+            ("y", "It is written."),
         ],
         facts={ApprovalAnswered: 1},
         files=WRITTEN,
@@ -218,16 +222,16 @@ RUNS = [
     Case(
         "Ctrl-C stops a run and is 130",
         [STALL],
-        [("", "thinking"), ("\x03", 130)],
+        [("", "Thinking"), ("\x03", 130)],
         ("run", "hello"),
-        shows=("cancelled",),
+        shows=("Cancelled",),
     ),
     Case(
         "Ctrl-C at a question stops the run, and nobody is said to have answered",
         [ASK],
         [("", "answer>"), ("\x03", 130)],
         RUN,
-        shows=("(the question is closed)", "Not run: the run was stopped."),
+        shows=("(the question is closed)", "■ write_file   AGENTS.md · stopped"),
         counts={"elsewhere": 0},
         files=NOT_WRITTEN,
     ),
@@ -235,7 +239,7 @@ RUNS = [
         "a killed run goes on where it was",
         [WRITE_A, Odd(Reply(text="x"), stall_after=1), Reply(text="It is written.")],
         [
-            ("", "✓ write_file a.txt"),
+            ("", "✓ write_file   a.txt"),
             (wait_for_two_requests, None),
             (send_signal(signal.SIGKILL), -9),
             (check_that_it_is_unfinished, None),
@@ -253,8 +257,9 @@ CHATS = [
         [hold(call_tool("calculate", expression="1+1")), Reply(text="Done, and with tabs.")],
         [
             ("tidy up\r", Fact(TurnStarted)),
-            ("use tabs\r", "the agent reads this at its next turn:\n› use tabs"),
-            (release, "Done, and with tabs."),
+            ("use tabs\r", "  next  use tabs"),
+            (release, "› use tabs  steered · turn 2"),
+            ("", "Done, and with tabs."),
         ],
         said=("tidy up", "use tabs"),
         shows=("continue with: treadle chat --session",),
@@ -265,11 +270,8 @@ CHATS = [
             hold(Reply(text="one line that is long enough to be cut in two"), split=100, held_after=700),
             Reply(text="I see."),
         ],
-        [("write\r", "one l"), ("use tabs\r", "› use tabs\none l"), (release, "I see.")],
-        shows=(
-            "  the agent reads this at its next turn:\n› use tabs\n",
-            "\none line that is long enough to be cut in two\n",
-        ),
+        [("write\r", "one l"), ("use tabs\r", "  next  use tabs"), (release, "I see.")],
+        shows=("\none line that is long enough to be cut in two\n", "\n› use tabs"),
     ),
     Case(
         "a draft survives a question",
@@ -277,7 +279,7 @@ CHATS = [
         [
             ("paint it\r", Fact(TurnStarted)),
             ("and then the d", "and then the d"),
-            (release, "answer>"),
+            (release, "Enter answers"),
             ("blue\r", "Blue it is."),
             ("oor\r", "› and then the door"),
             ("", Fact(RunFinished, 2)),
@@ -302,9 +304,12 @@ CHATS = [
         [
             ("change it\r", "Changed."),
             ("", Fact(RunFinished)),
-            ("/undo\r", "go back? y/N>"),
-            ("y\r", Fact(Rewound)),
-            ("", Shows("\n› change it", at_end=True)),
+            ("/undo\r", "modified a.txt  +1 −1"),
+            ("", "Esc changes nothing"),
+            ("d", "-two"),
+            ("", "Esc changes nothing"),
+            ("b", Fact(Rewound)),
+            ("", "› change it\n  sandbox"),
             (" once more\r", "Again."),
         ],
         before={"a.txt": "one\n"},
@@ -324,7 +329,8 @@ async def test_a_run_streams_and_ends_with_the_way_back(place: Place) -> None:
     script = [call_tool("calculate", expression="6*7"), Reply(text="It is 42.\nReally.")]
     played = await play(place, Case("", script, [("", 0)], ("run", "what is six times seven?")))
     assert played.text == (
-        "✓ calculate 6*7\nIt is 42.\nReally.\n\nsession SESSION · continue with: treadle chat --session SESSION"
+        "✓ calculate    6*7\n\nIt is 42. Really.\n\n✓ Done · N s · 2 turns, 1 call · 36 tokens\n"
+        "  talk      treadle chat --session SESSION"
     )
 
 
@@ -333,9 +339,9 @@ async def test_escape_in_a_chat_stops_a_command_and_its_children(place: Place) -
     long = f"600.{os.getpid()}"  # seconds that nobody else sleeps
     steps = [
         ("wait a bit\r", None),
-        (wait_for_process(long, runs=True), f"shell sleep {long}"),
+        (wait_for_process(long, runs=True), f"shell        sleep {long}"),
         ("\x1b", None),
-        (wait_for_process(long, runs=False), "cancelled"),
+        (wait_for_process(long, runs=False), "Cancelled"),
         ("go on\r", "And now?"),
     ]
     script = [call_tool("shell", command=f"sleep {long} & sleep {long}"), Reply(text="And now?")]
@@ -362,20 +368,25 @@ async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
         ("/context", "tokens"),
         ("/cost", "in "),
         ("/tools", "edit_file"),
-        ("/agent", "there are: architect, coder"),
+        ("/agent", "Answers, looks things up"),
+        ("\x1b", "Ask, or /"),
         ("/agent nobody", "there is no agent 'nobody'"),
         ("/agent reader", "from the next run on: reader"),
-        ("/model", "model: fake"),
+        ("/model", "▸ fake"),
+        ("\x1b", "Ask, or /"),
         ("/model gpt-9", "Did you mean openai:gpt-9?"),
         ("/name first steps", "named first steps"),
-        ("/sessions", "first steps"),
+        ("/sessions", "Sessions"),
+        ("\x1b", "Ask, or /"),
         ("/approve shell(git *)", "allowed from the next run on"),
         ("/changes", "nothing was changed"),
         ("/export html talk.html", "bytes written to"),
         ("/export html talk.html", "choose another name"),
         ("/fork", "Hello."),
     ]
-    steps = [(f"{line}\r", Shows(found, below=f"› {line}")) for line, found in lines]
+    steps: list[Step] = []
+    for line, found in lines:  # Esc leaves a picker
+        steps.append((line, found) if line == "\x1b" else (f"{line}\r", Shows(found, below=f"› {line}")))
     await play(place, Case("", [Reply(text="Hello.")], [("hello\r", "Hello."), *steps]))
     assert "<h1>first steps</h1>" in (place.work / "talk.html").read_text()
 
@@ -416,9 +427,8 @@ PROSE = Odd(Reply(text=f"# Findings\n\n- it is **red**\n{LONG}\n**done**", reaso
 )
 async def test_prose_is_styled_and_long_lines_stay_whole(place: Place, case: Case) -> None:
     screen = (await play(place, case)).screen
-    assert "Findings\n\n• it is red\n" in screen.text and "#" not in screen.text and "**" not in screen.text
-    assert screen.unbroken.count("wurzel") == 60 and "hm, let me think" in screen.text
-    assert b"\x1b[2mhm, let me think" in screen.raw.replace(b"\x1b[0m\x1b[2m", b"")
+    assert "Findings\n\n• it is red" in screen.text and "#" not in screen.text and "**" not in screen.text
+    assert screen.unbroken.count("wurzel") == 60 and screen.text.count("▸ thought for") == 1
 
 
 async def test_a_terminal_that_only_prints_can_watch_and_run_but_not_chat(place: Place) -> None:
@@ -426,7 +436,7 @@ async def test_a_terminal_that_only_prints_can_watch_and_run_but_not_chat(place:
     async with StrictChat(script) as fake:
         run = ("run", "get ready", *model_options(fake))
         for env, words, code, shown in [
-            ({"NO_COLOR": "1"}, run, 0, "✓ calculate 1+1"),
+            ({"TREADLE_PLAIN": "1"}, run, 0, "ok calculate 1+1"),
             ({"TERM": "dumb"}, (*run, "--name", "job"), 0, "**Ready.**"),
             ({"TERM": "dumb"}, ("attach", "job"), 0, "**Ready.**"),
             ({"TERM": "dumb"}, ("chat", *model_options(fake)), 2, "treadle run --session"),

@@ -98,7 +98,7 @@ STREAMS = [
         "no key is lost or echoed while lines are written above",
         [hold(Reply(text="\n".join(LINES))), SEEN],
         [
-            ("count\r", "thinking"),
+            ("count\r", "Thinking"),
             (type_while_nobody_reads, Fact(RunFinished)),
             ("", "› abcdefghijklmnopqrstuvwxyz"),
             ("\r", "I see."),
@@ -159,12 +159,12 @@ EDITORS = [
         "a question waits until the editor is closed",
         [hold(call_tool("ask_user", question="Which colour?")), Reply(text="Blue it is."), SEEN],
         [
-            ("paint it\r", "thinking"),
+            ("paint it\r", "Thinking"),
             ("draft", "› draft"),
             (open_editor, None),
             (release, Fact(InputRequested)),
             ("", Shows("paint it", without="Which colour?")),
-            (close_editor, "answer>"),
+            (close_editor, "Enter answers"),
             ("blue\r", "Blue it is."),
             ("", "in two lines"),
             ("\r", "I see."),
@@ -216,7 +216,7 @@ async def test_a_chat_that_is_stopped_lends_the_terminal_to_the_shell(place: Pla
         shell = [shutil.which("bash") or "", "--norc", "--noprofile", "--noediting", "-i"]
         async with on_terminal(shell, place.work, {**place.env, "PS1": "shell$ "}) as screen:
             screen.type(f"{command}\n")
-            await screen.until("/help shows")
+            await screen.until("What shall be done?")
             screen.type("half a dra")
             await screen.until("› half a dra")
             stop(Played(place, Case("", [], []), fake, screen))
@@ -265,13 +265,9 @@ async def test_a_terminal_that_goes_away_stops_the_run_and_that_is_recorded(
 
 
 async def test_a_signal_while_a_command_is_prepared_asks_no_more(place: Place) -> None:
-    steps = [
-        ("hello\r", Fact(RunFinished)),
-        ("/undo\r", Shows("› /undo", at_end=True)),
-        (send_signal(signal.SIGTERM), 0),
-    ]
+    steps = [("hello\r", Fact(RunFinished)), ("/undo\r", "› /undo"), (send_signal(signal.SIGTERM), 0)]
     program = SLOW.format(work="Session.rewind")
-    await play(place, Case("", [Reply(text="Hello.")], steps, program=program, counts={"go back?": 0}))
+    await play(place, Case("", [Reply(text="Hello.")], steps, program=program, counts={"Rewind to": 0}))
 
 
 async def test_a_signal_while_a_chat_changes_its_session_ends_it(place: Place) -> None:

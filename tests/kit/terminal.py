@@ -121,10 +121,13 @@ class Place:
         return Done(code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode())
 
     @asynccontextmanager
-    async def screen(self, *words: str, env: dict[str, str] | None = None, program: str = "") -> AsyncIterator[Screen]:
+    async def screen(
+        self, *words: str, env: dict[str, str] | None = None, program: str = "", columns: int = COLUMNS
+    ) -> AsyncIterator[Screen]:
         """The program on a pseudo-terminal; `program` is code that changes it and then starts it."""
         how = ["-c", program] if program else ["-m", "treadle"]
-        async with on_terminal([sys.executable, *how, *words], self.work, {**self.env, **(env or {})}) as one:
+        argv = [sys.executable, *how, *words]
+        async with on_terminal(argv, self.work, {**self.env, **(env or {})}, columns) as one:
             yield one
 
     async def facts(self) -> list[AnyFact]:
@@ -182,9 +185,9 @@ def read_user_messages(fake: StrictChat) -> list[str]:
 class Screen:
     """What a person would see, and a keyboard."""
 
-    def __init__(self, fd: int, pid: int) -> None:
-        self.fd, self.pid = fd, pid
-        self._screen = pyte.HistoryScreen(COLUMNS, ROWS, history=10_000, ratio=0.5)
+    def __init__(self, fd: int, pid: int, columns: int = COLUMNS) -> None:
+        self.fd, self.pid, self._columns = fd, pid, columns
+        self._screen = pyte.HistoryScreen(columns, ROWS, history=10_000, ratio=0.5)
         self._screen.write_process_input = self.type
         self._stream = pyte.ByteStream(self._screen)
         self._changed = asyncio.Event()
@@ -211,7 +214,7 @@ class Screen:
         if len(gone) < len(self._above):
             self._above.clear()
         new = islice(gone, len(self._above), None)  # a row that has scrolled away does not change any more
-        self._above += ["".join(row[at].data for at in range(COLUMNS)).rstrip() for row in new]
+        self._above += ["".join(row[at].data for at in range(self._columns)).rstrip() for row in new]
         return "\n".join([*self._above, *(line.rstrip() for line in self._screen.display)]).rstrip()
 
     @property
@@ -301,14 +304,16 @@ class Screen:
 
 
 @asynccontextmanager
-async def on_terminal(argv: list[str], folder: Path, env: dict[str, str]) -> AsyncIterator[Screen]:
+async def on_terminal(
+    argv: list[str], folder: Path, env: dict[str, str], columns: int = COLUMNS
+) -> AsyncIterator[Screen]:
     pid, fd = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have had it ignored
-        termios.tcsetwinsize(0, (ROWS, COLUMNS))
+        termios.tcsetwinsize(0, (ROWS, columns))
         os.chdir(folder)
         os.execve(argv[0], argv, env)
-    screen, loop = Screen(fd, pid), asyncio.get_running_loop()
+    screen, loop = Screen(fd, pid, columns), asyncio.get_running_loop()
     loop.add_reader(fd, screen.feed)
     try:
         yield screen
@@ -393,6 +398,7 @@ class Case:
     told: str = ""
     facts: dict[type, int] = field(default_factory=dict)
     files: dict[str, str | None] = field(default_factory=dict)
+    columns: int = COLUMNS
 
 
 @dataclass
@@ -442,10 +448,10 @@ async def play(place: Place, case: Case) -> Played:
 
         async def start(words: tuple[str, ...]) -> Screen:
             options = model_options(fake) if words[0] in ("run", "chat") else []
-            on = place.screen(*words, *options, env=case.env, program=case.program)
+            on = place.screen(*words, *options, env=case.env, program=case.program, columns=case.columns)
             screen = await stack.enter_async_context(on)
             if words[0] == "chat" and not {"--continue", "--session"} & set(words):
-                await screen.until("/help shows")
+                await screen.until("What shall be done?")
             return screen
 
         played = Played(place, case, fake, await start(case.words))

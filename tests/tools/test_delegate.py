@@ -123,7 +123,7 @@ async def test_the_work_of_a_helper_is_seen_live_under_its_parent() -> None:
     agent = build_parent(DELEGATE, "Done.", helper=call_then_answer(call("look"), "ok"), tools=[look])
     async with agent.session() as session, session.run("go") as run:
         messages = [event.message for event in [event async for event in run] if isinstance(event, Progress)]
-    assert messages == ["agent: turn 1", "agent: look", "agent: turn 2"]
+    assert messages == ["running look", "ok look"]
 
 
 async def test_a_helper_has_its_own_log_and_only_its_answer_comes_back(store: Store) -> None:

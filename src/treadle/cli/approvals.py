@@ -12,10 +12,12 @@ from treadle import Agent, Answer, ApprovalRequested, CallStarted, Runtime, Sess
 from treadle.app.compose import find_default_tools
 from treadle.app.settings import data_folder
 from treadle.cli import console
+from treadle.cli.approval_text import describe_request, render_approval
+from treadle.cli.draw.glyphs import choose_theme
 from treadle.cli.find_session import open_command_store
 from treadle.cli.open_session import open_stored_session
 from treadle.cli.options import Parser, add_actions, add_session_argument, add_store_options, create_parser
-from treadle.cli.questions import AgentQuestion, describe_client_call, render_approval
+from treadle.cli.questions import AgentQuestion, describe_client_call
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
 from treadle.permissions.saved_rules import forget_rule, load_all_rules
@@ -100,10 +102,12 @@ def _print_question(info: SessionInfo, question: AgentQuestion | CallStarted, to
     width = console.terminal_width() if console.is_terminal(sys.stdout) else 120
     console.print_line(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
     if isinstance(question, ApprovalRequested):
-        for line in render_approval(question, tools, Path(info.workspace or "."), width, colour=colour):
-            sys.stdout.write(f"  {line}\n")
+        theme = choose_theme(has_colour=colour, has_style=console.wants_style(sys.stdout))
+        sys.stdout.write(f"  ? {describe_request(question)}  {question.safety}\n")
+        for line in render_approval(question, tools, Path(info.workspace or "."), width - 6, theme):
+            sys.stdout.write(f"    {line}".rstrip() + "\n")
         if question.rule and not question.once:
-            console.print_line(f"  --scope pattern would also allow: {console.escape_hidden(question.rule)}")
+            console.print_line("    --scope pattern allows the rule too")
     elif isinstance(question, CallStarted):
         console.print_line(f"  {console.escape_hidden(describe_client_call(question))}")
     else:

@@ -11,12 +11,13 @@ from pathlib import Path
 from treadle import events
 from treadle.app.compose import find_default_tools
 from treadle.cli.console import TerminalConsole, is_dumb_terminal, is_terminal
-from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
+from treadle.cli.interactive import InteractiveTerminal
 from treadle.cli.open_session import open_stored_session
 from treadle.cli.options import Parser, add_session_argument, add_store_options, add_token_option, create_parser
 from treadle.cli.questions import AgentQuestion, QuestionQueue, describe_client_call
 from treadle.cli.screen import Screen
 from treadle.cli.session_link import HttpSession, ServerUnreachable, SessionLink, open_http_session
+from treadle.cli.terminal.status_line import StatusFact, render_status
 from treadle.engine.fold import fold
 from treadle.errors import TreadleError
 
@@ -62,18 +63,21 @@ async def main(args: argparse.Namespace) -> int:
 class AttachedTerminal(InteractiveTerminal):
     """A terminal attached to a session that runs in another process."""
 
+    way_out = ("Ctrl-C", "leaves; the run continues")
+
     def __init__(self, session: SessionLink, facts: Sequence[events.AnyFact]) -> None:
         first = facts[0]
         folder = Path(first.workspace or ".") if isinstance(first, events.SessionCreated) else Path(".")
         self._ask = QuestionQueue()
         super().__init__(self._ask, COMMANDS, find_default_tools(), folder)
         self._session, self._facts = session, facts
+        self.has_messages = True
         self.screen.retry_keys = "Enter: now, /stop: stop"
         if isinstance(session, HttpSession):
             session.on_notice = lambda text: self.write_note(text, "dim")
 
     async def show_start(self) -> None:
-        self.screen.show_history(self._facts)
+        self.show_history(self._facts)
         questions: dict[str, AgentQuestion] = {}
         for fact in self._facts:
             match fact:
@@ -124,21 +128,29 @@ class AttachedTerminal(InteractiveTerminal):
             case "/stop":
                 await self._session.cancel(why="stopped from an attached terminal")
             case _:
-                if self.screen.is_running:
-                    self.write_note(STEER_NOTE, "dim")
-                try:
-                    await self._session.send(text)
-                except TreadleError:
-                    self.draft = text  # the user can send it again
-                    raise
+                await self._session.send(text)
 
     async def retry_now(self) -> None:
         await self._session.retry_now()
 
     async def show_end(self) -> None:
         state = " continues" if self.screen.is_running else ""
-        # A note would stand above a reply that is not finished.
-        self.console.write_line(f"detached; session {self._session.id[:12]}{state}")
+        self.screen.end_text()
+        self.console.write_block(f"detached; session {self._session.id[:12]}{state}")
+
+    @property
+    def is_busy(self) -> bool:
+        return self.screen.is_running
+
+    def describe_status(self, columns: int) -> str:
+        known = self.screen.status_facts()
+        facts = [StatusFact("attached", ""), StatusFact(self._session.id[:12])]
+        if known.context_share:
+            facts.append(StatusFact(f"{known.context_share:.0%} context"))
+        return render_status([*facts, StatusFact("Ctrl-D leaves")], self.console.theme, columns)
+
+    def handle_shift_tab(self) -> None:
+        """Ignore it: the process that runs the session decides what it may do."""
 
     def handle_ctrl_c(self) -> None:
         self.leave()

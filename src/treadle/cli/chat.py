@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
-from treadle import Run, events
+from treadle import Run, __version__, events
 from treadle.app.compose import open_keyring, set_progress_listener
+from treadle.app.git_branch import read_branch
+from treadle.app.session_access import describe_access, find_plan
 from treadle.app.session_worktree import describe_next_steps
+from treadle.cli.approval_text import shorten_home
+from treadle.cli.chat_access import cycle_access, offer_plan
 from treadle.cli.choose_session import choose_session
-from treadle.cli.console import Notifier, is_dumb_terminal, is_terminal, print_note
+from treadle.cli.console import Notifier, escape_controls, is_dumb_terminal, is_terminal, print_note
 from treadle.cli.find_session import find_latest_session
 from treadle.cli.first_start import offer_first_start
-from treadle.cli.interactive import STEER_NOTE, InteractiveTerminal
+from treadle.cli.interactive import InteractiveTerminal
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.options import (
@@ -27,13 +32,16 @@ from treadle.cli.options import (
     load_command_settings,
     take_back_word,
 )
-from treadle.cli.prompt import PROMPT, PromptInterrupted
 from treadle.cli.questions import QuestionQueue
 from treadle.cli.slash_commands import COMMANDS, read_custom_commands, run_slash_command
+from treadle.cli.status_script import StatusScript
+from treadle.cli.terminal.status_line import ACCESS_ROLES, StatusFact, render_status
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
+from treadle.events import Tier
 from treadle.log.base import Watch
 from treadle.messages import Part
+from treadle.secrets.keyring import Keyring
 
 EXAMPLES = """\
   treadle chat                          a new session in this folder; `treadle` alone does the same
@@ -50,7 +58,11 @@ Messages that you send while the agent works steer it. Esc or Ctrl-C stops it. A
 POLL_SECONDS = 0.1
 """Seconds between two checks whether an ended run has been released."""
 
+STATUS_SECONDS = 1.0
+"""Seconds between two looks at the branch and the user's own status line."""
+
 RECAP_MESSAGES = 2
+REWIND_HINT = "  Esc again goes back to before a message"
 POSTED_FACTS = (events.MessageReceived, events.RunRequested, events.ApprovalAnswered, events.InputAnswered)
 
 
@@ -81,7 +93,7 @@ async def main(args: argparse.Namespace) -> int:
         questions = QuestionQueue()
         async with AsyncExitStack() as stack:
             opened = await open_session(stack, args, loaded, questions, keyring, follow_up=True)
-            terminal = ChatTerminal(opened, questions, args.image)
+            terminal = ChatTerminal(opened, questions, args.image, keyring)
             terminal.first_message, prompt = prompt, ""
             await terminal.interact()
         if not terminal.next_session:
@@ -100,15 +112,21 @@ class ChatTerminal(InteractiveTerminal):
         "the question stays open: it is asked again with your next message, and `treadle approvals` can answer it"
     )
 
-    def __init__(self, opened: OpenSession, questions: QuestionQueue, images: list[str]) -> None:
+    def __init__(self, opened: OpenSession, questions: QuestionQueue, images: list[str], keyring: Keyring) -> None:
         settings = opened.settings
         commands = {**COMMANDS, **read_custom_commands(settings.folder).describe()}
         super().__init__(questions, commands, opened.agent.toolbox, settings.folder)
         self.opened, self.session = opened, opened.session
         self.next_session = self.first_message = ""
+        self.model_name = opened.model.name
         self.screen.window = opened.model.window
         self.screen.retry_keys = "Enter: now, Esc: stop"
         self.notifier = Notifier(sys.stdout, settings.notify, settings.notify_after)
+        self.keyring = keyring
+        self.access: Tier = opened.access
+        self._changing_access = asyncio.Lock()
+        self._status_script = StatusScript(settings.terminal.status_command)
+        self._branch = read_branch(settings.folder)
         self._images = images
         self._run: Run | None = None
         self._run_released = asyncio.Event()
@@ -150,48 +168,109 @@ class ChatTerminal(InteractiveTerminal):
         if self.is_running:
             raise Conflict(f"the agent is working: stop it with Esc before you {action}")
 
-    async def confirm(self, question: str) -> bool:
-        """Ask the user for confirmation. Every answer except `y` and `yes` means no."""
-        if self.has_left:  # the user left before the question was ready
-            return False
-        try:
-            text = await self.console.read(question, remember=False)
-        except (EOFError, PromptInterrupted):
-            return False
-        self.write_note(f"{question}{text}", "dim")
-        return text.strip().lower() in ("y", "yes")
-
     async def show_start(self) -> None:
-        """Show model, access and folder, then the latest messages. Resume unfinished work."""
-        settings = self.opened.settings
+        """Show folder, model and access, then the latest messages. Resume unfinished work."""
+        facts = await self.session.facts()
+        self.console.write_block("\n".join(self._render_banner(facts)), "message")
         for text in self.opened.notes:
             self.write_note(text)
-        self.write_note(f"treadle · {self.opened.model.name} · {settings.access} access · {settings.folder}")
-        facts = await self.session.facts()
         count = sum(isinstance(fact, events.MessageReceived) for fact in facts)
         if count > RECAP_MESSAGES:
             more = f"… {count - RECAP_MESSAGES} earlier messages"
             self.write_note(f"{more}; show them with: treadle sessions show {self.session.id[:12]}")
-        if count:
-            self.screen.show_history(facts, RECAP_MESSAGES)
-        else:
-            self.write_note("type a message; /help shows the slash commands")
+        self.has_messages = bool(count)
+        self.show_history(facts if count else (), RECAP_MESSAGES)
         self._shown_seq = facts[-1].seq
+        self.start_task(self.follow_status())
         set_progress_listener(self.opened.model, self.screen.handle_event)
         if _has_work(await self.session.state()):
             self.write_note("resuming unfinished work")
             self.start_run(self.session.resume())
         if self.first_message:
-            self.write_note(f"{PROMPT}{self.first_message}", "dim")
             try:
                 await self.handle_text(self.first_message)
             except TreadleError as error:
                 self.write_note(str(error), "red")
-                self.draft = self.first_message
+                self.console.draft = self.first_message
+
+    def _render_banner(self, facts: Sequence[events.AnyFact]) -> list[str]:
+        """Render three lines: name and folder, model and why it was chosen, access and what it allows."""
+        theme, settings, opened = self.console.theme, self.opened.settings, self.opened
+        lines = [f"{theme.paint('treadle', 'pick')} {__version__}  {escape_controls(shorten_home(settings.folder))}"]
+        rows = [("model", opened.model.name, opened.model_reason)]
+        messages = sum(isinstance(fact, events.MessageReceived) for fact in facts)
+        if messages:
+            name = next((fact.name for fact in reversed(facts) if isinstance(fact, events.SessionRenamed)), "")
+            rows.append(("session", name or self.session.id[:12], f"{messages} message{'s' if messages > 1 else ''}"))
+        rows.append(("access", self.access, describe_access(self.access)))
+        column = max(len(name) for name, _, _ in rows)
+        for name, value, why in rows:
+            line = f"  {theme.paint(f'{name:<{column}}', 'quiet')}  {escape_controls(value)}"
+            lines.append(line + (f"  {theme.paint(escape_controls(why), 'quiet')}" if why else ""))
+        return lines
+
+    def describe_status(self, columns: int) -> str:
+        if self._status_script.line:
+            return f"  {self._status_script.line}"
+        facts = [StatusFact(self.access, ACCESS_ROLES.get(self.access, "")), StatusFact(self.model_name)]
+        known = self.screen.status_facts()
+        if known.context_share:
+            role = "warn" if known.context_share >= 0.8 else "quiet"
+            facts.append(StatusFact(f"{known.context_share:.0%} context", role))
+        if known.cost:
+            facts.append(StatusFact(f"${known.cost:.2f}"))
+        if self._branch:
+            facts.append(StatusFact(self._branch))
+        return render_status(facts, self.console.theme, columns)
+
+    async def follow_status(self) -> None:
+        """Keep the branch and the user's own status line up to date."""
+        while True:
+            self._branch = await asyncio.to_thread(read_branch, self.opened.settings.folder)
+            known = self.screen.status_facts()
+            running = self._status_script.update(
+                {
+                    "session": self.session.id,
+                    "folder": str(self.opened.settings.folder),
+                    "model": self.model_name,
+                    "access": self.access,
+                    "context": known.context_share,
+                    "cost": known.cost,
+                    "branch": self._branch,
+                    "is_busy": self.is_busy,
+                }
+            )
+            if running is not None:
+                await running
+            if problem := self._status_script.take_problem():
+                self.write_note(problem)
+            self.console.redraw()
+            await asyncio.sleep(STATUS_SECONDS)
+
+    def handle_shift_tab(self) -> None:
+        """Go to the next access mode."""
+        self.start_task(self._cycle_access())
+
+    async def _cycle_access(self) -> None:
+        try:
+            async with self._changing_access:
+                await cycle_access(self)
+        except TreadleError as error:
+            self.write_note(str(error), "red")
+
+    async def _offer_plan(self, plan: str) -> None:
+        try:
+            await offer_plan(self, plan)
+        except TreadleError as error:
+            self.write_note(str(error), "red")
 
     async def handle_text(self, text: str) -> None:
         if text.startswith("/"):
             await run_slash_command(self, text)
+            return
+        if text.startswith("!"):
+            await self.wait_until_idle("run a command")
+            self.start_run(self.session.run_command(text[1:].strip()))
             return
         parts = build_message(text, self.opened.settings.folder, self._images)
         self._images = []
@@ -199,8 +278,7 @@ class ChatTerminal(InteractiveTerminal):
 
     async def send_message(self, parts: list[Part]) -> None:
         """Send a message: to the current run, or to a new one."""
-        if self.is_busy:
-            self.write_note(STEER_NOTE, "dim")
+        self.console.ghost = ""
         if self.is_running:
             await self.session.send(parts)
         else:
@@ -251,12 +329,39 @@ class ChatTerminal(InteractiveTerminal):
             self._has_ended = isinstance(event, events.RunFinished)
         if isinstance(event, events.RunFinished):
             self.notifier.notify(f"treadle: {event.reason}")
+            self.console.ghost = "/continue" if event.can_continue and event.reason != "answered" else ""
+            if event.reason == "answered" and self.console.queue.kept:
+                self.start_task(self._send_kept())
+            elif plan := find_plan(event, self.access):
+                self.start_task(self._offer_plan(plan))
+
+    async def _send_kept(self) -> None:
+        """Send the first message that was kept until the run had ended."""
+        text = self.console.queue.take()
+        try:
+            await self.wait_until_idle("send it")
+            await self.handle_text(text)
+        except TreadleError as error:
+            self.write_note(str(error), "red")
+            self.console.queue.kept.insert(0, text)
 
     def handle_escape(self) -> None:
-        """Stop the run."""
-        if self.is_busy and (self._stopping is None or self._stopping.done()):
-            self.write_note("stopping …", "dim")
-            self._stopping = self.start_task(self._stop_run())
+        """Stop the run. When the agent is idle and the input is empty, the second Escape opens the rewind picker."""
+        if self.is_busy:
+            if self._stopping is None or self._stopping.done():
+                self.console.set_hint(self.console.theme.paint("  stopping", "quiet"))
+                self._stopping = self.start_task(self._stop_run())
+        elif not self.console.draft and self.console.hint == REWIND_HINT:
+            self.console.set_hint("")
+            self.start_task(self._show_rewind())
+        elif not self.console.draft and self.has_messages:
+            self.console.set_hint(REWIND_HINT)
+
+    async def _show_rewind(self) -> None:
+        try:
+            await run_slash_command(self, "/rewind")
+        except TreadleError as error:
+            self.write_note(str(error), "red")
 
     async def _stop_run(self) -> None:
         try:
@@ -270,13 +375,13 @@ class ChatTerminal(InteractiveTerminal):
             self.handle_escape()
             self.is_leave_announced = True
         elif self.console.draft and not self.is_busy:
-            self.console.clear()
+            self.console.clear_draft()
             self.is_leave_announced = False
         elif self.is_busy or self.is_leave_announced:
             self.leave()
         else:
             self.is_leave_announced = True
-            self.write_note("press Ctrl-C again, or Ctrl-D, to leave", "dim")
+            self.console.set_hint("  press Ctrl-C again, or Ctrl-D, to leave")
 
     async def show_end(self) -> None:
         """Show the facts that were recorded since the last shown one. The run is stopped, its questions stay open."""

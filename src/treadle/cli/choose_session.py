@@ -1,36 +1,57 @@
-"""Choose a session to continue from a list of the last ones. The user answers with a number."""
+"""Choose a session to continue from a list with a search line."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treadle.app.compose import open_store
-from treadle.app.settings import Settings
-from treadle.cli.console import escape_controls, format_time_since, print_note, read_line, terminal_width, truncate_line
+from treadle.app.settings import Settings, data_folder
+from treadle.cli.picker_rows import list_session_rows
 from treadle.errors import BadInput
-from treadle.log.base import SessionInfo, SessionQuery
+from treadle.log.base import Log
 
-SHOWN_SESSIONS = 20
+if TYPE_CHECKING:
+    from treadle.cli.terminal.prompt_console import PromptConsole
 
 
 async def choose_session(settings: Settings) -> str:
     """Ask which session to continue, and return its id. Empty if there are none. Raise `BadInput` without a choice."""
-    found: list[SessionInfo] = []
-    async with open_store(settings) as log, aclosing(log.iterate_sessions(SessionQuery())) as sessions:
-        async for info in sessions:
-            if not info.is_helper:
-                found.append(info)
-                if len(found) == SHOWN_SESSIONS:
-                    break
-    if not found:
-        return ""
-    for number, info in enumerate(found, 1):
-        line = f"{number:>3}  {format_time_since(info.updated_at):>4}  {info.name or info.id[:12]} · {info.workspace}"
-        print_note(truncate_line(escape_controls(line), terminal_width() - 1))
-    sys.stderr.write(f"which session? 1 to {len(found)}: ")
-    sys.stderr.flush()
-    answer = (await read_line()).strip()
-    if not answer.isdecimal() or not 1 <= int(answer) <= len(found):
-        raise BadInput(f"{answer!r} is not a number from 1 to {len(found)}; nothing was started")
-    return found[int(answer) - 1].id
+    from treadle.cli.terminal.keys import KeyActions
+    from treadle.cli.terminal.menu import Menu
+    from treadle.cli.terminal.prompt_console import PromptConsole
+
+    async with open_store(settings) as log:
+        if not await list_session_rows(log):
+            return ""
+        console = PromptConsole(sys.stdout, data_folder() / "history", Menu(dict, settings.folder), KeyActions())
+        with console.holder.hold():
+            drawing = asyncio.create_task(console.run())
+            picking = asyncio.create_task(pick_session(console, log, settings.folder))
+            try:
+                await asyncio.wait((drawing, picking), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                console.leave()
+                picked = picking.result() if picking.done() else None
+                picking.cancel()
+                await asyncio.gather(drawing, picking, return_exceptions=True)
+    if picked is None:
+        raise BadInput("no session was chosen; nothing was started")
+    return picked
+
+
+async def pick_session(
+    console: PromptConsole, log: Log, folder: Path, current: str = "", search: str = ""
+) -> str | None:
+    """Let the user pick a session of this folder, or of all folders. Return its id, or None."""
+    from treadle.cli.terminal.picker import MORE
+
+    rows = await list_session_rows(log, folder, current)
+    if rows:
+        title, more = "Sessions of this folder", "all folders"
+        picked = await console.pick(title, rows, search, enter="open", more_key=more)
+        if picked != MORE:
+            return picked
+    return await console.pick("Sessions", await list_session_rows(log, None, current), search, enter="open")

@@ -10,12 +10,12 @@ import signal
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import Literal, Protocol, TextIO
 
-LineStyler = Callable[[str], str]
-"""Adds colour to a whole line."""
+BlockKind = Literal["message", "answer", "call", "note"]
+"""What a block shows: a message of the user, text of the model, a call, or anything else."""
 # Both match control characters except line feed and tab, and characters that reorder text.
 # `_HIDDEN` also matches invisible characters.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -23,6 +23,8 @@ _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
+_CODES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
+_BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows everything between them at once
 _COLOURS = {
     "dim": "2",
     "bold": "1",
@@ -36,99 +38,125 @@ _COLOURS = {
 
 
 class Console(Protocol):
-    """Shows a run. `has_colour` says whether escape codes are allowed."""
+    """Shows a run: finished blocks in the scrollback, below them an open block and a line that says what happens now.
+
+    All texts are safe (control characters are escaped) and styled already. `has_style` allows bold, dim, italic and
+    underline. `has_colour` allows colours too.
+    """
 
     has_colour: bool
-
-    def write(self, text: str, style_line: LineStyler | None = None, *, dim: bool = False) -> None:
-        """Write streamed text, which may end within a line.
-
-        `dim` applies immediately. `style_line` applies to each line once it is complete.
-        """
-        ...
-
-    def write_line(self, text: str) -> None:
-        """Write one or more whole lines. End an open line first."""
-        ...
-
-    def write_aside(self, text: str) -> None:
-        """Write whole lines that do not belong to the streamed text. Keep the open line open if possible."""
-        ...
-
-    def set_status(self, text: str) -> None:
-        """Set the status line below all output. An empty text removes it."""
-        ...
+    has_style: bool
 
     @property
     def width(self) -> int: ...
 
+    def write_block(self, text: str, kind: BlockKind = "note", *, gap: bool | None = None) -> None:
+        """Write finished lines to the scrollback. They are never changed again.
+
+        An empty line separates blocks, but not successive calls or notes. `gap` decides otherwise: the rest of a
+        block that is already in part in the scrollback follows without a gap.
+        """
+        ...
+
+    def set_open_block(self, lines: Sequence[str], kind: BlockKind = "answer") -> None:
+        """Replace the lines that may still change. They are drawn above the work line. An empty list removes them."""
+        ...
+
+    def set_work_line(self, text: str) -> None:
+        """Set the line that says what the agent does now. An empty text removes it. A plan may stand above it."""
+        ...
+
+
+def needs_gap(before: BlockKind | None, kind: BlockKind) -> bool:
+    """Whether an empty line separates a block from the one before it."""
+    return before is not None and (before != kind or kind in ("message", "answer"))
+
 
 class TerminalConsole:
-    """Writes to a terminal or to a plain stream. A plain stream gets no status line and no escape codes.
+    """Writes to a terminal or to a plain stream. A plain stream gets finished blocks only, and no escape codes.
 
-    `ignore_errors` ignores write errors. It is for a stream that does not carry the answer.
+    `ignore_errors` ignores write errors. It is for a stream that does not carry the answer. Without `gaps` there are
+    no empty lines between blocks.
     """
 
-    def __init__(self, stream: TextIO, *, ignore_errors: bool = False) -> None:
-        self.has_colour = wants_colour(stream)
-        self._ignore_errors = ignore_errors
-        self._stream, self.is_live = stream, is_terminal(stream) and self.has_colour
-        self._status = self._line = ""
-        self._style_line: LineStyler | None = None
-        self._is_status_drawn = self._is_line_open = False
+    def __init__(self, stream: TextIO, *, ignore_errors: bool = False, gaps: bool = True) -> None:
+        self.has_colour, self.has_style = wants_colour(stream), wants_style(stream)
+        self.is_live = self.has_style
+        self._ignore_errors, self._gaps = ignore_errors, gaps
+        self._stream = stream
+        self._last_kind: BlockKind | None = None
+        self._open_lines: Sequence[str] = ()
+        self._open_kind: BlockKind = "answer"
+        self._work_line = ""
+        self._drawn_lines: list[str] = []
+        self._is_input_open = False
 
     @property
     def width(self) -> int:
         return terminal_width() if self.is_live else 120
 
-    def write(self, text: str, style_line: LineStyler | None = None, *, dim: bool = False) -> None:
-        self._style_line = style_line
-        for piece in text.splitlines(keepends=True):
-            words = piece.rstrip("\n")
-            self._line += words
-            self._write_text(style_text(words, "dim", dim and self.has_colour))
-            self._is_line_open = True
-            if piece.endswith("\n"):
-                self._end_line()
+    def write_block(self, text: str, kind: BlockKind = "note", *, gap: bool | None = None) -> None:
+        if gap is None:
+            gap = needs_gap(self._last_kind, kind)
+        start = "\n" if self._is_input_open else ""
+        self._is_input_open, self._last_kind = False, kind
+        space = "\n" if gap and self._gaps else ""
+        self._send(f"{self._erase_area()}{start}{space}{text}\n{self._draw_area()}")
 
-    def write_line(self, text: str) -> None:
-        if self._is_line_open:
-            self._end_line()
-        self._write_text(f"{text}\n")
-        self._draw_status()
+    def set_open_block(self, lines: Sequence[str], kind: BlockKind = "answer") -> None:
+        self._open_lines, self._open_kind = lines, kind
+        self._redraw()
 
-    def write_aside(self, text: str) -> None:
-        self.write_line(text)
+    def set_work_line(self, text: str) -> None:
+        self._work_line = text
+        self._redraw()
 
-    def _end_line(self) -> None:
-        """End the open line. Redraw it with its style only if it fits on one row."""
-        styled = self._style_line(self._line) if self._style_line is not None else self._line
-        if self.is_live and styled != self._line and measure_width(self._line) < terminal_width():
-            self._write_text(f"\r\x1b[2K{styled}")
-        self._write_text("\n")
-        self.end_input_line()
+    def write_prompt(self, text: str) -> None:
+        """Write the start of a line on which the user types. Nothing is drawn below it."""
+        erased, self._is_input_open = self._erase_area(), True
+        self._send(f"{erased}{text}")
 
     def end_input_line(self) -> None:
-        """Record that the open line has ended, for example because the user pressed Enter."""
-        self._line, self._is_line_open = "", False
+        """Record that the user has pressed Enter."""
+        self._is_input_open = False
 
-    def set_status(self, text: str) -> None:
-        self._status = text
-        if self.is_live and not self._is_line_open:
-            self._draw_status()
+    def _redraw(self) -> None:
+        if self.is_live and not self._is_input_open and self._drawn_lines != self._build_area():
+            erased = self._erase_area()
+            self._send(f"{erased}{self._draw_area()}")
 
-    def _write_text(self, text: str) -> None:
-        if self._is_status_drawn:
-            text, self._is_status_drawn = f"\r\x1b[2K{text}", False
-        self._send(text)
+    def _build_area(self) -> list[str]:
+        """Return the lines of the open block and the work line, with an empty line above each. The open block shows its
+        end, so that the whole area fits in the window.
+        """
+        below = ["", *self._work_line.split("\n")] if self._work_line else []
+        room = max(3, terminal_height() - len(below) - 3)
+        lines = list(self._open_lines)[-room:]
+        if lines and needs_gap(self._last_kind, self._open_kind):
+            lines.insert(0, "")
+        return lines + (below if lines or self._last_kind is not None else below[1:])
 
-    def _draw_status(self) -> None:
-        if self.is_live and (self._status or self._is_status_drawn):
-            status = truncate_line(self._status, terminal_width() - 1)
-            self._send(f"\r\x1b[2K{style_text(status, 'dim', self.has_colour)}")
-            self._is_status_drawn = bool(self._status)
+    def _draw_area(self) -> str:
+        """Return the codes that draw the area. The cursor stays at the end of its last line."""
+        if self.is_live:
+            self._drawn_lines = self._build_area()
+        return "\n".join(self._drawn_lines)
+
+    def _erase_area(self) -> str:
+        """Return the codes that erase exactly the rows of the area, also after the window became narrower."""
+        if not self._drawn_lines:
+            return ""
+        rows = len(self._drawn_lines)
+        if reflows_lines():
+            width = terminal_width()
+            rows = sum(max(1, -(-measure_width(strip_codes(line)) // width)) for line in self._drawn_lines)
+        self._drawn_lines = []
+        # Row by row: tmux keeps rows in its history that are erased together from the top of the window.
+        return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (rows - 1)
 
     def _send(self, text: str) -> None:
+        if self.is_live:
+            text = f"{_BEGIN_UPDATE}{text}{_END_UPDATE}"
         try:
             self._stream.write(text)
             self._stream.flush()
@@ -169,8 +197,8 @@ def escape_controls(text: str) -> str:
 
 
 def escape_hidden(text: str) -> str:
-    """Replace every character that could hide or disguise text by a visible escape. Used for approval questions."""
-    return _HIDDEN.sub(_escape_character, text)
+    """Spell out every character that could hide or disguise text, such as <U+200B>. Used for approval questions."""
+    return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def _escape_character(match: re.Match[str]) -> str:
@@ -236,14 +264,27 @@ def is_terminal(stream: TextIO) -> bool:
         return False
 
 
+def wants_style(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that supports escape codes."""
+    return is_terminal(stream) and not is_dumb_terminal()
+
+
 def wants_colour(stream: TextIO) -> bool:
     """Whether the stream is a terminal that supports escape codes and NO_COLOR is not set."""
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and not is_dumb_terminal()
+    return wants_style(stream) and not os.environ.get("NO_COLOR")
 
 
 def is_dumb_terminal() -> bool:
-    """Whether TERM says that the terminal supports no escape codes."""
-    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    """Whether the terminal supports no escape codes, or the user wants plain lines (TREADLE_PLAIN)."""
+    is_plain = os.environ.get("TREADLE_PLAIN", "") not in ("", "0", "false")
+    return is_plain or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
+def reflows_lines() -> bool:
+    """Whether the terminal breaks lines again when its width changes. xterm, screen and the Linux console do not."""
+    term = os.environ.get("TERM", "")
+    is_screen = term.startswith("screen") and not os.environ.get("TMUX")
+    return not (os.environ.get("XTERM_VERSION") or term.startswith("linux") or is_screen)
 
 
 def terminal_width() -> int:
@@ -251,6 +292,18 @@ def terminal_width() -> int:
     import shutil
 
     return max(20, shutil.get_terminal_size((80, 24)).columns)
+
+
+def terminal_height() -> int:
+    """Return the height of the terminal in rows, at least 8."""
+    import shutil
+
+    return max(8, shutil.get_terminal_size((80, 24)).lines)
+
+
+def strip_codes(text: str) -> str:
+    """Return the text without escape codes for styles and links."""
+    return _CODES.sub("", text) if "\x1b" in text else text
 
 
 def print_line(text: str) -> None:
@@ -286,14 +339,14 @@ def format_time_since(at: float) -> str:
     return f"{max(0, int(seconds))}s"
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
+def format_duration(seconds: float, *, whole: bool = False) -> str:
+    """Format a duration: `0.3 s`, `12 s`, `1m 04s`, `13h 53m`. `whole` drops the fraction, for a time that counts."""
+    if seconds < 60:
+        return (
+            f"{int(seconds)} s" if whole else f"{seconds:.1f} s" if seconds < 19.95 else f"{min(59, round(seconds))} s"
+        )
     minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes}m {rest:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
 
 
 def format_count(number: int) -> str:

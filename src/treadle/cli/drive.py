@@ -30,6 +30,7 @@ from treadle.cli.console import (
     silence_stream,
     style_text,
 )
+from treadle.cli.draw.run_lines import list_run_facts, render_summary
 from treadle.cli.first_start import offer_first_start
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.questions import AgentQuestion, Keyboard, QuestionQueue, TerminalReader, describe_client_call
@@ -245,8 +246,11 @@ class RunOutput:
         self.mode: OutputMode = "json" if args.json else "jsonl" if args.jsonl else "screen"
         self.stream = sys.stdout if is_terminal(sys.stdout) else sys.stderr
         is_apart = self.stream is not sys.stdout
-        self.console = TerminalConsole(self.stream, ignore_errors=is_apart)
-        self.screen = Screen(self.console, hide_answer=is_apart)
+        self.console = TerminalConsole(self.stream, ignore_errors=is_apart, gaps=is_terminal(self.stream))
+        self._prefix = "" if is_terminal(self.stream) else "treadle: "
+        self.screen = Screen(self.console, hide_answer=is_apart, prefix=self._prefix)
+        self.screen.announces = is_terminal(self.stream) and not self.console.has_style
+        self.screen.stop_keys = "Ctrl-C stops"
         self.notifier = Notifier(self.stream, "off", 0)
         self.report_builder = ReportBuilder()
         self.events: EventSink = self.screen
@@ -256,7 +260,7 @@ class RunOutput:
         self.sinks: list[EventSink] = [self.report_builder, self.events]
         self.gate: Gate = later if args.ask_later else self._refuse
         self.has_keyboard = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
-        self.screen.retry_keys = "Enter: now, Ctrl-C: stop" if self.has_keyboard else "Ctrl-C: stop"
+        self.screen.retry_keys = "Enter tries now, Ctrl-C stops" if self.has_keyboard else "Ctrl-C stops"
         self._progress_messages: set[str] = set()
         self._questions: QuestionQueue | None = None
         if not args.ask_later and self.has_keyboard:
@@ -294,7 +298,7 @@ class RunOutput:
     def write_note(self, text: str) -> None:
         """Write a note: as a line on the screen, or as a JSON line of type `log` on stderr."""
         if self.mode == "screen":
-            self.console.write_line(style_text(escape_controls(text), "dim", self.console.has_colour))
+            self.console.write_block(self._prefix + style_text(escape_controls(text), "dim", self.console.has_style))
         else:
             sys.stderr.write(json.dumps({"type": "log", "message": text}) + "\n")
             sys.stderr.flush()
@@ -305,14 +309,14 @@ class RunOutput:
             self.screen.handle_event(progress)
         elif progress.message not in self._progress_messages:
             self._progress_messages.add(progress.message)
-            self.write_note(f"{progress.message} …")
+            self.write_note(progress.message)
 
     def deliver_report(self, report: Report) -> int:
         """Write the result of the run and return the exit code."""
         if self.mode == "json":
             sys.stdout.buffer.write(report.encode())
         elif self.mode == "screen":
-            self.console.set_status("")
+            self.console.set_work_line("")
             if report.answer and self.stream is not sys.stdout:
                 sys.stdout.write(report.answer.rstrip() + "\n")
             self._write_next_steps(report)
@@ -335,7 +339,16 @@ class RunOutput:
             self.write_note(f"waits for an answer ({_list_tools(report.pending)}): treadle approvals list")
         if report.status == "stopped":
             self.write_note(f"continue with new limits: treadle sessions continue {session}")
-        self.write_note(f"session {session} · continue with: treadle chat --session {session}")
+        if self.console.has_style:
+            is_done = report.status in ("answered", "denied")
+            self.console.write_block(
+                "\n".join(render_summary(self.screen.run_facts, session, self.console, is_done=is_done))
+            )
+        else:
+            facts = ", ".join(list_run_facts(self.screen.run_facts))
+            if report.status == "answered" and facts:
+                self.write_note(f"done: {facts}")
+            self.write_note(f"session {session}, continue with: treadle chat --session {session}")
         self.notifier.notify(f"treadle: {report.status}")
 
 

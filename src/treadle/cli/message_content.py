@@ -6,7 +6,7 @@ import base64
 import mimetypes
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from treadle import FilePart, ImagePart, TextPart
@@ -19,15 +19,11 @@ _MENTION = re.compile(r"(?<!\S)@(?:\"([^\"]+)\"|(\S+))")
 
 
 def build_message(text: str, folder: Path, images: Iterable[str] = ()) -> list[Part]:
-    """Build the parts of a message. An `@` mention that names no file stays plain text."""
+    """Build the parts of a message. An `@` mention that names no file stays plain text: see `find_missing_files`."""
     parts: list[Part] = [TextPart(text)]
     attached: set[Path] = set()
-    for match in _MENTION.finditer(text):
-        name = match[1] or match[2]
-        names = dict.fromkeys((name, name.rstrip(".,;:!?)")))  # punctuation may follow the name
-        paths = (base / Path(one).expanduser() for one in names if one for base in (folder, Path.cwd()))
-        path = next((path for path in paths if path.is_file()), None)
-        file = path.resolve() if path is not None else None
+    for name, path in _find_mentions(text, folder):
+        file = path.resolve() if path is not None and path.is_file() else None
         if path is None or file is None or file in attached:
             continue
         # Whoever wrote the workspace could link a harmless name to a key of the user.
@@ -41,6 +37,23 @@ def build_message(text: str, folder: Path, images: Iterable[str] = ()) -> list[P
             raise BadInput(f"there is no image {file}; nothing was sent")
         parts.append(_read_image(file))
     return parts
+
+
+def find_missing_files(text: str, folder: Path) -> list[str]:
+    """List the `@` mentions of a text that name no file. They may be meant as plain text, such as `@decorator`."""
+    return [name.rstrip(".,;:!?)") or name for name, path in _find_mentions(text, folder) if path is None]
+
+
+def _find_mentions(text: str, folder: Path) -> Iterator[tuple[str, Path | None]]:
+    """Find the `@` mentions of a text, and the file or folder that each names."""
+    for match in _MENTION.finditer(text):
+        name = match[1] or match[2]
+        names = dict.fromkeys((name, name.rstrip(".,;:!?)")))  # punctuation may follow the name
+        try:
+            paths = [base / Path(one).expanduser() for one in names if one for base in (folder, Path.cwd())]
+            yield name, next((path for path in paths if path.exists()), None)
+        except (OSError, RuntimeError, ValueError):  # no user of that name, or no name of a file at all
+            yield name, None
 
 
 def _read_attachment(file: Path, name: str) -> Part:

@@ -36,7 +36,8 @@ DEFAULT_AGENT = "default"
 class OpenSession:
     """An open session and the objects it runs with. `notes` are messages for the user about this setup.
 
-    `worktree` is the session's own branch and folder, if it has one. `access` is what it may do at its next call.
+    `model_reason` says why this model was chosen. `worktree` is the session's own branch and folder, if it has one.
+    `access` is what it may do at its next call.
     """
 
     session: Session
@@ -46,6 +47,7 @@ class OpenSession:
     model: Model
     notes: tuple[str, ...]
     is_new: bool
+    model_reason: str = ""
     worktree: Worktree | None = None
     access: Tier = "sandbox"
 
@@ -93,14 +95,12 @@ async def open_session(
         flag = settings.access if loaded.sources.get("access") == "command line" else None
         notes += filter(None, [await restore_access(runtime, session.id, flag)])
     notes = [*loaded.ignored, *notes, *opened.notes]
-    if opened.model_reason:
-        notes.append(f"model: {opened.model.name} ({opened.model_reason})")
     model = agent.resolve_model()
     if settings.max_cost is not None and has_unknown_price(model):
         notes.append(f"the price of {model.name} is unknown, so max_cost may not stop it; use max_tokens")
     notes += _find_unknown_tools(args, runtime)
-    access = await find_access(runtime, session.id)
-    return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None, worktree, access)
+    reason, access = opened.model_reason, await find_access(runtime, session.id)
+    return OpenSession(session, runtime, agent, settings, model, tuple(notes), info is None, reason, worktree, access)
 
 
 async def _configure_session(

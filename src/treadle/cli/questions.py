@@ -6,35 +6,25 @@ A chat reads answers on its prompt line. A one-shot command reads them with `Ter
 from __future__ import annotations
 
 import asyncio
-import difflib
-import json
 import os
 import sys
 import termios
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, InputRequested, Tool, events
 from treadle.app.settings import data_folder
-from treadle.cli.console import Console, Notifier, TerminalConsole, escape_hidden, style_text, truncate_line
-from treadle.cli.screen import render_diff
+from treadle.cli.approval_text import describe_request, render_approval
+from treadle.cli.console import Console, Notifier, TerminalConsole, escape_hidden
+from treadle.cli.draw.glyphs import Theme, choose_theme
+from treadle.cli.terminal import question as question_panel
 from treadle.errors import BadInput
-from treadle.messages import Json
-from treadle.permissions.requests import NETWORK, READ_FOLDER, USUAL_PORTS, WRITE_FOLDER
 from treadle.permissions.saved_rules import save_rule
 
 AgentQuestion = ApprovalRequested | InputRequested
 """What an agent can ask: the approval of a call, or input."""
-
-INERT_SECONDS = 0.5
-"""Seconds in which keys are ignored: a key typed for something else must not approve a call."""
-
-MAX_PREVIEW_BYTES = 1 << 20
-_MAX_COMMAND_COLUMNS = 50
-_WISHES = {NETWORK: "wants", READ_FOLDER: "wants to read", WRITE_FOLDER: "wants to change"}
-_STYLES = {"safe": "green", "caution": "yellow", "destructive": "bold red"}
 
 
 def describe_client_call(call: events.CallStarted) -> str:
@@ -42,105 +32,16 @@ def describe_client_call(call: events.CallStarted) -> str:
     return f"waits for the client's result of {call.tool} ({call.call_id})"
 
 
-def render_approval(
-    question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path, width: int, *, colour: bool
-) -> list[str]:
-    """Render the whole question: tool, safety class, reason, every exact argument, and the resulting diff."""
-    what = f"{style_text(escape_hidden(question.tool), 'bold', colour)} wants to run"
-    if question.during:
-        what = describe_wish(question)
-    head = f"{style_text('?', 'bold yellow', colour)} {what}  "
-    head += style_text(f"[{question.safety}]", _STYLES[question.safety], colour)
-    text = question.why
-    if question.during and (wanted := _describe_wanted(question)) in text:
-        text = text.partition(wanted)[2].lstrip("; ")  # the rest of it is in the head
-    why = textwrap.wrap(escape_hidden(text), max(20, width - 16))  # the other texts are shown exactly
-    lines = [head, *(f"  {'' if place else 'why asked:':10} {line}" for place, line in enumerate(why))]
-    lines.append(f"  workspace: {escape_hidden(str(folder))}")
-    for name, value in question.arguments.items():
-        text = escape_hidden(_render_argument(value))
-        values = text.split("\n")
-        lines.append(f"  {escape_hidden(name)}:{f' {text}' if len(values) == 1 else ''}")
-        lines += [f"    {line}" for line in values if len(values) > 1]
-    commands = _list_commands(question, tools, folder)
-    if len(commands) > 1:
-        lines += ["  it consists of:", *(f"    {escape_hidden(command)}" for command in commands)]
-    diff = [escape_hidden(line) for line in preview_diff(question.tool, question.arguments, folder)]
-    return lines + [f"  {line}" for line in render_diff(diff, width - 2, colour=colour)]
-
-
-def _render_argument(value: Json) -> str:
-    """Render a text as it is, a list of lines with one item on each, and everything else as JSON."""
-    match value:
-        case str():
-            return value
-        case [str(), *_] if all(isinstance(item, str) and item.splitlines() == [item] for item in value):
-            return "\n".join(f"- {item}" for item in value)
-        case _:
-            return json.dumps(value, ensure_ascii=False, indent=1)
-
-
-def describe_wish(question: ApprovalRequested) -> str:
-    """Say what a running call wants besides what it has: a host, or a folder."""
-    command = truncate_line(escape_hidden(str(question.arguments.get("command", "the command"))), _MAX_COMMAND_COLUMNS)
-    return f"`{command}` {escape_hidden(_describe_wanted(question))}"
-
-
-def _describe_wanted(question: ApprovalRequested) -> str:
-    wanted, port = next(iter(question.arguments.values()), ""), question.arguments.get("port", USUAL_PORTS[0])
-    return f"{_WISHES.get(question.tool, question.tool)} {wanted}{'' if port in USUAL_PORTS else f':{port}'}"
-
-
-def _list_commands(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path) -> Sequence[str]:
-    """List the simple commands of a compound command."""
-    tool = tools.get(question.tool)
-    if tool is None:
-        return ()
-    known = tool.spec.parameters.get("properties", {})  # the folder of a command is shown but is not a parameter
-    arguments = {name: value for name, value in question.arguments.items() if name in known}
-    try:
-        return tool.assess(tool.parse(json.dumps(arguments)), folder).commands or ()
-    except BadInput:
-        return ()
-
-
-def preview_diff(tool: str, arguments: Mapping[str, Json], folder: Path) -> list[str]:
-    """Preview the diff of a call, if its arguments are enough to compute it."""
-    path, content = arguments.get("path"), arguments.get("content")
-    old, new = arguments.get("old"), arguments.get("new")
-    if tool == "apply_patch" and isinstance(arguments.get("patch"), str):
-        return str(arguments["patch"]).splitlines()
-    if not isinstance(path, str):
-        return []
-    try:
-        file = folder / path
-        before = file.read_text("utf-8") if file.is_file() and file.stat().st_size <= MAX_PREVIEW_BYTES else ""
-    except (OSError, ValueError):
-        before = ""
-    if tool == "write_file" and isinstance(content, str):
-        return _build_diff(before, content, path)
-    if tool == "edit_file" and isinstance(old, str) and isinstance(new, str):
-        if old and old in before:
-            return _build_diff(before, before.replace(old, new, -1 if arguments.get("replace_all") else 1), path)
-        return _build_diff(old, new, path)
-    return []
-
-
-def _build_diff(before: str, after: str, path: str) -> list[str]:
-    old, new = before.splitlines(), after.splitlines()
-    return list(difflib.unified_diff(old, new, f"{path} (before)", f"{path} (after)", lineterm=""))
-
-
-def render_choices(question: ApprovalRequested) -> list[str]:
-    """Render the possible answers and their meaning."""
-    lines = ["  y  yes, once"]
-    if _has_tool_scope(question):
-        lines.append(f"  t  yes, and allow {question.tool} in this session")
+def list_choices(question: ApprovalRequested) -> dict[str, str]:
+    """List the keys of the possible answers and their meaning."""
+    choices = {"y": "yes, once"}
     if _has_rule(question):
-        lines.append(f"  p  yes, and in this session also allow: {escape_hidden(question.rule)}")
-        lines.append("  a  like p, but always in this workspace")
-    later = "later: the command waits, for 10 minutes at most" if question.during else "later: it stays open"
-    return [*lines, "  n  no; the model gets the words after it: n too risky", f"  l  {later}"]
+        choices["p"] = "yes, and the rule for this session"
+        choices["a"] = "yes, and the rule for this folder, always"
+    if _has_tool_scope(question):
+        choices["t"] = f"yes, and all of {escape_hidden(question.tool)} for this session"
+    later = "later; the command waits, for 10 minutes at most" if question.during else "later; the question waits"
+    return {**choices, "n": "no, and say why", "l": later}
 
 
 def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | None:
@@ -164,8 +65,13 @@ def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answ
         case "l" | "later":
             return None
         case _:
-            keys = [line.split()[0] for line in render_choices(question)]
+            keys = list(list_choices(question))
             raise BadInput(f"answer {', '.join(keys[:-1])} or {keys[-1]}")
+
+
+def is_harmful(question: AgentQuestion) -> bool:
+    """Whether the call may destroy something, or must be asked each time."""
+    return isinstance(question, ApprovalRequested) and (question.once or question.safety == "destructive")
 
 
 def _has_tool_scope(question: ApprovalRequested) -> bool:
@@ -177,10 +83,17 @@ def _has_rule(question: ApprovalRequested) -> bool:
     return bool(question.rule) and not question.once
 
 
-def render_input_question(question: events.Question, *, colour: bool) -> list[str]:
+def render_input_question(question: events.Question, width: int, theme: Theme) -> list[str]:
     """Render a question of the agent and its options."""
-    lines = [f"{style_text('?', 'bold yellow', colour)} {escape_hidden(question.text)}"]
-    return lines + [f"  {number}  {escape_hidden(option)}" for number, option in enumerate(question.options, 1)]
+    rows = textwrap.wrap(escape_hidden(question.text), max(10, width - 2), replace_whitespace=False) or [""]
+    lines = [f"{theme.paint('?', 'need')} {theme.paint(rows[0], 'strong')}"]
+    lines += [f"  {theme.paint(row, 'strong')}" for row in rows[1:]]
+    for number, option in enumerate(question.options, 1):
+        lines += [
+            f"  {theme.paint(str(number), 'strong') if not at else ' '}  {row}"
+            for at, row in enumerate(textwrap.wrap(escape_hidden(option), max(10, width - 6)) or [""])
+        ]
+    return lines
 
 
 def parse_reply(line: str, question: events.Question) -> str:
@@ -205,13 +118,16 @@ class OpenQuestion:
     def show(self, console: Console, tools: Mapping[str, Tool], folder: Path) -> None:
         """Write the whole question on the screen."""
         self.is_shown = True
-        if isinstance(self.request, ApprovalRequested):
-            lines = render_approval(self.request, tools, folder, console.width, colour=console.has_colour)
-            lines = [*lines, *render_choices(self.request)]
+        theme, request = choose_theme(has_colour=console.has_colour, has_style=console.has_style), self.request
+        if isinstance(request, ApprovalRequested):
+            lines = [f"{theme.paint('?', 'need')} {theme.paint(describe_request(request), 'strong')}  {request.safety}"]
+            lines += [f"  {line}" for line in render_approval(request, tools, folder, console.width - 5, theme)]
+            choices = {**list_choices(request), "n": "no, and say why: n too risky"}
+            lines += ["", *(f"  {theme.paint(key, 'strong')}  {text}" for key, text in choices.items())]
         else:
-            lines = render_input_question(self.request.questions[len(self.answers)], colour=console.has_colour)
-        for line in lines:
-            console.write_line(line)
+            lines = render_input_question(request.questions[len(self.answers)], console.width - 3, theme)
+        bar = theme.paint(theme.glyphs.bar, "danger" if is_harmful(request) else "need")
+        console.write_block("\n".join(f"{bar} {line}".rstrip() for line in lines), gap=True)
 
     def accept_answer(self, text: str, folder: Path) -> None:
         """Accept the typed text as the answer. Raises `BadInput` if it is not a valid answer."""
@@ -238,6 +154,10 @@ class QuestionQueue:
     @property
     def first(self) -> OpenQuestion | None:
         return next((one for one in self._open if not one.settled.done()), None)
+
+    def list_open(self) -> list[OpenQuestion]:
+        """List the questions without an answer, the oldest first."""
+        return [one for one in self._open if not one.settled.done()]
 
     async def __call__(self, question: AgentQuestion) -> Answer | None:
         if isinstance(question, InputRequested) and not question.questions:
@@ -285,7 +205,7 @@ class TerminalReader:
             if question is self._question:
                 return
             self._reading.cancel()
-            self._console.write_line("(the question is closed)")
+            self._console.write_block("(the question is closed)")
         self._question = question
         if question is not None:
             self._reading = asyncio.create_task(self._read_answer(question))
@@ -295,13 +215,12 @@ class TerminalReader:
         try:
             question.show(self._console, self._tools, self._folder)
             if isinstance(question.request, ApprovalRequested):
-                await asyncio.sleep(INERT_SECONDS)
+                await asyncio.sleep(question_panel.INERT_SECONDS)
             self._keyboard.discard_input()
             while not question.settled.done():
                 if not question.is_shown:
                     question.show(self._console, self._tools, self._folder)
-                self._console.set_status("")
-                self._console.write("answer> ")
+                self._console.write_prompt("answer> ")
                 line = await self._keyboard.read_line()
                 if line is None:
                     question.settle(None)
@@ -310,7 +229,7 @@ class TerminalReader:
                 try:
                     question.accept_answer(line, self._folder)
                 except BadInput as error:
-                    self._console.write_line(f"  {error}")
+                    self._console.write_block(f"  {error}")
         except Exception as error:  # raised in the gate, which waits for the answer
             if not question.settled.done():
                 question.settled.set_exception(error)

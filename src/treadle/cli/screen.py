@@ -1,29 +1,39 @@
-"""Show a run to the user: streamed text, a line for each call, and a status line at the bottom."""
+"""Show a run to the user: its events as blocks, an open block and a work line of a console."""
 
 from __future__ import annotations
 
 import asyncio
 import io
-import json
-import re
+import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from treadle import events
-from treadle.cli.console import (
-    Console,
-    TerminalConsole,
-    escape_controls,
-    format_count,
-    format_duration,
-    style_text,
-    truncate_line,
+from treadle.cli.call_list import CallList
+from treadle.cli.console import Console, TerminalConsole, escape_controls, format_count, format_duration
+from treadle.cli.draw.calls import render_plan, summarize_arguments
+from treadle.cli.draw.glyphs import choose_theme
+from treadle.cli.draw.run_lines import (
+    RunFacts,
+    describe_ending,
+    describe_failure,
+    describe_retries,
+    render_ending,
+    render_message,
+    render_work_line,
 )
-from treadle.messages import Json, Usage, render_parts
+from treadle.cli.reply_drawer import ReplyDrawer
+from treadle.messages import Usage, render_parts
 
-TICK_SECONDS = 0.5
-"""Seconds between two redraws of the status line while no event arrives."""
+TICK_SECONDS, CALM_TICK_SECONDS = 0.125, 5.0
+"""Seconds between two redraws of the work line while no event arrives. The second is for TREADLE_MOTION=off."""
+
+DRAW_SECONDS = 0.04
+"""Minimum seconds between two redraws of the open block, however fast the model writes."""
+
+STILL_SECONDS = 30
+"""Seconds after which a console that redraws nothing says that the work goes on."""
 
 _SIGNALS = {
     "doom_loop": "the model repeats the same calls: it gets a warning",
@@ -33,51 +43,27 @@ _SIGNALS = {
     "stray_calls": "calls of tools that were not offered are ignored",
     "hook": "a hook adds a note for the model",
 }
-_FAILURES = {
-    "overloaded": "Provider overloaded",
-    "network": "Provider unreachable",
-    "stalled": "Provider silent",
-    "quota": "Quota used up",
-}
-_HEADING = re.compile(r"^#{1,6} +(.*)$")
-_FENCE = re.compile(r"^\s*(```|~~~)")
-_BULLET = re.compile(r"^(\s*)[-*+] +")
-_INLINE = re.compile(r"`([^`]+)`|\*\*(\S(?:(?:(?!\*\*).)*?\S)?)\*\*")
 _ENDS_RETRY = (events.RetryRequested, events.ModelReplied, events.TurnStarted, events.RunFinished)
-MAIN_ARGUMENTS = ("command", "path", "url", "pattern", "query", "expression", "question", "name", "task", "text")
-STATUS_MARKS = {
-    "ok": ("✓", "green"),
-    "denied": ("⊘", "yellow"),
-    "refused": ("⊘", "yellow"),
-    "cancelled": ("■", "yellow"),
-}
-_STEP_MARKS = {"done": "☑", "doing": "▸"}
-_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
-OUTPUT_LINES = 6
-DIFF_LINES = 40
-_HUNK = re.compile(r"^(@@ .* @@|--- |\+\+\+ |diff )")
 
-ENDING_TEXTS = {
-    "turn_limit": "stopped: the turn limit is reached",
-    "call_limit": "stopped: the call limit is reached",
-    "token_limit": "stopped: the token limit is reached",
-    "time_limit": "stopped: the time limit is reached",
-    "cost_limit": "stopped: the cost limit is reached",
-    "doom_loop": "stopped: the agent repeated the same calls",
-    "stuck": "stopped: the agent is stuck",
-    "yielded": "stopped: the agent asks you to take over",
-    "cancelled": "cancelled",
-    "failed": "failed",
-}
+
+class StatusFacts(NamedTuple):
+    """The facts of a session that the status line shows."""
+
+    context_share: float | None
+    cost: float
 
 
 class Screen:
-    """Shows events on a console. It keeps only the state of the status line, and all of that is in the log.
+    """Shows events on a console. It keeps only what the open block and the work line need, and all of that is in the
+    log.
 
-    With `hide_answer` it shows only the text between calls, because the caller prints the answer itself.
+    With `hide_answer` it shows only the text between calls, because the caller prints the answer itself. `prefix`
+    begins each line on a plain stream.
     """
 
-    def __init__(self, console: Console, *, asks_here: bool = False, hide_answer: bool = False) -> None:
+    def __init__(
+        self, console: Console, *, asks_here: bool = False, hide_answer: bool = False, prefix: str = ""
+    ) -> None:
         self.console = console
         self.window: int | None = None
         self.asks_here = asks_here
@@ -85,60 +71,93 @@ class Screen:
         self.own_message = ""
         """The id of a message that is not shown, because the user has just entered it."""
         self.is_running = False
-        self.retry_keys = ""
-        """The keys that end the wait for a provider, as the status line names them."""
-        self._failure: events.ModelFailed | None = None  # until the model is asked again
+        self.shows_plan = True
+        self.announces = False
+        """Whether the start of calls and long waits are lines of their own: for a terminal that redraws nothing."""
+        self.stop_keys, self.retry_keys = "Esc stops", ""
+        """The keys that the work line names: they end the run, or the wait for a provider."""
+        self.is_stopping = False
+        self._theme = choose_theme(has_colour=console.has_colour, has_style=console.has_style)
+        self._prefix = prefix
+        self._reply = ReplyDrawer(console, self._theme)
+        self._calls = CallList(self._theme, prefix)
+        self._failures: list[events.ModelFailed] = []  # of this turn
+        self._is_waiting = False  # for the provider
         self._hide_answer = hide_answer
-        self._usage, self._context_tokens = Usage(), 0
+        self._run, self._usage, self._context_tokens = RunFacts(), Usage(), 0
         self._open_questions: dict[str, events.ApprovalRequested | events.InputRequested] = {}
-        self._arguments: dict[str, dict[str, Json]] = {}
-        self._running_calls: dict[str, tuple[str, float]] = {}
-        self._call_output = self._model_progress = ""
-        self._text_kind = ""  # of the open text: "text", "reasoning", or empty if no text is open
-        self._styler = MarkdownStyler()
-        self._streamed_text = ""
-        self._turn, self._max_turns, self._calls = 0, 0, 0
-        self._turn_start = time.monotonic()
+        self._held_messages: dict[str, events.MessageReceived] = {}
+        self._thought, self._thought_since = "", 0.0
+        self._has_thought = False  # a thought of this reply has arrived
+        self._model_progress = ""
+        self._is_streamed = False  # text of this reply has arrived
+        self._run_start = self._drawn_at = time.monotonic()
+        self._still = 0
+        self._has_motion = os.environ.get("TREADLE_MOTION", "") != "off"
 
     @property
     def retry_in(self) -> float | None:
         """The seconds until the model is asked again, if the run waits for its provider."""
-        left = (self._failure.at + (self._failure.wait or 0.0) - time.time()) if self._failure is not None else 0.0
+        if not self._is_waiting:
+            return None
+        left = self._failures[-1].at + (self._failures[-1].wait or 0.0) - time.time()
         return left if left > 0 else None
+
+    def status_facts(self) -> StatusFacts:
+        """Return what the status line shows of the session."""
+        share = self._context_tokens / self.window if self.window else None
+        return StatusFacts(share, self._usage.cost)
+
+    @property
+    def run_facts(self) -> RunFacts:
+        """What the run has used so far."""
+        return self._run
+
+    def unfold(self) -> str:
+        """Return what was folded or cut last, in full: a chain of calls, an output or a thought."""
+        return self._calls.unfolded
 
     def handle_event(self, event: events.Event) -> None:
         if isinstance(event, _ENDS_RETRY):
-            self._failure = None
+            self._is_waiting = False
         match event:
             case events.TextDelta(text=text):
                 if not self._hide_answer:
-                    self._write_text(text, "text")
+                    self._write_text(text)
             case events.ReasoningDelta(text=text):
-                if not self._hide_answer:
-                    self._write_text(text, "reasoning")
+                self._thought_since = self._thought_since or time.monotonic()
+                self._thought += text
+                self._has_thought = True
             case events.Progress(call_id=""):
                 share = f" {event.done / event.total:.0%}" if event.done is not None and event.total else ""
-                self._model_progress = f"{event.message}{share}"
-            case events.OutputDelta(text=text) | events.Progress(message=text):
-                lines = [line for line in text.splitlines() if line.strip()]
-                self._call_output = lines[-1] if lines else self._call_output
+                self._model_progress = escape_controls(f"{event.message}{share}")
+            case events.OutputDelta():
+                self._calls.add_output(event.call_id, event.text)
+            case events.Progress():
+                self._calls.add_output(event.call_id, event.message, is_step=True)
             case events.CallStarted():
-                self._arguments[event.call_id] = event.arguments
-                self._running_calls[event.call_id] = (event.tool, _convert_time(event))
-            case events.ModelReplied():
-                self._handle_reply(event)
+                words = self._calls.start(event)
+                if self.announces:
+                    self._write_line("", f"running {words}")
             case events.CallFinished():
                 self._handle_call(event)
-            case events.RunStarted():
-                self.is_running, self._turn_start = True, _convert_time(event)
-                self._turn, self._calls, self._max_turns = 0, 0, event.limits.turns
-            case events.TurnStarted():
-                self._handle_turn(event)
-            case events.RunFinished():
-                self._handle_end(event)
+            case events.ModelReplied():
+                self._handle_reply(event)
+            case events.RunStarted() | events.TurnStarted() | events.RunFinished():
+                self._handle_run(event)
+            case events.MessageReceived():
+                self._handle_message(event)
+            case events.ModelFailed() if event.wait is not None:
+                self._handle_failure(event)
+            case events.ApprovalRequested() | events.InputRequested():
+                self._handle_question(event)
+            case events.ApprovalAnswered() | events.InputAnswered():
+                self._handle_answer(event)
             case _:
                 self._write_event_note(event)
-        self.redraw_status()
+        is_delta = isinstance(event, (events.TextDelta, events.OutputDelta, events.ReasoningDelta))
+        if not is_delta or time.monotonic() - self._drawn_at >= DRAW_SECONDS:
+            self.redraw_status()
 
     def show_history(self, facts: Sequence[events.AnyFact], messages: int = 1) -> None:
         """Show the history from the last `messages` messages on, and the whole active run if there is one."""
@@ -150,263 +169,245 @@ class Screen:
                 self.handle_event(fact)
 
     def restore_run(self, facts: Sequence[events.AnyFact]) -> None:
-        """Restore the status line and the open calls of an active run, without showing its events again.
+        """Restore the work line and the open calls of an active run, without showing its events again.
 
-        A wait for the provider is shown: without a terminal there is no status line.
+        A wait for the provider is shown: without a terminal there is no work line.
         """
         began = max((at for at, fact in enumerate(facts) if isinstance(fact, events.RunStarted)), default=len(facts))
         if any(isinstance(fact, events.RunFinished) for fact in facts[began:]):
             return
         console, self.console = self.console, TerminalConsole(io.StringIO())
+        self._reply.console = self.console
         for fact in facts[began:]:
             self.handle_event(fact)
-        self.console = console
-        if self._failure is not None and (left := self.retry_in) is not None:
-            self._write_dim(describe_failure(self._failure, left))
+        self.console = self._reply.console = console
+        self._calls.drop_chain()
+        if not self._theme.has_style and (left := self.retry_in) is not None:
+            self._write_line("!", describe_failure(self._failures[-1], left, self._run.limits))
 
     def redraw_status(self) -> None:
-        """Redraw the status line, to update the elapsed time."""
-        self.console.set_status(self._build_status() if self.is_running else "")
+        """Redraw the open block and the work line."""
+        self._drawn_at = time.monotonic()
+        if not self._theme.has_style:
+            return
+        width = self.console.width - 1
+        if self._reply.is_open:
+            self.console.set_open_block(self._reply.draw_open(), "answer")
+        else:
+            self.console.set_open_block(self._calls.draw_open(width), "call")
+        self.console.set_work_line(self._build_work_line(width) if self.is_running else "")
 
     async def refresh_status(self) -> None:
-        """Redraw the status line regularly, until the task is cancelled."""
+        """Redraw the work line regularly, until the task is cancelled."""
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(TICK_SECONDS if self._has_motion else CALM_TICK_SECONDS)
             self.redraw_status()
+            seconds = int(time.monotonic() - self._run_start)
+            if self.announces and self.is_running and seconds // STILL_SECONDS > self._still:
+                self._still = seconds // STILL_SECONDS
+                self._write_line("", f"still working, {format_duration(seconds, whole=True)}")
 
-    def _build_status(self) -> str:
-        if self._failure is not None and (left := self.retry_in) is not None:
-            keys = f" · {self.retry_keys}" if self.retry_keys else ""
-            return f"{describe_failure(self._failure, left)}{keys}"
-        now, output = time.monotonic(), truncate_line(escape_controls(self._call_output), 40)
-        parts = [f"turn {self._turn}/{self._max_turns}", f"{self._calls} call{'s' if self._calls != 1 else ''}"]
-        if self.window and self._context_tokens:
-            parts.append(f"context {self._context_tokens / self.window:.0%}")
-        parts.append(f"{format_count(self._usage.input_tokens + self._usage.output_tokens)} tokens")
-        if self._usage.cost:
-            parts.append(f"${self._usage.cost:.4f}")
-        activities: list[str] = []
-        for call_id, (tool, start) in self._running_calls.items():
-            argument = truncate_line(summarize_arguments(tool, self._arguments.get(call_id, {})), 40)
-            activities.append(f"{tool} {argument} {format_duration(now - start)}")
-        if self._open_questions:
-            activities = ["waits for an answer"]
-        elif not activities and not self._text_kind:
-            progress = escape_controls(self._model_progress) or "thinking"
-            activities = [f"{progress} {format_duration(now - self._turn_start)}"]
-        if output and self._running_calls:
-            activities.append(output)
-        return " · ".join([*activities, *parts])
+    def end_text(self) -> None:
+        """Write what is open to the scrollback: the rest of a text, a thought and a chain of calls."""
+        self._end_thought()
+        if self._reply.is_open:
+            self._reply.end()
+        self._calls.end_chain(self.console)
 
-    def _write_text(self, text: str, kind: str) -> None:
-        text = escape_controls(text)
-        if self._text_kind != kind:
-            text = text.lstrip()
-            if not text:
-                return
-            if self._text_kind:
-                self.console.write_line("")
-            self._text_kind, self._styler = kind, MarkdownStyler()
-        if kind == "text":
-            self._streamed_text += text
-            self.console.write(text, self._styler.style_line)
+    # --- the parts of a run
+
+    def _build_work_line(self, width: int) -> str:
+        """Return the line that says what the agent does now, below the plan if there is one."""
+        theme, now = self._theme, time.monotonic()
+        spin = int(now / TICK_SECONDS) if self._has_motion else -1
+        if (left := self.retry_in) is not None:
+            text = describe_failure(self._failures[-1], left, self._run.limits)
+            mark = theme.paint(theme.glyphs.warning, "need")
+            tail = f"{theme.dot}{self.retry_keys}" if self.retry_keys else ""
+            return f"{mark} {theme.cut(text, width - 2 - len(tail))}{theme.paint(tail, 'quiet')}"
+        if self.is_stopping:
+            word = "Stopping"
+        elif self._open_questions:
+            word = "Waiting for an answer"
+        elif self._calls.running:
+            word = "Working"
+        elif self._reply.is_open:
+            word = "Writing"
         else:
-            self.console.write(text, dim=True)
+            word = self._model_progress[:1].upper() + self._model_progress[1:] or "Thinking"
+        facts = [format_duration(now - self._run_start, whole=True)]
+        facts += [f"turn {self._run.turns}"] if self._run.turns else []
+        facts += [f"{format_count(self._run.usage.output_tokens)} tokens out"] if self._run.usage.output_tokens else []
+        line = render_work_line(word, facts, "" if self.is_stopping else self.stop_keys, spin, width, theme)
+        if self._calls.plan and self.shows_plan:
+            return "\n".join([*render_plan(self._calls.plan, width, theme), "", line])
+        return line
 
-    def _end_text(self) -> None:
-        """End the open text and its line."""
-        if self._text_kind:
-            self.console.write_line("")
-        self._text_kind = ""
+    def _write_text(self, text: str) -> None:
+        if not self._reply.is_open and text.strip():
+            self.end_text()
+        self._model_progress = ""
+        self._is_streamed |= bool(text.strip())
+        self._reply.write(text)
+
+    def _end_thought(self) -> None:
+        """Write that the model thought. Ctrl-O shows the thought."""
+        thought, self._thought = self._thought.strip(), ""
+        since, self._thought_since = self._thought_since, 0.0
+        if not thought or not self._theme.has_style:
+            return
+        self._calls.end_chain(self.console)
+        text = f"thought for {format_duration(time.monotonic() - since, whole=True)}" if since else "thought"
+        theme = self._theme
+        self.console.write_block(theme.paint(f"{theme.glyphs.folded} {text}", "thought"))
+        lines = escape_controls(thought).split("\n")
+        self._calls.unfolded = "\n".join(theme.paint(line, "thought") for line in lines)
 
     def _handle_reply(self, fact: events.ModelReplied) -> None:
-        if not self._streamed_text.strip() and fact.text.strip() and (fact.calls or not self._hide_answer):
-            self._write_text(fact.text, "text")  # no live text: it ran in another process, or earlier
-        self._end_text()
-        self._streamed_text = ""
+        if fact.reasoning and not self._has_thought:
+            self._thought = fact.reasoning  # no live thought: it ran in another process, or earlier
+        if not self._is_streamed and fact.text.strip() and (fact.calls or not self._hide_answer):
+            self._write_text(fact.text)
+        if self._reply.is_open or self._thought:
+            self.end_text()
+        self._is_streamed = self._has_thought = False
+        if len(self._failures) > 1 and self._theme.has_style:
+            self._write_line("!", describe_retries(self._failures))
+        self._failures = []
         self._usage += fact.usage
+        self._run.usage += fact.usage
         self._context_tokens = fact.usage.input_tokens + fact.usage.output_tokens
-        for call in fact.calls:
-            try:
-                arguments: object = json.loads(call.arguments)
-            except ValueError:
-                arguments = None
-            self._arguments[call.id] = cast("dict[str, Json]", arguments) if isinstance(arguments, dict) else {}
+        self._calls.note_requests(fact.calls)
 
     def _handle_call(self, fact: events.CallFinished) -> None:
-        self._running_calls.pop(fact.call_id, None)
         for question in [one for one in self._open_questions.values() if events.settles_question(fact, one)]:
             del self._open_questions[question.call_id]
-        self._call_output = ""
-        self._calls += 1
-        arguments = self._arguments.pop(fact.call_id, {})
-        for line in render_call(fact, arguments, self.console.width - 1, colour=self.console.has_colour):
-            self.console.write_line(line)
+        self._run.calls += 1
+        self._run.usage += fact.usage
+        self._usage += fact.usage
+        if self._reply.is_open:
+            self.end_text()
+        self._calls.finish(fact, self.console)
 
-    def _handle_turn(self, fact: events.TurnStarted) -> None:
-        self._end_text()
-        self._streamed_text = self._model_progress = ""
-        self._turn, self._turn_start = fact.turn, _convert_time(fact)
-        if fact.wrap_up:
-            self._write_dim(f"a limit is reached ({fact.wrap_up.replace('_', ' ')}): one last turn to summarize")
+    def _handle_run(self, fact: events.RunStarted | events.TurnStarted | events.RunFinished) -> None:
+        match fact:
+            case events.RunStarted():
+                self.is_running, self.is_stopping, self._still = True, False, 0
+                self._run_start = time.monotonic() - (max(0.0, time.time() - fact.at) if fact.at else 0.0)
+                self._run = RunFacts(fact.at or time.time(), limits=fact.limits)
+                self._failures = []
+            case events.TurnStarted():
+                if self._reply.is_open or self._thought:
+                    self.end_text()
+                self._model_progress, self._is_streamed = "", False
+                for message in fact.messages:
+                    if held := self._held_messages.pop(message, None):
+                        self._write_message(held, f"steered - turn {fact.turn}" if fact.turn > 1 else "")
+                self._run.turns = fact.turn
+                if fact.wrap_up:
+                    what = fact.wrap_up.replace("_", " ")
+                    self._write_line("!", f"a limit is reached ({what}): one last turn to summarize")
+            case events.RunFinished():
+                self.end_text()
+                self._write_end(fact)
 
-    def _handle_end(self, fact: events.RunFinished) -> None:
-        self._end_text()
-        self.is_running = False
-        self._running_calls.clear()
+    def _write_end(self, fact: events.RunFinished) -> None:
+        self.is_running = self.is_stopping = False
+        self._calls.clear()
         self._open_questions.clear()
         if fact.reason != "answered":
-            style = "red" if fact.reason == "failed" else "yellow"
-            self.console.write_line(style_text(describe_ending(fact), style, self.console.has_colour))
+            if self._theme.has_style:
+                failure = self._failures[-1] if self._failures else None
+                lines = render_ending(fact, failure, self._run, self.console.width - 1, self._theme)
+                self.console.write_block("\n".join(lines))
+            else:
+                self._write_line("", describe_ending(fact))
+        held, self._held_messages = self._held_messages, {}
+        for message in held.values():
+            self._write_message(message)
+
+    def _handle_message(self, fact: events.MessageReceived) -> None:
+        """Show a message, or keep it until the run takes it: it is shown where it took effect."""
+        if fact.id == self.own_message:
+            return
+        if self.is_running:
+            self._held_messages[fact.id] = fact
+        else:
+            self._write_message(fact)
+
+    def _write_message(self, fact: events.MessageReceived, note: str = "") -> None:
+        self.end_text()
+        lines = [render_message(render_parts(fact.parts[:1]), self._theme, note)]
+        for part in fact.parts[1:]:  # of an attachment, show only the first line and the number of lines
+            first, _, rest = render_parts((part,)).strip().partition("\n")
+            count = f" {self._theme.glyphs.more} {len(rest.strip().splitlines())} lines" if rest else ""
+            lines.append(self._theme.paint(escape_controls(f"  {first}{count}"), "quiet"))
+        self.console.write_block("\n".join(lines), "message")
+
+    def _handle_failure(self, fact: events.ModelFailed) -> None:
+        if self._reply.is_open:
+            self.end_text()
+        self._failures.append(fact)
+        self._is_streamed = False
+        self._is_waiting = True
+        if not self._theme.has_style:
+            self._write_line("!", describe_failure(fact, fact.wait or 0.0, self._run.limits))
+
+    def _handle_question(self, fact: events.ApprovalRequested | events.InputRequested) -> None:
+        self.end_text()
+        self._open_questions[fact.call_id] = fact
+        if self.asks_here:
+            return
+        if isinstance(fact, events.ApprovalRequested):
+            self._write_line("?", f"{fact.tool} needs approval: {fact.why}")
+        else:
+            self._write_line("?", f"the agent asks: {fact.questions[0].text if fact.questions else ''}")
+
+    def _handle_answer(self, fact: events.ApprovalAnswered | events.InputAnswered) -> None:
+        """Keep one line of an approval. The line of a denied call says why it was denied."""
+        question = self._open_questions.pop(fact.call_id, None)
+        if not isinstance(fact, events.ApprovalAnswered) or not isinstance(question, events.ApprovalRequested):
+            return
+        if self.asks_here:  # who asks writes the answer
+            return
+        scope = "" if fact.scope == "call" else f" for this {fact.scope}"
+        if fact.decision != "allow":
+            if scope:
+                self._write_line("", f"denied{scope} by {fact.by or 'you'}")
+            return
+        what = f"{question.tool} {summarize_arguments(question.tool, question.arguments)}"
+        room = max(20, self.console.width - 30)
+        text = f"allowed {self._theme.cut(what, room)}{scope}" + (f" (by {fact.by})" if fact.by else "")
+        self._write_line("done", text)
 
     def _write_event_note(self, event: events.Event) -> None:
         match event:
-            case events.ModelFailed() if event.wait is not None:
-                self._end_text()
-                if event.attempt == 1:  # what the provider says hardly changes
-                    self._write_dim(event.message)
-                end = time.strftime("%H:%M", time.localtime(event.give_up_at)) if event.give_up_at else ""
-                self._write_dim(describe_failure(event, event.wait, f", giving up at {end}" if end else ""))
-                self._failure = event
-            case events.RetryRequested():
-                self._write_dim("Asking the model again now.")
+            case events.CancelRequested():
+                self.is_stopping = self.is_running
             case events.SignalDetected() if event.kind in _SIGNALS:
-                self._write_dim(_SIGNALS[event.kind])
+                self._write_line("!", _SIGNALS[event.kind])
             case events.ContextCompacted(kind="undo"):
-                self._write_dim("the last compaction is undone: the model sees the older messages again")
+                self._write_line("", "the last compaction is undone: the model sees the older messages again")
             case events.ContextCompacted():
                 before, after = format_count(event.tokens_before), format_count(event.tokens_after)
-                self._write_dim(f"context compacted: {before} to {after} tokens")
+                self._write_line("", f"context compacted: {before} to {after} tokens")
             case events.Custom(name="treadle.hook", data={"result": {"failures": [str(first), *_]}}):
-                self._write_dim(first)
+                self._write_line("!", first)
             case events.Custom(name="treadle.skill_proposed", data={"name": str(name)}):
-                self._write_dim(f"a skill was drafted from this work: {name}; see treadle skills proposals")
-            case events.ApprovalRequested() | events.InputRequested():
-                self._open_questions[event.call_id] = event
-                if self.asks_here:
-                    pass
-                elif isinstance(event, events.ApprovalRequested):
-                    self._write_dim(f"{event.tool} needs approval: {event.why}")
-                else:
-                    self._write_dim(f"the agent asks: {event.questions[0].text if event.questions else ''}")
-            case events.ApprovalAnswered() | events.InputAnswered():
-                self._open_questions.pop(event.call_id, None)
-                if isinstance(event, events.ApprovalAnswered) and event.scope != "call":
-                    verb = "allowed" if event.decision == "allow" else "denied"
-                    self._write_dim(f"{verb} for this {event.scope} by {event.by or 'somebody'}")
-            case events.MessageReceived() if event.id != self.own_message:
-                lines = [f"› {render_parts(event.parts[:1])}"]
-                for part in event.parts[1:]:  # of an attachment, show only the first line and the number of lines
-                    first, _, rest = render_parts((part,)).strip().partition("\n")
-                    lines.append(f"  {first}" + (f" … {len(rest.strip().splitlines())} lines" if rest else ""))
-                text = escape_controls("\n".join(lines))
-                self.console.write_aside(style_text(text, "blue", self.console.has_colour))
+                self._write_line("", f"a skill was drafted from this work: {name}; see treadle skills proposals")
             case events.Rewound():
-                self._write_dim(f"back to position {event.to} ({event.what})")
+                self._write_line("", f"back to position {event.to} ({event.what})")
             case _:
                 pass
 
-    def _write_dim(self, text: str) -> None:
-        line = truncate_line(escape_controls(text), max(20, self.console.width * 3))
-        self.console.write_line(style_text(line, "dim", self.console.has_colour))
-
-
-def describe_failure(fact: events.ModelFailed, left: float, more: str = "") -> str:
-    """Describe a failure after which the model is asked again, in `left` seconds. `more` is said of the attempt."""
-    status = f" ({fact.status})" if fact.status else ""
-    what = _FAILURES.get(fact.kind, "Provider error")
-    return f"{what}{status}, retrying in {format_duration(left)} (attempt {fact.attempt + 1}{more})"
-
-
-def _convert_time(fact: events.Fact) -> float:
-    """Convert the time of a fact to the monotonic clock. The fact may be older than this screen."""
-    return time.monotonic() - max(0.0, time.time() - fact.at) if fact.at else time.monotonic()
-
-
-class MarkdownStyler:
-    """Styles the lines of one text in order. Lines between fences are code."""
-
-    def __init__(self) -> None:
-        self._is_code = False
-
-    def style_line(self, text: str) -> str:
-        """Replace the Markdown marks of a line by escape codes. The words stay the same."""
-        if _FENCE.match(text):
-            self._is_code = not self._is_code
-            return style_text(text, "dim", colour=True)
-        if self._is_code:
-            return style_text(text, "cyan", colour=True)
-        if heading := _HEADING.match(text):
-            return style_text(heading[1].rstrip().rstrip("#"), "bold", colour=True)
-        bullet = _BULLET.match(text)
-        start = f"{bullet[1]}• " if bullet else ""
-        return start + _INLINE.sub(
-            lambda match: style_text(match[1] or match[2], "cyan" if match[1] else "bold", colour=True),
-            text[bullet.end() if bullet else 0 :],
-        )
-
-
-def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
-    """Return the main argument of a call on one line."""
-    if plan := _list_plan_steps(tool, arguments):
-        return f"{sum(status == 'done' for status, _ in plan)} of {len(plan)} done"
-    name = next((name for name in MAIN_ARGUMENTS if arguments.get(name)), next(iter(arguments), ""))
-    value = arguments.get(name, "")
-    return escape_controls(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
-def render_call(fact: events.CallFinished, arguments: Mapping[str, Json], width: int, *, colour: bool) -> list[str]:
-    """Render the result of a call: one line, then its plan, its diff or the end of its output."""
-    mark, style = STATUS_MARKS.get(fact.status, ("✗", "red"))
-    status = "" if fact.status == "ok" else f" · {fact.status.replace('_', ' ')}"
-    end = status + (f" · {format_duration(fact.duration)}" if fact.duration >= 0.05 else "")
-    line = truncate_line(f"{fact.tool}  {summarize_arguments(fact.tool, arguments)}", max(10, width - 2 - len(end)))
-    head = f"{style_text(mark, style, colour)} {line}{style_text(end, 'dim', colour)}"
-    if fact.status == "ok" and (steps := _list_plan_steps(fact.tool, arguments)):
-        below = [
-            f"{_STEP_MARKS.get(status, '☐')} {truncate_line(escape_controls(text), width - 4)}"
-            for status, text in steps
-        ]
-        return [head, *(f"  {line}" for line in below)]
-    lines = escape_controls(fact.output).rstrip().splitlines()
-    start = next((at for at, line in enumerate(lines) if _HUNK.match(line)), None)
-    if fact.status == "ok" and start is not None:
-        below = render_diff(lines[start:], width - 2, colour=colour)
-    elif fact.status == "ok" and fact.tool not in ("shell", "bash"):
-        below = []
-    else:
-        lines = [line for line in lines if line.strip()]
-        more = [f"… {len(lines) - OUTPUT_LINES} lines above"] if len(lines) > OUTPUT_LINES else []
-        below = [style_text(truncate_line(line, width - 2), "dim", colour) for line in [*more, *lines[-OUTPUT_LINES:]]]
-    return [head, *(f"  {line}" for line in below)]
-
-
-def _list_plan_steps(tool: str, arguments: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return the status and text of each step of a plan, if the call updates a plan."""
-    items = arguments.get("items")
-    if tool != "todo" or not isinstance(items, list):
-        return []
-    steps: list[tuple[str, str]] = []
-    for item in cast("list[Json]", items):
-        step = cast("dict[str, Json]", item) if isinstance(item, dict) else {"text": item}
-        steps.append((str(step.get("status", "")), str(step.get("text", ""))))
-    return steps
-
-
-def render_diff(lines: list[str], width: int, *, colour: bool) -> list[str]:
-    """Render a unified diff, shortened to fit the screen."""
-    shown: list[str] = []
-    for line in lines[:DIFF_LINES]:
-        style = "bold" if line.startswith(("+++", "---", "diff ")) else _DIFF_STYLES.get(line[:1], "")
-        shown.append(style_text(line if len(line) <= width else line[: width - 1] + "…", style, colour))
-    if len(lines) > DIFF_LINES:
-        shown.append(style_text(f"… {len(lines) - DIFF_LINES} more lines", "dim", colour))
-    return shown
-
-
-def describe_ending(outcome: events.RunFinished) -> str:
-    """Describe how a run ended if it ended without an answer."""
-    text = ENDING_TEXTS.get(outcome.reason, outcome.reason)
-    if outcome.error.startswith(text):
-        return escape_controls(outcome.error)
-    return escape_controls(f"{text}: {outcome.error}" if outcome.error else text)
+    def _write_line(self, mark: str, text: str) -> None:
+        """Write a note on one line, with a mark before it. On a plain stream the words suffice."""
+        self.end_text()
+        theme = self._theme
+        text = " ".join(escape_controls(text).split())
+        if not theme.has_style:
+            self.console.write_block(self._prefix + text)
+            return
+        drawn = {"done": theme.paint(theme.glyphs.done, "ok"), "": ""}.get(mark, theme.paint(mark, "need"))
+        shown = theme.paint(theme.cut(text, max(20, self.console.width * 3)), "quiet")
+        self.console.write_block(f"{drawn} {shown}" if drawn else shown)

@@ -172,7 +172,7 @@ async def _show_session(args: argparse.Namespace, log: Log) -> int:
     screen = Screen(console.TerminalConsole(sys.stdout))
     for fact in await log.read(info.id):
         screen.handle_event(fact)
-    screen.console.set_status("")
+    screen.console.set_work_line("")
     return 0
 
 
@@ -182,8 +182,10 @@ async def _search_sessions(args: argparse.Namespace, log: Log) -> int:
     left = sys.maxsize
     while (hits := await log.search(args.words, args.limit)).unindexed and hits.unindexed < left:
         left = hits.unindexed
-        progress.set_status(f"indexing for the first search: {hits.unindexed} facts to go (Ctrl-C keeps what is done)")
-    progress.set_status("")
+        progress.set_work_line(
+            f"indexing for the first search: {hits.unindexed} facts to go (Ctrl-C keeps what is done)"
+        )
+    progress.set_work_line("")
     if hits.unindexed:
         console.print_note(f"{hits.unindexed} facts are not indexed yet, because another process writes; try again")
     for hit in hits:

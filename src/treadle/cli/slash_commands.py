@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
 
+from treadle.app.session_access import find_plan
 from treadle.app.settings import config_folder
-from treadle.cli.console import (
-    escape_controls,
-    format_count,
-    format_table,
-    format_time_since,
-    style_text,
-    truncate_line,
-)
+from treadle.cli.chat_access import offer_plan
+from treadle.cli.choose_session import pick_session
+from treadle.cli.console import escape_controls, format_count, format_time_since, style_text, truncate_line
+from treadle.cli.draw.diff import render_diff
+from treadle.cli.draw.glyphs import Theme
 from treadle.cli.message_content import build_message
-from treadle.cli.screen import render_diff
-from treadle.cli.session_list import describe_status
+from treadle.cli.picker_rows import PickerRow, list_agent_rows, list_model_rows
+from treadle.cli.terminal.key_help import KEYS, render_key_table
+from treadle.cli.terminal.question import QuestionContent
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
 from treadle.export.transcript import Form, render_transcript
 from treadle.knowledge.custom_commands import CustomCommands, list_custom_commands
 from treadle.knowledge.file_knowledge import AGENTS_FILE, list_names
 from treadle.knowledge.project_facts import describe_project, write_agents_file
-from treadle.log.base import SessionQuery
 from treadle.messages import render_parts
 
 if TYPE_CHECKING:
@@ -75,34 +73,37 @@ async def run_slash_command(chat: ChatTerminal, line: str) -> None:
 
 @slash_command("help", "show the slash commands and keys")
 async def _show_help(chat: ChatTerminal, rest: str) -> None:
-    custom = read_custom_commands(chat.opened.settings.folder)
-    for name, about in (*COMMANDS.items(), *custom.describe().items()):
+    for name, about in chat.commands.items():
         chat.write_note(f"  {'/' + name:<11}{about}")
-    for problem in custom.problems:
+    chat.console.write_block(render_key_table(KEYS, chat.console.theme, chat.console.width), gap=True)
+    for problem in read_custom_commands(chat.opened.settings.folder).problems:
         chat.write_note(str(problem))
-    chat.write_note("  @path attaches a file, Alt-Enter adds a line. Messages sent while the agent works steer it.")
-    chat.write_note("  Esc or Ctrl-C stops the agent. Ctrl-C again, or Ctrl-D, leaves.")
 
 
-@slash_command("model", "show the model, or use another: /model openai:NAME")
+@slash_command("model", "choose another model: /model [NAME]")
 async def _choose_model(chat: ChatTerminal, rest: str) -> None:
     if not rest:
-        state = await chat.session.state()
-        chat.write_note(f"model: {state.model or chat.opened.model.name}")
+        chat.console.set_hint("  looking for models")
+        rows = await list_model_rows(chat.opened.settings, chat.keyring, chat.model_name)
+        rest = await chat.console.pick("Model for this session", rows, enter="use here") or ""
+    if not rest or rest == chat.model_name:
         return
     chat.screen.window = chat.opened.runtime.model(rest).window
     await chat.session.configure(model=rest)
+    chat.model_name = rest
     chat.write_note(f"model from the next run on: {rest}")
 
 
-@slash_command("agent", "show the agent, or use another: /agent NAME")
+@slash_command("agent", "choose another agent: /agent [NAME]")
 async def _choose_agent(chat: ChatTerminal, rest: str) -> None:
-    names = ", ".join(sorted(chat.opened.runtime.agents))
+    agents, current = chat.opened.runtime.agents, (await chat.session.state()).agent
     if not rest:
-        chat.write_note(f"agent: {(await chat.session.state()).agent}; there are: {names}")
+        rows = list_agent_rows(chat.opened.settings.folder, current, agents)
+        rest = await chat.console.pick("Agent", rows, enter="use here") or ""
+    if not rest or rest == current:
         return
-    if rest not in chat.opened.runtime.agents:
-        raise BadInput(f"there is no agent {rest!r}; there are: {names}")
+    if rest not in agents:
+        raise BadInput(f"there is no agent {rest!r}; there are: {', '.join(sorted(agents))}")
     await chat.session.configure(agent=rest)
     chat.write_note(f"agent from the next run on: {rest}")
 
@@ -134,7 +135,7 @@ async def _show_context(chat: ChatTerminal, rest: str) -> None:
         if size:
             bar = "█" * max(1, round(_BAR_WIDTH * size / max(1, found.window or found.used)))
             bar = style_text(bar, "dim" if name == "free" else "cyan", chat.console.has_colour)
-            chat.console.write_aside(f"  {name:<9}{format_count(size):>8}  {bar}")
+            chat.console.write_block(f"  {name:<9}{format_count(size):>8}  {bar}")
 
 
 @slash_command("compact", "summarize the older turns to free context; /compact undo shows them again")
@@ -148,15 +149,24 @@ async def _compact_context(chat: ChatTerminal, rest: str) -> None:
         chat.write_note("nothing to compact: a summary would not be shorter")
 
 
-@slash_command("sessions", "list the latest sessions of the store")
-async def _list_sessions(chat: ChatTerminal, rest: str) -> None:
-    page = await chat.opened.runtime.sessions(SessionQuery(limit=10))
-    rows = [
-        [describe_status(info), info.id[:12], format_time_since(info.updated_at), info.name or "–"]
-        for info in page.sessions
-    ]
-    for line in format_table(rows, ["status", "session", "age", "name"], chat.console.width):
-        chat.write_note(line)
+@slash_command("sessions", "open another session: /sessions [WORDS]")
+async def _open_session(chat: ChatTerminal, rest: str) -> None:
+    await chat.wait_until_idle("open another session")
+    picked = await pick_session(
+        chat.console, chat.opened.runtime.log, chat.opened.settings.folder, chat.session.id, rest
+    )
+    if picked:
+        chat.switch_session(picked)
+
+
+@slash_command("plan", "look at the last plan again, and accept it")
+async def _decide_plan(chat: ChatTerminal, rest: str) -> None:
+    last = (await chat.session.state()).last
+    plan = find_plan(last, chat.access) if last is not None else ""
+    if not plan:
+        raise BadInput("there is no plan to accept; Shift-Tab changes to plan mode")
+    chat.console.write_block(escape_controls(plan), "answer")
+    await offer_plan(chat, plan)
 
 
 @slash_command("fork", "continue in a new session with the same history: /fork [SEQ]")
@@ -173,23 +183,31 @@ def _parse_position(text: str) -> int:
     return int(text)
 
 
-@slash_command("rewind", "go back to before a message: /rewind [SEQ] [files|conversation|both]")
+@slash_command("rewind", "go back to before a message; files, chat or both")
 async def _rewind_session(chat: ChatTerminal, rest: str) -> None:
+    await chat.wait_until_idle("rewind")
     messages = [fact for fact in await chat.session.facts() if isinstance(fact, MessageReceived)]
-    if not rest:
-        for fact in messages[-20:]:
-            text = truncate_line(escape_controls(render_parts(fact.parts)), chat.console.width - 9)
-            chat.write_note(f"  {fact.seq:>5}  {text}")
-        chat.write_note("/rewind NUMBER goes back to before that message")
-        return
     number, _, what = rest.partition(" ")
-    what = what.strip() or "both"
-    if what not in ("files", "conversation", "both"):
+    what = what.strip()
+    if not rest:
+        rows = [PickerRow(str(fact.seq), _describe_message(fact), (_describe_age(fact),)) for fact in messages[::-1]]
+        number = await chat.console.pick("Rewind to before a message", rows) or ""
+        if not number:
+            return
+    if what not in ("", "files", "conversation", "both"):
         raise BadInput("choose what to rewind: files, conversation or both")
     chosen = [fact for fact in messages if fact.seq == _parse_position(number)]
     if not chosen:
-        raise BadInput(f"{number} is not the position of a message; /rewind lists the messages")
+        raise BadInput(f"{number} is not the position of a message; /rewind shows the messages")
     await _go_back(chat, chosen[0], what)
+
+
+def _describe_message(message: MessageReceived) -> str:
+    return " ".join(escape_controls(render_parts(message.parts[:1])).split())
+
+
+def _describe_age(message: MessageReceived) -> str:
+    return f"{format_time_since(message.at)} ago" if message.at else ""
 
 
 @slash_command("undo", "go back to before the last message")
@@ -197,27 +215,64 @@ async def _undo_message(chat: ChatTerminal, rest: str) -> None:
     messages = [entry for entry in (await chat.session.state()).entries if isinstance(entry, MessageReceived)]
     if not messages:
         raise BadInput("there is no message to undo")
-    await _go_back(chat, messages[-1], "both")
+    await _go_back(chat, messages[-1], "")
 
 
-async def _go_back(chat: ChatTerminal, message: MessageReceived, what: RewindTarget) -> None:
+async def _go_back(chat: ChatTerminal, message: MessageReceived, what: RewindTarget | Literal[""]) -> None:
+    """Show what a rewind would change and let the user choose what to take back."""
     await chat.wait_until_idle("rewind")
     position = message.seq - 1
-    _show_plan(chat, await chat.session.rewind(position, what, dry_run=True))
-    if not await chat.confirm("go back? y/N> "):
+    plan = await chat.session.rewind(position, what or "both", dry_run=True)
+    choices = {"y": "yes"} if what else {"b": "both, files and chat", "f": "files only", "c": "chat only"}
+    if any(change.diff for change in plan.changes):
+        choices["d"] = "show the diff first"
+    content = QuestionContent(
+        f"Rewind to before: {truncate_line(_describe_message(message), 40)}",
+        lambda theme, width: _render_plan(plan, theme, width),
+        (*choices.items(), ("n", "no, change nothing")),
+        escape="n",
+        way_out=("Esc", "changes nothing"),
+    )
+    while (key := (await chat.ask(content)).key) == "d":
+        for change in plan.changes:
+            _show_change(chat, change)
+    if key == "n":
         chat.write_note("nothing was changed")
         return
-    _show_skipped(chat, await chat.session.rewind(position, what))
-    if what != "files":
-        chat.draft = render_parts(message.parts)
+    targets: dict[str, RewindTarget] = {"b": "both", "f": "files", "c": "conversation", "y": what or "both"}
+    done = await chat.session.rewind(position, targets[key])
+    _show_skipped(chat, done)
+    if done.what != "files":
+        chat.console.draft = render_parts(message.parts[:1])
+
+
+def _render_plan(plan: Rewind, theme: Theme, width: int) -> list[str]:
+    """Render what a rewind would change, and what it would not."""
+    lines = [] if plan.what == "conversation" or plan.changes else ["no file and no branch would change"]
+    for change in plan.changes:
+        others = theme.paint(" (changed by others since)", "quiet") if change.others else ""
+        rows = change.diff.splitlines()
+        added = sum(row.startswith("+") and not row.startswith("+++") for row in rows)
+        removed = sum(row.startswith("-") and not row.startswith("---") for row in rows)
+        counts = f"  +{added} {theme.glyphs.minus}{removed}" if rows else ""
+        path = theme.cut(escape_controls(change.path), max(10, width - 40), keep_end=True)
+        lines.append(f"{change.kind} {path}{theme.paint(counts, 'quiet')}{others}")
+    lines += [f"not changed: {escape_controls(f'{one.path}: {one.why}')}" for one in plan.skipped]
+    return [theme.cut(line, width) if "\x1b" not in line else line for line in lines]
 
 
 @slash_command("redo", "undo the last rewind")
 async def _undo_rewind(chat: ChatTerminal, rest: str) -> None:
     await chat.wait_until_idle("redo")
-    _show_plan(chat, await chat.session.undo_rewind(dry_run=True))
-    if await chat.confirm("undo the rewind? y/N> "):
+    plan = await chat.session.undo_rewind(dry_run=True)
+    if await _confirm_change(chat, "Undo the rewind?", lambda theme, width: _render_plan(plan, theme, width)):
         _show_skipped(chat, await chat.session.undo_rewind())
+
+
+async def _confirm_change(chat: ChatTerminal, title: str, body: Callable[[Theme, int], list[str]]) -> bool:
+    choices = (("y", "yes"), ("n", "no, change nothing"))
+    content = QuestionContent(title, body, choices, escape="n", way_out=("Esc", "changes nothing"))
+    return (await chat.ask(content)).key == "y"
 
 
 @slash_command("changes", "show what this session changed in files and git")
@@ -229,19 +284,10 @@ async def _show_changes(chat: ChatTerminal, rest: str) -> None:
         chat.write_note("nothing was changed")
 
 
-def _show_plan(chat: ChatTerminal, plan: Rewind) -> None:
-    for change in plan.changes:
-        _show_change(chat, change)
-    _show_skipped(chat, plan)
-    if not plan.changes and plan.what != "conversation":
-        chat.write_note("no file and no branch would change")
-
-
 def _show_change(chat: ChatTerminal, change: RewindChange) -> None:
     chat.write_note(f"{change.kind}: {change.path}{' (changed by others since)' if change.others else ''}")
-    colour = chat.console.has_colour
-    for line in render_diff(escape_controls(change.diff).splitlines(), chat.console.width - 2, colour=colour):
-        chat.console.write_line(f"  {line}")
+    for line in render_diff(escape_controls(change.diff).splitlines(), chat.console.width - 2, chat.console.theme):
+        chat.console.write_block(f"  {line}")
 
 
 def _show_skipped(chat: ChatTerminal, plan: Rewind) -> None:
@@ -300,10 +346,10 @@ async def _write_agents_file(chat: ChatTerminal, rest: str) -> None:
     folder = chat.opened.settings.folder
     text, found = describe_project(folder), list_names(folder, (), "file") + list_names(folder, (), "link")
     chat.write_note(text)
-    question = "AGENTS.md exists; replace it with this text? y/N> " if AGENTS_FILE in found else ""
+    question = "AGENTS.md exists. Replace it with this text?" if AGENTS_FILE in found else ""
     if not question and "CLAUDE.md" in found:
-        question = "CLAUDE.md is read now, and is not read beside an AGENTS.md; write it? y/N> "
-    if question and not await chat.confirm(question):
+        question = "Write AGENTS.md? CLAUDE.md is read now, and is not read beside it."
+    if question and not await _confirm_change(chat, question, lambda theme, width: []):
         chat.write_note("nothing was changed")
         return
     file = write_agents_file(folder, text, replace=AGENTS_FILE in found)

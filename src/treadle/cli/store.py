@@ -115,7 +115,7 @@ class _Command:
             if not args.dry_run:
                 old = await store_care.prune_sessions(log, old, self._report)
         freed = 0 if args.dry_run else store_care.shrink_store(self._file)
-        self._console.set_status("")
+        self._console.set_work_line("")
         rows = [
             [info.id[:12], console.format_time_since(info.updated_at), info.status, info.name or "–"] for info in old
         ]
@@ -129,10 +129,10 @@ class _Command:
     def _report(self, text: str) -> None:
         if time.monotonic() >= self._next_report:
             self._next_report = time.monotonic() + 0.1
-            self._console.set_status(text)
+            self._console.set_work_line(text)
 
     def _print_result(self, document: object, *lines: str) -> None:
-        self._console.set_status("")
+        self._console.set_work_line("")
         if self._args.json:
             sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
         else:

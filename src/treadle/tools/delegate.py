@@ -31,6 +31,18 @@ from treadle.tools.helper_worktree import finish_helper_worktree
 
 MAX_DEPTH = 3
 MAX_ATTEMPTS = 3
+MAX_STEP = 120
+"""Characters of the argument of a helper's call that are reported."""
+
+_STEP_WORDS: dict[events.CallStatus, str] = {
+    "ok": "ok",
+    "error": "failed",
+    "timed_out": "failed",
+    "denied": "denied",
+    "refused": "denied",
+    "cancelled": "stopped",
+    "interrupted": "unknown",
+}
 Number = TypeVar("Number", int, float)
 
 _ABOUT = """Give a part of the work to a helper that knows nothing but what you tell it, and get its answer.
@@ -106,6 +118,7 @@ class Helper:
             if not self._folder.is_relative_to(os.path.realpath(context.workspace)) or not self._folder.is_dir():
                 raise ToolError(f"{folder!r} is no folder inside the workspace.")
         self._agent: HelperAgent = host.agents[name]
+        self._calls: dict[str, str] = {}
         self._id = derive_helper_id(context.session_id, context.call_id)
 
     async def run(self, task: str, *, read_only: bool, worktrees: Path | None = None) -> ToolResult:
@@ -210,6 +223,22 @@ class Helper:
             seconds = _choose_least(seconds, max(limits.seconds - elapsed, 0.001))
         return replace(own, tokens=tokens, seconds=seconds, cost=cost)
 
+    def _report_step(self, event: events.Event) -> None:
+        """Report what the helper does: the state of a call in a word, its tool and its main argument."""
+        match event:
+            case events.CallStarted():
+                value = next((value for value in event.arguments.values() if isinstance(value, str)), "")
+                self._calls[event.call_id] = f"{event.tool} {' '.join(value[:MAX_STEP].split())}".strip()
+                self._context.progress(f"running {self._calls[event.call_id]}")
+            case events.CallFinished():
+                call = self._calls.pop(event.call_id, event.tool)
+                self._context.progress(f"{_STEP_WORDS[event.status]} {call}")
+            case events.ModelFailed() if event.wait is not None:
+                retry = f"retrying in {describe_wait(event.wait)}"
+                self._context.progress(f"{self._agent.name}: provider {event.kind}, {retry}")
+            case _:
+                pass
+
     async def _run_session(self, session: HelperSession, task: str) -> events.RunFinished:
         failures = 0
         while failures < MAX_ATTEMPTS:
@@ -217,13 +246,7 @@ class Helper:
             async with session.run(task, key="task") as run:
                 try:
                     async for event in run:
-                        if isinstance(event, events.TurnStarted) and event.wrap_up is None:
-                            self._context.progress(f"{self._agent.name}: turn {event.turn}")
-                        elif isinstance(event, events.CallStarted):
-                            self._context.progress(f"{self._agent.name}: {event.tool}")
-                        elif isinstance(event, events.ModelFailed) and event.wait is not None:
-                            retry = f"retrying in {describe_wait(event.wait)}"
-                            self._context.progress(f"{self._agent.name}: provider {event.kind}, {retry}")
+                        self._report_step(event)
                 except asyncio.CancelledError:  # the host cancels the helper, if it still may
                     run.detach()
                     raise

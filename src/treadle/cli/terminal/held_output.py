@@ -1,0 +1,32 @@
+"""The output of the interactive terminal. Several changes of the screen can go out as one write."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+_BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows everything between them at once
+
+
+class HeldOutput(Vt100_Output):
+    """It never asks the terminal where the cursor is: the area is drawn from where it is."""
+
+    _is_held = False
+
+    def flush(self) -> None:
+        if not self._is_held:
+            super().flush()
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Write everything at the end of the block, at once."""
+        self.write_raw(_BEGIN_UPDATE)
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            self.write_raw(_END_UPDATE)
+            self.flush()

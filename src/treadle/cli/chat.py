@@ -349,7 +349,6 @@ class ChatTerminal(InteractiveTerminal):
         """Stop the run. When the agent is idle and the input is empty, the second Escape opens the rewind picker."""
         if self.is_busy:
             if self._stopping is None or self._stopping.done():
-                self.console.set_hint(self.console.theme.paint("  stopping", "quiet"))
                 self._stopping = self.start_task(self._stop_run())
         elif not self.console.draft and self.console.hint == REWIND_HINT:
             self.console.set_hint("")

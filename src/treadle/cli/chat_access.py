@@ -22,7 +22,7 @@ FULL_ACCESS = "No sandbox: commands run as you, with your keys and the network."
 async def cycle_access(chat: ChatTerminal) -> None:
     """Go to the next access mode and say what it allows. Full access is asked for first."""
     chosen = next_access(chat.access)
-    if chosen == "full" and not await _confirm_full(chat):
+    if chosen == "full" and not await confirm_full_access(chat):
         chosen = next_access(chosen)
     await change_access(chat.opened.runtime, chat.session.id, chosen)
     chat.access = chosen
@@ -35,7 +35,8 @@ def render_access(access: Tier, theme: Theme) -> str:
     return f"  {name}  {theme.paint(describe_access(access), 'quiet')}"
 
 
-async def _confirm_full(chat: ChatTerminal) -> bool:
+async def confirm_full_access(chat: ChatTerminal) -> bool:
+    """Ask whether the session may do all that the user can do."""
     folder = escape_controls(shorten_home(chat.opened.settings.folder))
     content = QuestionContent(
         f"Full access in {folder}, for this session",

@@ -33,7 +33,7 @@ from treadle.cli.terminal.key_help import KEYS, START_KEYS, STEER_KEYS, render_k
 from treadle.cli.terminal.keys import KeyActions
 from treadle.cli.terminal.menu import Menu
 from treadle.cli.terminal.prompt_console import PromptConsole, list_history
-from treadle.cli.terminal.question import Choice, ChoiceQuestion, QuestionContent, TextQuestion
+from treadle.cli.terminal.question import ChoiceQuestion, KeyChoice, QuestionContent, TextQuestion
 from treadle.errors import BadInput, TreadleError
 from treadle.messages import render_parts
 
@@ -258,7 +258,7 @@ class InteractiveTerminal(KeyActions, ABC):
 
     # --- questions
 
-    async def ask(self, content: QuestionContent) -> Choice:
+    async def ask(self, content: QuestionContent) -> KeyChoice:
         """Ask the user a question that is answered by a key."""
         question = ChoiceQuestion(content, self.console, lambda key: None)
         self.console.show_panel(question)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -190,7 +190,10 @@ async def _rewind_session(chat: ChatTerminal, rest: str) -> None:
     number, _, what = rest.partition(" ")
     what = what.strip()
     if not rest:
-        rows = [PickerRow(str(fact.seq), _describe_message(fact), (_describe_age(fact),)) for fact in messages[::-1]]
+        rows = [
+            PickerRow(str(fact.seq), _describe_message(fact), (f"{format_time_since(fact.at)} ago",) if fact.at else ())
+            for fact in messages[::-1]
+        ]
         number = await chat.console.pick("Rewind to before a message", rows) or ""
         if not number:
             return
@@ -204,10 +207,6 @@ async def _rewind_session(chat: ChatTerminal, rest: str) -> None:
 
 def _describe_message(message: MessageReceived) -> str:
     return " ".join(escape_controls(render_parts(message.parts[:1])).split())
-
-
-def _describe_age(message: MessageReceived) -> str:
-    return f"{format_time_since(message.at)} ago" if message.at else ""
 
 
 @slash_command("undo", "go back to before the last message")

@@ -12,7 +12,7 @@ Focus = Literal["keys", "entry", "message"]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PanelRoom:
     """The room that a panel has, and how it may be styled."""
 
     theme: Theme
@@ -38,7 +38,7 @@ class Panel(Protocol):
         """Handle a key. `entry` is the text of its own line."""
         ...
 
-    def render_above(self, room: Room) -> list[str]:
+    def render_above(self, room: PanelRoom) -> list[str]:
         """Render what stands above its line."""
         ...
 
@@ -46,6 +46,6 @@ class Panel(Protocol):
         """Render the start of its line."""
         ...
 
-    def render_below(self, room: Room) -> list[str]:
+    def render_below(self, room: PanelRoom) -> list[str]:
         """Render what stands below its line."""
         ...

@@ -9,7 +9,7 @@ from treadle.cli.console import escape_controls, measure_width
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.picker_rows import PickerRow
 from treadle.cli.terminal.cells import join_keys, pad
-from treadle.cli.terminal.panel import Focus, Room
+from treadle.cli.terminal.panel import Focus, PanelRoom
 
 PICKER_ROWS = 8
 MORE = "\x01"
@@ -37,7 +37,11 @@ class Picker:
     def follow(self, entry: str) -> None:
         """Show the rows that have every word of the search."""
         words = entry.lower().split()
-        self._found = [row for row in self._rows if all(word in _join_words(row) for word in words)]
+        self._found = [
+            row
+            for row in self._rows
+            if all(word in f"{row.label} {' '.join(row.facts)} {row.passage}".lower() for word in words)
+        ]
         self._picked, self._problem = 0, ""
 
     def press(self, key: str, entry: str) -> None:
@@ -62,11 +66,11 @@ class Picker:
     def render_prefix(self, theme: Theme) -> str:
         return f"{theme.paint(theme.glyphs.you, 'pick')} "
 
-    def render_above(self, room: Room) -> list[str]:
+    def render_above(self, room: PanelRoom) -> list[str]:
         count = "" if len(self._found) == len(self._rows) else f" {len(self._found)} of {len(self._rows)}"
         return [room.theme.paint(self._title, "strong") + room.theme.paint(count, "quiet")]
 
-    def render_below(self, room: Room) -> list[str]:
+    def render_below(self, room: PanelRoom) -> list[str]:
         theme, height = room.theme, max(2, min(PICKER_ROWS, room.rows - 6))
         first = max(0, min(self._picked - height + 1, len(self._found) - height))
         shown = self._found[first : first + height]
@@ -96,7 +100,7 @@ class Picker:
         more = [("Ctrl-A", self._more_key)] if self._more_key else []
         return [*lines, join_keys([("Enter", self._enter), *more, ("Esc", "back")], theme, room.columns)]
 
-    def _render_row(self, room: Room, row: PickerRow, is_picked: bool, column: int, widths: list[int]) -> str:
+    def _render_row(self, room: PanelRoom, row: PickerRow, is_picked: bool, column: int, widths: list[int]) -> str:
         """Render a row. Its last facts are dropped if they do not fit."""
         theme = room.theme
         mark = f"{theme.paint(theme.glyphs.folded, 'pick')} " if is_picked else "  "
@@ -111,7 +115,3 @@ class Picker:
                 break
             line, used = f"{line}  {theme.paint(pad(fact, width, theme), 'quiet')}", used + 2 + width
         return line.rstrip()
-
-
-def _join_words(row: PickerRow) -> str:
-    return " ".join((row.label, *row.facts, row.passage)).lower()

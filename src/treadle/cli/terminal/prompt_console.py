@@ -43,7 +43,7 @@ from treadle.cli.terminal.held_output import HeldOutput
 from treadle.cli.terminal.keys import KeyActions, build_bindings
 from treadle.cli.terminal.menu import Menu
 from treadle.cli.terminal.message_queue import MessageQueue
-from treadle.cli.terminal.panel import Panel, Room
+from treadle.cli.terminal.panel import Panel, PanelRoom
 from treadle.cli.terminal.picker import Picker
 from treadle.cli.terminal.terminal_holder import TerminalHolder
 
@@ -99,7 +99,9 @@ class PromptConsole:
         self.buffer = Buffer(history=self.history, multiline=True, on_text_changed=self._follow_input)
         self.buffer.on_cursor_position_changed += self._follow_cursor
         self.entry = Buffer(multiline=False, on_text_changed=lambda buffer: self._follow_entry(buffer.text))
-        self._output = HeldOutput(stream, lambda: _measure(stream), term=os.environ.get("TERM"), enable_cpr=False)
+        self._output = HeldOutput(
+            stream, lambda: measure_terminal(stream), term=os.environ.get("TERM"), enable_cpr=False
+        )
         self.app: Application[None] = self._build_app(actions)
         self.holder = TerminalHolder(self.app, self._flush_output)
 
@@ -374,9 +376,9 @@ class PromptConsole:
     def _input_prefix(self) -> str:
         return f"{self.theme.paint(self.theme.glyphs.you, 'pick')} "
 
-    def _build_room(self) -> Room:
+    def _build_room(self) -> PanelRoom:
         size = self._output.get_size()
-        return Room(self.theme, size.columns, size.rows)
+        return PanelRoom(self.theme, size.columns, size.rows)
 
     def _render_top(self) -> list[str]:
         """Render everything above the input, so that the whole area fits in the window."""
@@ -388,7 +390,7 @@ class PromptConsole:
         if panel is None or panel.focus == "message":
             rows -= self._input.preferred_height(room.columns, room.rows).preferred
         if panel is not None:
-            asked = panel.render_above(Room(self.theme, room.columns, rows))
+            asked = panel.render_above(PanelRoom(self.theme, room.columns, rows))
             rows -= len(asked) + 1 + (panel.focus == "entry")
             queue = []
         else:
@@ -415,7 +417,8 @@ class PromptConsole:
         return (self.hint or self.describe_status(room.columns)).split("\n")[: max(1, room.rows - 4)]
 
 
-def _measure(stream: TextIO) -> Size:
+def measure_terminal(stream: TextIO) -> Size:
+    """Return the size of the terminal, or a usual one if it is not known."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except OSError:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from treadle.cli.console import measure_width, truncate_line
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.terminal.cells import join_keys
-from treadle.cli.terminal.panel import Focus, Room
+from treadle.cli.terminal.panel import Focus, PanelRoom
 
 INERT_SECONDS = 0.5
 """Seconds without a key before keys count: a key typed for something else must not approve a call."""
@@ -18,7 +18,7 @@ INERT_SECONDS = 0.5
 WAIT_HINT = "  keys count in a moment"
 
 
-class Choice(NamedTuple):
+class KeyChoice(NamedTuple):
     """The key that was pressed, and the reason that was typed after it."""
 
     key: str
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
 class QuestionContent:
     """What a question shows. `render_body` gets the columns that it has, `summary` is the body in one line.
 
-    `reason_key` opens a line for the reason. `escape` is the key that Esc stands for. `way_out` names a key to leave.
+    `reason_key` opens a line for the reason. `escape` is the key that Esc stands for. `way_out` is a key that leaves.
     """
 
     title: str
@@ -91,7 +91,7 @@ class ChoiceQuestion(_TimedPanel):
 
     def __init__(self, content: QuestionContent, place: QuestionPlace, on_escape: Callable[[str], None]) -> None:
         super().__init__(place)
-        self.result: asyncio.Future[Choice] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[KeyChoice] = asyncio.get_running_loop().create_future()
         self._content, self._on_escape = content, on_escape
         self._state: Focus = "keys"
         self._offset = self._page = 0
@@ -126,28 +126,28 @@ class ChoiceQuestion(_TimedPanel):
         if key == self._content.reason_key:
             self._state = "entry"
         elif self._is_end_shown or key == "l":
-            self.finish(Choice(key))
+            self.finish(KeyChoice(key))
 
     def _press_in_reason(self, key: str, entry: str) -> None:
         if key == "enter":
-            self.finish(Choice(self._content.reason_key, entry.strip()))
+            self.finish(KeyChoice(self._content.reason_key, entry.strip()))
         elif key in ("escape", "c-c"):
             self._state = "keys"
 
     def _leave(self, key: str) -> None:
         if self._content.escape:
-            self.finish(Choice(self._content.escape))
+            self.finish(KeyChoice(self._content.escape))
         else:
             self._on_escape(key)
 
-    def finish(self, choice: Choice) -> None:
+    def finish(self, choice: KeyChoice) -> None:
         if not self.result.done():
             self.result.set_result(choice)
 
     def render_prefix(self, theme: Theme) -> str:
         return f"{self._bar(theme)}   {theme.paint(self._content.reason_key, 'strong')}  {self._content.reason_prompt} "
 
-    def render_above(self, room: Room) -> list[str]:
+    def render_above(self, room: PanelRoom) -> list[str]:
         theme, bar, content = room.theme, self._bar(room.theme), self._content
         title = f"{bar} {theme.paint('?', self._style)} {theme.paint(content.title, 'strong')}"
         if self._state == "entry":
@@ -176,7 +176,7 @@ class ChoiceQuestion(_TimedPanel):
         lines = [*(f"{bar}   {line}".rstrip() for line in shown), f"{bar}   {theme.paint(f'… {more}{need}', 'quiet')}"]
         return [title, *lines, *keys]
 
-    def render_below(self, room: Room) -> list[str]:
+    def render_below(self, room: PanelRoom) -> list[str]:
         if self._state == "entry":
             return [join_keys([("Enter", "tells the model"), ("Esc", "back to the keys")], room.theme, room.columns)]
         if self._state == "message":
@@ -228,12 +228,12 @@ class TextQuestion(_TimedPanel):
     def render_prefix(self, theme: Theme) -> str:
         return f"{theme.paint(theme.glyphs.bar, 'need')} {theme.paint(theme.glyphs.you, 'pick')} "
 
-    def render_above(self, room: Room) -> list[str]:
+    def render_above(self, room: PanelRoom) -> list[str]:
         bar = room.theme.paint(room.theme.glyphs.bar, "need")
         lines = self._render(room.theme, max(10, room.columns - 3))[-max(3, room.rows - 3) :]
         return [f"{bar} {line}".rstrip() for line in lines]
 
-    def render_below(self, room: Room) -> list[str]:
+    def render_below(self, room: PanelRoom) -> list[str]:
         if self._problem:
             return [f"  {room.theme.paint('!', 'need')} {self._problem}"]
         if self.is_dead:

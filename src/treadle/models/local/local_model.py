@@ -22,7 +22,7 @@ from treadle.models.local.choose_then_fill import ChooseThenFill
 from treadle.models.local.driver import Driver
 from treadle.models.local.json_tools import JsonTools
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine
-from treadle.models.local.load_progress import LoadProgress, Progress
+from treadle.models.local.load_progress import PhaseProgress, Progress
 from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.native_tools import NativeTools, probe_tool_calls
 from treadle.models.request_options import build_option_error
@@ -139,7 +139,7 @@ class LocalModel:
                 yield event
 
     async def _load_engine(self) -> tuple[LlamaEngine, EngineFacts]:
-        progress = LoadProgress(self.progress, Path(self._path or weights.SMALL).name) if self.progress else None
+        progress = PhaseProgress(self.progress, Path(self._path or weights.SMALL).name) if self.progress else None
         if self._engine is None:
             stop = threading.Event()
             try:

@@ -10,7 +10,7 @@ from treadle.messages import ToolSpec
 from treadle.models.local import model_cache
 from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine
-from treadle.models.local.load_progress import LoadProgress
+from treadle.models.local.load_progress import PhaseProgress
 from treadle.models.local.model_cache import ModelCache, read_shipped_facts
 from treadle.models.local.tool_choice import Calibration, ToolChooser
 
@@ -64,7 +64,7 @@ async def test_a_fit_is_not_used_for_other_tools_or_another_model(cache: ModelCa
 
 def test_progress_names_its_phases_and_never_goes_back() -> None:
     reported: list[tuple[str, float, float]] = []
-    progress = LoadProgress(lambda *each: reported.append(each), "small.gguf")
+    progress = PhaseProgress(lambda *each: reported.append(each), "small.gguf")
     for phase, done in (("fetch", 0), ("fetch", 8), ("fetch", 2), ("check", 0), ("fetch", 9), ("load", 5), ("load", 4)):
         progress(phase, done, 10)
     assert reported == [
@@ -74,7 +74,7 @@ def test_progress_names_its_phases_and_never_goes_back() -> None:
         ("load 3 of 3", 5, 10),
     ]
     reported.clear()
-    progress = LoadProgress(lambda *each: reported.append(each), "small.gguf")
+    progress = PhaseProgress(lambda *each: reported.append(each), "small.gguf")
     progress("waiting for another process", 0, 0)
     progress("load", 1, 2)
     assert reported == [("waiting for another process", 0, 0), ("loading small.gguf", 1, 2)]

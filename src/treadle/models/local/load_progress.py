@@ -10,7 +10,7 @@ Progress = Callable[[str, float, float], None]
 PHASES = ("fetch", "check", "load")
 
 
-class LoadProgress:
+class PhaseProgress:
     """Passes on the progress of `PHASES`: "fetch 1 of 3" and so on, or only "loading NAME" when nothing is fetched.
 
     Reports of an earlier phase, or of less than before, are dropped. Other messages pass unchanged.

@@ -24,7 +24,7 @@ from treadle.models.local.driver import Driver
 from treadle.models.local.driver_probe import REQUESTS, count_right_calls
 from treadle.models.local.json_tools import JsonTools
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine
-from treadle.models.local.load_progress import LoadProgress, Progress
+from treadle.models.local.load_progress import PhaseProgress, Progress
 from treadle.models.local.loop_detector import end_at_loop
 from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.native_tools import NativeTools
@@ -145,7 +145,7 @@ class LocalModel:
                 yield event
 
     async def _load_engine(self) -> tuple[LlamaEngine, EngineFacts]:
-        progress = LoadProgress(self.progress, Path(self._path or weights.SMALL).name) if self.progress else None
+        progress = PhaseProgress(self.progress, Path(self._path or weights.SMALL).name) if self.progress else None
         if self._engine is None:
             stop = threading.Event()
             try:

@@ -85,8 +85,8 @@ async def test_a_person_at_the_terminal_allows_a_host_for_good(place: Place) -> 
         async with place.screen("run", "go", *model_options(fake)) as screen:
             text = await screen.until("answer>")
             assert f"`{COMMAND}` wants site.invalid" in text
-            assert f"p  yes, and in this session also allow: {RULE}" in text
-            assert "a  like p, but always in this workspace" in text and "  t  " not in text
+            assert f"rule    {RULE}\n" in text and "p  yes, and the rule for this session\n" in text
+            assert "a  yes, and the rule for this folder, always\n" in text and "  t  " not in text
             screen.type("t\n")
             await screen.until("answer y, p, a, n or l")
             screen.type("a\n")

@@ -88,7 +88,8 @@ CASES = [
         [
             ("count\r", "Thinking"),
             (CTRL_C, "Cancelled"),
-            (f"a draft{CTRL_C}", None),
+            ("a draft", "› a draft\n"),
+            (CTRL_C, "› /continue"),
             (UP, "› a draft\n"),  # what was cleared is at hand
             (CTRL_C, None),
             (CTRL_C, HINT),

@@ -108,7 +108,7 @@ def test_every_hidden_character_is_spelled_out_in_an_approval(character: str) ->
 @pytest.mark.parametrize(
     ("escape", "text", "shown"),
     [
-        (escape_hidden, "\x1b[31m\u202e", "\\x1b[31m\\u202e"),
+        (escape_hidden, "\x1b[31m\u202e", "<U+001B>[31m<U+202E>"),
         (escape_hidden, "plain — text, 日本語, é", "plain — text, 日本語, é"),
         (escape_controls, "👩‍🚀 ❤️", "👩‍🚀 ❤️"),
     ],

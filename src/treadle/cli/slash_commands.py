@@ -85,6 +85,7 @@ async def _choose_model(chat: ChatTerminal, rest: str) -> None:
     if not rest:
         chat.console.set_hint("  looking for models")
         rows = await list_model_rows(chat.opened.settings, chat.keyring, chat.model_name)
+        chat.console.set_hint("")
         rest = await chat.console.pick("Model for this session", rows, enter="use here") or ""
     if not rest or rest == chat.model_name:
         return

@@ -195,8 +195,10 @@ def test_an_approval_leaves_one_line() -> None:
     asked = events.ApprovalRequested(
         call_id="c", tool="shell", arguments={"command": "make"}, safety="caution", why="w"
     )
-    console = ShownConsole()
-    screen = Screen(console, asks_here=True)
-    for fact in (asked, events.ApprovalAnswered("c", "allow")):
-        screen.handle_event(fact)
-    assert console.shown == "✓ you allowed shell make\n"
+    answered = events.ApprovalAnswered("c", "allow", by="ada")
+    for asks_here, shown in ((False, "✓ allowed shell make (by ada)"), (True, "")):  # who asks writes the answer
+        console = ShownConsole()
+        screen = Screen(console, asks_here=asks_here)
+        for fact in (asked, answered):
+            screen.handle_event(fact)
+        assert [line for line in console.shown.splitlines() if "allowed" in line] == [shown] * bool(shown)

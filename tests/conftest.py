@@ -26,6 +26,9 @@ for name in ("http_proxy", "https_proxy", "all_proxy"):
     os.environ.pop(name, None)
     os.environ.pop(name.upper(), None)
 
+# No test leaves an engine behind. Those of kept engines choose their own time.
+os.environ["TREADLE_KEEP_LOADED"] = "0"
+
 # A shell without job control ignores these for what it starts in the background, and whoever is started inherits it.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:

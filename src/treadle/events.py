@@ -28,7 +28,7 @@ LIMIT_REASONS: frozenset[str] = frozenset(get_args(LimitReason))
 EndReason = Literal["answered", LimitReason, "stuck", "yielded", "cancelled", "failed"]
 ReplySignal = Literal["stuck", "uncertain", "yielded", "answered"]  # what a model says of its own work
 SignalKind = Literal[
-    ReplySignal, "doom_loop", "empty_reply", "stray_calls", "invalid_output", "tool_retry", "compaction_failed"
+    ReplySignal, "doom_loop", "empty_reply", "stray_calls", "invalid_output", "tool_retry", "compaction_failed", "hook"
 ]
 NOBODY_ASKED = "the command line"
 """The author of a denial when no user can be asked. It separates these denials from those of a user."""

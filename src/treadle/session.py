@@ -9,6 +9,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, NoReturn, TypeAlias, cast
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from treadle import events
@@ -16,8 +17,9 @@ from treadle.engine.checkpoints import Checkpoint, build_checkpoints
 from treadle.engine.compaction import Breakdown
 from treadle.engine.coordinator import Coordinator
 from treadle.engine.fold import fold
+from treadle.engine.hook_result import HOOK_NOTE, HookRecord, HookResult
 from treadle.engine.model_call import build_breakdown, compact_context
-from treadle.engine.setup import Answer, check_returned_type
+from treadle.engine.setup import Answer, MessageRefused, check_returned_type
 from treadle.engine.state import State
 from treadle.engine.tool_call import load_output
 from treadle.errors import BadInput, Conflict, NotAnswered, NotFound, TreadleError
@@ -359,7 +361,12 @@ class Session(Generic[T]):
         self._coordinator.check_open()
         parts = _build_parts(content)
         for middleware in self.agent.middleware:
-            parts = await middleware.on_user_message(self.id, parts)
+            try:
+                parts = await middleware.on_user_message(self.id, parts)
+            except MessageRefused as error:
+                refusal = HookRecord("prompt", HookResult("deny", str(error)))
+                await self.note(HOOK_NOTE, to_builtins(refusal))
+                raise
             parts = check_returned_type(
                 tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message"
             )

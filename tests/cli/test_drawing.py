@@ -162,14 +162,24 @@ def test_calls_that_only_read_become_one_line_and_unfold() -> None:
 
 def test_a_thought_is_one_line_and_unfolds() -> None:
     screen, shown = play(events.ReasoningDelta("hm"), events.TextDelta("Yes."), events.ModelReplied("Yes.", "hm"))
-    assert shown == "▸ thought for 0 s\n\nYes.\n" and strip_codes(screen.unfold()) == "hm"
+    assert shown == "▸ thought\n\nYes.\n" and strip_codes(screen.unfold()) == "hm"
 
 
 def test_cut_output_unfolds() -> None:
     output = "\n".join(f"line {number}" for number in range(50))
     screen, shown = play(events.CallFinished(call_id="c", tool="shell", status="ok", output=output))
     assert "  │ … 48 lines above · Ctrl-O shows them\n  │ line 48\n  │ line 49\n" in shown
-    assert all(f"line {number}" in screen.unfold() for number in range(50))
+    whole = screen.unfold()
+    assert all(f"line {number}" in whole for number in range(50))
+
+
+def test_what_was_folded_is_unfolded_one_by_one_the_last_first() -> None:
+    output = "\n".join(f"line {number}" for number in range(50))
+    cut = events.CallFinished(call_id="c", tool="shell", status="ok", output=output)
+    screen, _ = play(cut, events.ReasoningDelta("hm"), events.TextDelta("Yes."), events.ModelReplied("Yes.", "hm"))
+    assert strip_codes(screen.unfold()) == "hm"
+    assert "line 7" in screen.unfold()
+    assert screen.unfold() == ""
 
 
 def test_retries_are_one_calm_line_and_are_counted_afterwards() -> None:
@@ -185,8 +195,10 @@ def test_an_approval_leaves_one_line() -> None:
     asked = events.ApprovalRequested(
         call_id="c", tool="shell", arguments={"command": "make"}, safety="caution", why="w"
     )
-    console = ShownConsole()
-    screen = Screen(console, asks_here=True)
-    for fact in (asked, events.ApprovalAnswered("c", "allow")):
-        screen.handle_event(fact)
-    assert console.shown == "✓ you allowed shell make\n"
+    answered = events.ApprovalAnswered("c", "allow", by="ada")
+    for asks_here, shown in ((False, "✓ allowed shell make (by ada)"), (True, "")):  # who asks writes the answer
+        console = ShownConsole()
+        screen = Screen(console, asks_here=asks_here)
+        for fact in (asked, answered):
+            screen.handle_event(fact)
+        assert [line for line in console.shown.splitlines() if "allowed" in line] == [shown] * bool(shown)

@@ -145,7 +145,7 @@ class Simulation:
         assert all(entry.is_settled for entry in entries if isinstance(entry, Turn) and entry.reply)
         if self._chance(4):
             self.crash()
-        self.record(now_or_never(compact_or_note_failure(self.setup, self.state)))
+        self.record(*now_or_never(compact_or_note_failure(self.setup, self.state)))
 
     def record(self, *facts: events.AnyFact) -> None:
         for fact in facts:

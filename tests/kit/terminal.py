@@ -158,6 +158,7 @@ def create_place(folder: Path) -> Place:
     env = {**kept, "HOME": str(home), "TEST_KEY": "sk-test", "TERM": "xterm-256color", "PYTHONUTF8": "1"}
     env["TREADLE_ALLOW_ROOT"] = "true"
     env["TREADLE_AUTO_NAME"] = "false"  # it asks the model, and most scripts have no reply for that
+    env["TREADLE_KEEP_LOADED"] = "0"  # no engine outlives its test
     return Place(home, work, env)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from treadle.log.base import Log, SessionInfo
     from treadle.memory.base import Embed
     from treadle.models.base import Model
+    from treadle.models.local.local_model import LocalModel
     from treadle.runtime import Runtime
     from treadle.tools.base import Tool
     from treadle.tools.mcp.connection import McpHealth
@@ -140,9 +141,12 @@ async def choose_model(settings: Settings, keyring: Keyring | None = None) -> tu
         api_key_env=_find_key_variable(settings, keyring) or None,
         keyring=keyring,
     )
-    if not isinstance(model, DefaultModel):
-        return model, ""
-    return await model.resolve(), model.reason
+    reason = ""
+    if isinstance(model, DefaultModel):
+        model, reason = await model.resolve(), model.reason
+    if (local := _find_embedded_model(model)) is not None:
+        local.keep_loaded = settings.keep_loaded
+    return model, reason
 
 
 def has_unknown_price(model: Model) -> bool:
@@ -176,16 +180,22 @@ def build_embedding(settings: Settings, model: Model | None = None, keyring: Key
 
 def set_progress_listener(model: Model, listener: Callable[[Progress], None]) -> None:
     """Report the progress of loading a model to `listener`, in this event loop. Only the embedded model reports any."""
-    if model.name.partition(":")[0] == "local":
-        from treadle.models.local.local_model import LocalModel
-
+    if (local := _find_embedded_model(model)) is not None:
         loop = asyncio.get_running_loop()
 
         def report_progress(message: str, done: float, total: float) -> None:  # called in another thread
             loop.call_soon_threadsafe(listener, Progress(message, done=done, total=total))
 
-        if isinstance(model, LocalModel):
-            model.progress = report_progress
+        local.progress = report_progress
+
+
+def _find_embedded_model(model: Model) -> LocalModel | None:
+    """Return `model` if it is an embedded one. Its module is imported only then."""
+    if model.name.partition(":")[0] != "local":
+        return None
+    from treadle.models.local.local_model import LocalModel
+
+    return model if isinstance(model, LocalModel) else None
 
 
 def open_keyring(settings: Settings) -> Keyring:

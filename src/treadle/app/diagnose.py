@@ -21,6 +21,7 @@ from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
 from treadle.models.catalog import resolve_model
 from treadle.models.local import weights
+from treadle.models.local.kept_process import list_kept_engines, unload_kept_engines
 from treadle.models.local.model_table import MODELS, PullableModel
 from treadle.models.model_info import find_model_info
 from treadle.models.providers import PROVIDERS
@@ -128,7 +129,7 @@ async def _check_model(settings: Settings) -> Check:
             if model.name == "local" and weights.find_weights(None) is None:
                 finding = f"{found}: its weights are downloaded at first use"
                 return Check("model", "warn", finding, "treadle models pull local")
-            return Check("model", "ok", found)
+            return Check("model", "ok", f"{found}{_describe_loaded_engines()}")
         status = await model.fetch_status(MODEL_SECONDS)
         if status not in (401, 403):
             return Check("model", "ok", found)
@@ -211,8 +212,9 @@ async def find_model_sources(keyring: Keyring | None = None) -> AsyncIterator[Mo
     """
     if has_local_runtime():
         kept = tuple(weights.name_installed(file) for file in weights.list_installed())
-        has_weights = weights.find_weights(None) is not None
-        why = "ready" if has_weights else "its weights are downloaded at first use: treadle models pull local"
+        why = f"ready{_describe_loaded_engines()}"
+        if weights.find_weights(None) is None:
+            why = "its weights are downloaded at first use: treadle models pull local"
         yield ModelSource("local", True, why, kept)
     else:
         missing = 'not installed; run: pip install "treadle[local]"'
@@ -262,6 +264,16 @@ def describe_price(name: str) -> tuple[str, ...]:
 def has_local_runtime() -> bool:
     """Whether the library that runs the embedded model is installed."""
     return importlib.util.find_spec("xllamacpp") is not None
+
+
+def _describe_loaded_engines() -> str:
+    loaded = [f"{Path(one.path).name} ({one.memory >> 20} MB)" for one in list_kept_engines()]
+    return f"; loaded: {', '.join(loaded)}" if loaded else ""
+
+
+def unload_engines() -> list[str]:
+    """End the engines that commands keep loaded, and return a description of each."""
+    return [f"{one.path} ({one.memory >> 20} MB)" for one in unload_kept_engines()]
 
 
 def pull_weights(source: str, progress: weights.Progress, sha256: str = "") -> tuple[Path, str]:

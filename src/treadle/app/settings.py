@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle.app.hook_settings import HookSettings
 from treadle.errors import BadInput, NotFound
 from treadle.events import TURN_CEILING, Limits, Tier
 from treadle.messages import Json
@@ -81,7 +82,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `always` holds the approvals of the user's file. They apply to every run, so they do not cover calls that need
     approval each time. `approve` applies to this run only and covers them. `network` names the hosts that commands may
     reach; `registries` stands for the well-known package registries. `approve_flow` names the calls that may let
-    private data out after text of others, or is true for all.
+    private data out after text of others, or is true for all. `keep_loaded` is how many seconds the engine of an
+    embedded model stays loaded after a command.
     `worktree` is the folder that a session works in instead of the workspace whose settings and rules hold for it.
     """
 
@@ -121,8 +123,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skill_autogen: bool = False
     implicit_signals: bool = True
     embed_model: str = ""
+    keep_loaded: float = 300.0
     model_roots: tuple[str, ...] = ()
     mcp: dict[str, dict[str, Json]] = {}
+    hooks: HookSettings = HookSettings()
     model_aliases: dict[str, str] = {}
     retention: str = ""
 
@@ -137,6 +141,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise BadInput(f"max_calls is {self.max_calls}; it must not be negative")
         if not self.retry_seconds >= 0:
             raise BadInput(f"retry_seconds is {self.retry_seconds}; it must not be negative. 0 means no retry")
+        if not self.keep_loaded >= 0:
+            raise BadInput(f"keep_loaded is {self.keep_loaded}; write a number of seconds, or 0 to keep nothing loaded")
         for key in ("max_tokens", "max_cost", "timeout"):
             value = getattr(self, key)
             if value is not None and not value > 0:
@@ -240,7 +246,7 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
     environment: dict[str, Json] = {}
     for key in Settings.__struct_fields__:
         text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
-        if text and key not in ("mcp", "model_aliases", "sandbox", "terminal", "always", "worktree"):
+        if text and key not in ("mcp", "hooks", "model_aliases", "sandbox", "terminal", "always", "worktree"):
             words = [word.strip() for word in text.split(",") if word.strip()]
             value = words if key in _LIST_KEYS else text
             environment[key] = _convert_value(key, value, f"TREADLE_{key.upper()}", strict=False)
@@ -348,7 +354,7 @@ def _convert_value(key: str, value: Json, where: str, *, strict: bool) -> Json:
         return msgspec.convert(value, field.type, strict=strict)
     except msgspec.ValidationError as error:
         wanted = _TYPE_NAMES.get(field.type) or " or ".join(map(repr, get_args(field.type)))
-        is_table = key in ("mcp", "sandbox", "terminal")
+        is_table = key in ("mcp", "hooks", "sandbox", "terminal")
         raise BadInput(f"{where}: {error}" if is_table else f"{where} is {value!r}; it must be {wanted}") from None
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from treadle.agent import Agent
 from treadle.app.settings import Settings, config_folder, data_folder
-from treadle.engine.setup import Gate
+from treadle.engine.setup import Gate, Middleware
 from treadle.errors import BadInput, NotFound
 from treadle.events import Grant, Limits
 from treadle.knowledge.agents import AgentFile
@@ -37,7 +37,8 @@ class AgentOptions:
 
     `instructions` replace those of the default agent. `limits` apply to every agent. Without them a built-in agent has
     the usual ones, and an agent of a file without `steps` has as many turns as its calls allow, up to the ceiling.
-    `file_limits` are for agents of files only. Worktrees of helpers are created in `worktree_folder`.
+    `file_limits` are for agents of files only. Worktrees of helpers are created in `worktree_folder`. Every agent has
+    the `middleware`.
     """
 
     model: str | Model | None = None
@@ -49,6 +50,7 @@ class AgentOptions:
     instructions: str = ""
     secrets: Sequence[str] | Keyring = ()
     worktree_folder: Path | None = None
+    middleware: Sequence[Middleware] = ()
 
 
 class WorkspaceKnowledge:
@@ -101,6 +103,7 @@ class WorkspaceKnowledge:
             grant=narrow_grant(file, options.grant, [tool.name for tool in tools]),
             sampling=Sampling(temperature=file.temperature) if file.temperature is not None else Sampling(),
             gate=options.gate,
+            middleware=options.middleware,
             knowledge=self.knowledge,
             secrets=options.secrets,
         )
@@ -168,6 +171,7 @@ def build_agents(
     settings: Settings, model: str | Model, more: Sequence[Tool] = (), keyring: Keyring | None = None
 ) -> BuiltAgents:
     """Build every agent with the model from `choose_model`. `more` are tools besides the ready-made ones."""
+    from treadle.app.command_hooks import build_command_hooks
     from treadle.sandbox.registries import expand_hosts
     from treadle.tools.builtin import build_default_tools
     from treadle.tools.shell import Shell
@@ -190,6 +194,7 @@ def build_agents(
             tool.readable_folders = (config_folder() / "skills",)  # skills come with scripts
             tool.own_registries = own
             tool.shown_folders, tool.writable_folders = resolve_sandbox_folders(settings)
+    hooks, hook_note = build_command_hooks(settings, keyring)
     options = AgentOptions(
         model=model,
         tools=[*tools, *more],
@@ -199,10 +204,11 @@ def build_agents(
         instructions=instructions,
         secrets=keyring if keyring is not None else (),
         worktree_folder=settings.worktree_parent,
+        middleware=hooks,
     )
     agents: dict[str, Agent] = {}
     without_model: dict[str, Agent] = {}
-    problems = [str(problem) for problem in knowledge.problems]
+    problems = [*filter(None, [hook_note]), *map(str, knowledge.problems)]
     for agent in knowledge.build_all_agents(options):
         wanted = knowledge.agents[agent.name].tools
         if wanted and not agent.toolbox:

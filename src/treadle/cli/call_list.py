@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import cast
 
@@ -26,6 +27,9 @@ from treadle.messages import Call, Json
 MAX_OUTPUT = 8_000
 """Characters at the end of the output of a running call that are kept."""
 
+MAX_FOLDED = 20
+"""Folded texts that Ctrl-O can still show."""
+
 MAX_STARTED = 6
 """Running calls that are drawn."""
 
@@ -36,8 +40,8 @@ class CallList:
     def __init__(self, theme: Theme, prefix: str = "") -> None:
         self.running: dict[str, RunningCall] = {}
         self.plan: list[tuple[str, str]] = []
-        self.unfolded = ""
-        """What was folded or cut last, in full."""
+        self.folded: deque[str] = deque(maxlen=MAX_FOLDED)
+        """What was folded or cut and not shown since, in full."""
         self._theme, self._prefix = theme, prefix
         self._arguments: dict[str, dict[str, Json]] = {}
         self._safe: set[str] = set()
@@ -101,7 +105,7 @@ class CallList:
         console.write_block(line, "call", gap=True if self._after_diff else None)
         self._after_diff = False
         whole = [render_call(fact, arguments, width, self._theme) for fact, arguments in chain]
-        self.unfolded = "\n".join(line for lines in whole for line in lines)
+        self.folded.append("\n".join(line for lines in whole for line in lines))
 
     def draw_open(self, width: int) -> list[str]:
         """Return the lines of the open chain and of the running calls."""
@@ -130,6 +134,6 @@ class CallList:
         lines = render_call(fact, arguments, console.width, self._theme)
         whole = render_call(fact, arguments, console.width, self._theme, whole=True)
         if len(whole) > len(lines):
-            self.unfolded = "\n".join(whole)
+            self.folded.append("\n".join(whole))
         console.write_block("\n".join(lines), "call", gap=True if self._after_diff else None)
         self._after_diff = fact.status == "ok" and len(lines) > 1 and fact.tool not in ("shell", "bash")

@@ -33,13 +33,14 @@ from treadle.cli.options import (
     take_back_word,
 )
 from treadle.cli.questions import QuestionQueue
-from treadle.cli.slash_commands import COMMANDS, run_slash_command
+from treadle.cli.slash_commands import COMMANDS, read_custom_commands, run_slash_command
 from treadle.cli.status_script import StatusScript
 from treadle.cli.terminal.status_line import ACCESS_ROLES, StatusFact, render_status
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
 from treadle.events import Tier
 from treadle.log.base import Watch
+from treadle.messages import Part
 from treadle.secrets.keyring import Keyring
 
 EXAMPLES = """\
@@ -113,7 +114,8 @@ class ChatTerminal(InteractiveTerminal):
 
     def __init__(self, opened: OpenSession, questions: QuestionQueue, images: list[str], keyring: Keyring) -> None:
         settings = opened.settings
-        super().__init__(questions, COMMANDS, opened.agent.toolbox, settings.folder)
+        commands = {**COMMANDS, **read_custom_commands(settings.folder).describe()}
+        super().__init__(questions, commands, opened.agent.toolbox, settings.folder)
         self.opened, self.session = opened, opened.session
         self.next_session = self.first_message = ""
         self.model_name = opened.model.name
@@ -272,6 +274,10 @@ class ChatTerminal(InteractiveTerminal):
             return
         parts = build_message(text, self.opened.settings.folder, self._images)
         self._images = []
+        await self.send_message(parts)
+
+    async def send_message(self, parts: list[Part]) -> None:
+        """Send a message: to the current run, or to a new one."""
         self.console.ghost = ""
         if self.is_running:
             await self.session.send(parts)

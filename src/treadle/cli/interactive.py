@@ -216,12 +216,12 @@ class InteractiveTerminal(KeyActions, ABC):
             self.console.set_hint(table)
 
     def unfold(self) -> None:
-        """Show in full what was cut or folded last."""
+        """Show in full what was cut or folded last and was not shown yet."""
         text = self.screen.unfold()
         if text:
             self.console.show_text(text)
         else:
-            self.console.set_hint("  nothing was cut or folded")
+            self.console.set_hint("  nothing else was cut or folded")
 
     def toggle_plan(self) -> None:
         """Show or hide the plan above the work line."""

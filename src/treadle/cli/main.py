@@ -24,6 +24,7 @@ COMMANDS = {
     "tools": "list the tools that an agent can call here",
     "skills": "list the skills that an agent can use here",
     "agents": "list the agents of this workspace and of the user",
+    "hooks": "list the hooks, and trust those of this workspace",
     "memory": "show and edit what agents remember across sessions",
     "sandbox": "run a command in the sandbox of the shell tool",
     "config": "show and change the settings",
@@ -32,7 +33,7 @@ COMMANDS = {
     "version": "print the version",
 }
 
-LIST_COMMANDS = ("sessions", "approvals", "models", "skills", "memory")
+LIST_COMMANDS = ("sessions", "approvals", "models", "skills", "hooks", "memory")
 """Commands whose default action is `list`."""
 
 BUSY_COMMANDS = ("run", "serve")

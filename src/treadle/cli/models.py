@@ -12,7 +12,13 @@ from typing import Any
 from msgspec.structs import asdict
 
 from treadle.app.compose import choose_model
-from treadle.app.diagnose import find_model_sources, has_local_runtime, list_pullable_models, pull_weights
+from treadle.app.diagnose import (
+    find_model_sources,
+    has_local_runtime,
+    list_pullable_models,
+    pull_weights,
+    unload_engines,
+)
 from treadle.app.settings import Settings, save_setting
 from treadle.cli.console import escape_controls, is_terminal, print_line, print_note, style_text, wants_colour
 from treadle.cli.options import Parser, add_actions, add_token_option, create_parser
@@ -26,6 +32,7 @@ EXAMPLES = """\
   treadle models pull https://host/model.gguf --sha256 3605803b…
   treadle models pull ~/model.gguf
   treadle models load ollama:qwen3
+  treadle models unload                     the engines that commands keep loaded here
   treadle models unload local               on a running server; --url selects it"""
 
 MAX_SHOWN_MODELS = 8
@@ -43,9 +50,10 @@ def parser() -> Parser:
     pull.add_argument("source", metavar="NAME|URL|PATH", nargs="?", help="leave it out to list the names")
     pull.add_argument("--sha256", metavar="HEX", default="", help="refuse a file that has another digest")
     pull.add_argument("--json", action="store_true", help="one JSON object per line")
-    for name, about in (("load", "load a model on a server"), ("unload", "release the memory of a model on a server")):
+    unloads = "release the memory of the models that commands keep loaded, or of a model on a server"
+    for name, about in (("load", "load a model on a server"), ("unload", unloads)):
         action = actions.add_parser(name, help=about)
-        action.add_argument("name")
+        action.add_argument("name", nargs="?" if name == "unload" else None)
         action.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
         add_token_option(action)
     return options
@@ -119,6 +127,9 @@ async def _run_action(args: argparse.Namespace) -> int:
             model, _ = await choose_model(Settings(model=args.name))
             await model.close()
             print_note(f"{args.name} is now the default, set in {save_setting('model', args.name, args.config)}")
+        case "unload" if args.name is None:
+            ended = unload_engines()
+            print_note("\n".join(f"unloaded {escape_controls(one)}" for one in ended) or "nothing is loaded")
         case "load" | "unload":
             from treadle.cli.session_link import change_model
 

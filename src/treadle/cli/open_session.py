@@ -22,6 +22,7 @@ from treadle.app.session_worktree import WORKTREE_NOTE, Worktree, read_worktree,
 from treadle.app.settings import LoadedSettings, Settings
 from treadle.cli import console
 from treadle.cli.find_session import find_session, open_command_store
+from treadle.cli.hooks import offer_trust
 from treadle.errors import BadInput, NotFound
 from treadle.events import SessionConfigured, SessionCreated, Tier
 from treadle.log.base import Log, SessionInfo
@@ -76,6 +77,7 @@ async def open_session(
             worktree, notes = started.worktree, [*notes, started.note]
             loaded = loaded.apply_flags(workspace=worktree.repository, worktree=worktree.folder)
         settings = loaded.settings
+        await offer_trust(settings)
         opened = await open_runtime(stack, settings, log, keyring, recover=False, follow_up=follow_up)
         agent = _choose_agent(opened, loaded, info)
         opened.runtime.agents[agent.name] = agent

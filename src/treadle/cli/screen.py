@@ -41,6 +41,7 @@ _SIGNALS = {
     "empty_reply": "the reply is empty: the model is asked again",
     "invalid_output": "the answer has the wrong format: the model is asked again",
     "stray_calls": "calls of tools that were not offered are ignored",
+    "hook": "a hook adds a note for the model",
 }
 _ENDS_RETRY = (events.RetryRequested, events.ModelReplied, events.TurnStarted, events.RunFinished)
 
@@ -113,8 +114,11 @@ class Screen:
         return self._run
 
     def unfold(self) -> str:
-        """Return what was folded or cut last, in full: a chain of calls, an output or a thought."""
-        return self._calls.unfolded
+        """Return what was folded or cut last, in full: a chain of calls, an output or a thought.
+
+        The next call returns what was folded before it. The result is empty when all was shown.
+        """
+        return self._calls.folded.pop() if self._calls.folded else ""
 
     def handle_event(self, event: events.Event) -> None:
         if isinstance(event, _ENDS_RETRY):
@@ -256,11 +260,12 @@ class Screen:
         if not thought or not self._theme.has_style:
             return
         self._calls.end_chain(self.console)
-        text = f"thought for {format_duration(time.monotonic() - since, whole=True)}" if since else "thought"
+        seconds = time.monotonic() - since if since else 0.0
+        text = f"thought for {format_duration(seconds, whole=True)}" if seconds >= 0.5 else "thought"
         theme = self._theme
         self.console.write_block(theme.paint(f"{theme.glyphs.folded} {text}", "thought"))
         lines = escape_controls(thought).split("\n")
-        self._calls.unfolded = "\n".join(theme.paint(line, "thought") for line in lines)
+        self._calls.folded.append("\n".join(theme.paint(line, "thought") for line in lines))
 
     def _handle_reply(self, fact: events.ModelReplied) -> None:
         if fact.reasoning and not self._has_thought:
@@ -390,6 +395,8 @@ class Screen:
             case events.ContextCompacted():
                 before, after = format_count(event.tokens_before), format_count(event.tokens_after)
                 self._write_line("", f"context compacted: {before} to {after} tokens")
+            case events.Custom(name="treadle.hook", data={"result": {"failures": [str(first), *_]}}):
+                self._write_line("!", first)
             case events.Custom(name="treadle.skill_proposed", data={"name": str(name)}):
                 self._write_line("", f"a skill was drafted from this work: {name}; see treadle skills proposals")
             case events.Rewound():

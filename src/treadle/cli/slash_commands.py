@@ -1,4 +1,4 @@
-"""The slash commands of the chat. They act on the session and send no message."""
+"""The slash commands of the chat. They act on the session. Only custom commands send a message."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Literal, cast
 from msgspec.structs import replace
 
 from treadle.app.session_access import find_plan
+from treadle.app.settings import config_folder
 from treadle.cli.chat_access import offer_plan
 from treadle.cli.choose_session import pick_session
 from treadle.cli.console import escape_controls, format_count, format_time_since, style_text, truncate_line
 from treadle.cli.draw.diff import render_diff
 from treadle.cli.draw.glyphs import Theme
+from treadle.cli.message_content import build_message
 from treadle.cli.picker_rows import PickerRow, list_agent_rows, list_model_rows
 from treadle.cli.terminal.key_help import KEYS, render_key_table
 from treadle.cli.terminal.question import QuestionContent
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
 from treadle.export.transcript import Form, render_transcript
+from treadle.knowledge.custom_commands import CustomCommands, list_custom_commands
+from treadle.knowledge.file_knowledge import AGENTS_FILE, list_names
+from treadle.knowledge.project_facts import describe_project, write_agents_file
 from treadle.messages import render_parts
 
 if TYPE_CHECKING:
@@ -46,11 +51,21 @@ def slash_command(name: str, about: str) -> Callable[[Action], Action]:
     return add
 
 
+def read_custom_commands(folder: Path) -> CustomCommands:
+    """Read the custom commands of a workspace and of the user."""
+    return list_custom_commands(folder, config_folder(), frozenset(COMMANDS))
+
+
 async def run_slash_command(chat: ChatTerminal, line: str) -> None:
     """Run a slash command. Raises `BadInput` for an unknown one."""
     name, _, rest = line[1:].strip().partition(" ")
+    custom = read_custom_commands(chat.opened.settings.folder).commands
+    if name in custom:
+        typed = build_message(rest.strip(), chat.opened.settings.folder)  # only what the user types attaches files
+        await chat.send_message([*custom[name].build_parts(rest.strip()), *typed[1:]])
+        return
     if name not in _ACTIONS:
-        near = difflib.get_close_matches(name, _ACTIONS, 1)
+        near = difflib.get_close_matches(name, [*_ACTIONS, *custom], 1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
         raise BadInput(f"there is no command /{name}; {hint}")
     await _ACTIONS[name](chat, rest.strip())
@@ -61,6 +76,8 @@ async def _show_help(chat: ChatTerminal, rest: str) -> None:
     for name, about in chat.commands.items():
         chat.write_note(f"  {'/' + name:<11}{about}")
     chat.console.write_block(render_key_table(KEYS, chat.console.theme, chat.console.width), gap=True)
+    for problem in read_custom_commands(chat.opened.settings.folder).problems:
+        chat.write_note(str(problem))
 
 
 @slash_command("model", "choose another model: /model [NAME]")
@@ -68,6 +85,7 @@ async def _choose_model(chat: ChatTerminal, rest: str) -> None:
     if not rest:
         chat.console.set_hint("  looking for models")
         rows = await list_model_rows(chat.opened.settings, chat.keyring, chat.model_name)
+        chat.console.set_hint("")
         rest = await chat.console.pick("Model for this session", rows, enter="use here") or ""
     if not rest or rest == chat.model_name:
         return
@@ -247,15 +265,14 @@ def _render_plan(plan: Rewind, theme: Theme, width: int) -> list[str]:
 async def _undo_rewind(chat: ChatTerminal, rest: str) -> None:
     await chat.wait_until_idle("redo")
     plan = await chat.session.undo_rewind(dry_run=True)
-    content = QuestionContent(
-        "Undo the rewind?",
-        lambda theme, width: _render_plan(plan, theme, width),
-        (("y", "yes"), ("n", "no, change nothing")),
-        escape="n",
-        way_out=("Esc", "changes nothing"),
-    )
-    if (await chat.ask(content)).key == "y":
+    if await _confirm_change(chat, "Undo the rewind?", lambda theme, width: _render_plan(plan, theme, width)):
         _show_skipped(chat, await chat.session.undo_rewind())
+
+
+async def _confirm_change(chat: ChatTerminal, title: str, body: Callable[[Theme, int], list[str]]) -> bool:
+    choices = (("y", "yes"), ("n", "no, change nothing"))
+    content = QuestionContent(title, body, choices, escape="n", way_out=("Esc", "changes nothing"))
+    return (await chat.ask(content)).key == "y"
 
 
 @slash_command("changes", "show what this session changed in files and git")
@@ -322,6 +339,21 @@ async def _retry_answer(chat: ChatTerminal, rest: str) -> None:
 async def _continue_run(chat: ChatTerminal, rest: str) -> None:
     await chat.wait_until_idle("continue")
     chat.start_run(chat.session.continue_())
+
+
+@slash_command("init", "write an AGENTS.md from what is found in this folder")
+async def _write_agents_file(chat: ChatTerminal, rest: str) -> None:
+    folder = chat.opened.settings.folder
+    text, found = describe_project(folder), list_names(folder, (), "file") + list_names(folder, (), "link")
+    chat.write_note(text)
+    question = "AGENTS.md exists. Replace it with this text?" if AGENTS_FILE in found else ""
+    if not question and "CLAUDE.md" in found:
+        question = "Write AGENTS.md? CLAUDE.md is read now, and is not read beside it."
+    if question and not await _confirm_change(chat, question, lambda theme, width: []):
+        chat.write_note("nothing was changed")
+        return
+    file = write_agents_file(folder, text, replace=AGENTS_FILE in found)
+    chat.write_note(f"written to {file}; agents read it from the next run on")
 
 
 @slash_command("quit", "leave; everything is recorded")

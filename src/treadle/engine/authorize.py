@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from treadle import events
 from treadle.engine.flow_check import find_flow_risk
+from treadle.engine.hook_points import describe_session, run_before_tool, tighten_verdict
+from treadle.engine.hook_result import HookCall
 from treadle.engine.setup import Setup, describe_denial
 from treadle.engine.state import CallState, State
 from treadle.engine.steps import is_out_of_time
@@ -28,7 +30,6 @@ from treadle.permissions.policy import (
     RememberedAnswer,
     Verdict,
     apply_aliases,
-    choose_strictest,
     decide_call,
     find_narrowest_tier,
     is_web_off,
@@ -101,6 +102,8 @@ async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]
             _logger.exception("a call of %s was denied, because authorizing it failed", call.call.tool)
             why = f"whether it may run could not be found out ({describe_error(error)})"
             outcome = _close_call(call, "denied", f"Denied: {why}. Do without it.")
+        if isinstance(outcome, events.Custom):  # the result of a hook is stored before anything follows from it
+            return Authorization([outcome])
         if isinstance(outcome, events.CallStarted):
             if has_unfinished and not is_at_client:
                 break
@@ -164,12 +167,12 @@ async def _authorize_call(
         assessment, verdict = _decide_call(setup, state, tool, parsed)
     if assessment.affects_later_calls:
         blocked.add(name)
-    for middleware in setup.middleware:
-        verdict = choose_strictest(
-            verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict
-        )
+    shown = HookCall(describe_session(setup, state), call.call.id, name, assessment.safety, parsed.arguments)
+    verdict = await tighten_verdict(setup, call, shown, verdict)
     if verdict.action == "deny":
         return _close_call(call, "denied", f"Denied: {verdict.why}. Do without it.", assessment.safety)
+    if (hooked := await run_before_tool(setup, call, shown)) is not None:
+        return hooked
     questions = tool.questions(parsed)
     if questions:
         return _apply_user_answer(setup, call, questions)

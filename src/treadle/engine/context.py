@@ -35,6 +35,7 @@ _NOTES: dict[str, str] = {
     "stray_calls": "You cannot call tools now. Answer in words.",
     "invalid_output": "Your answer does not fit what was asked for. Give it again, whole and corrected: "
     "JSON that fits the schema, and nothing else.",
+    "hook": "A program of the user, which watches this session, notes:",
 }
 _WRAP_UP: dict[str, str] = {
     "turn_limit": "You have used all the turns of this run.",

@@ -13,6 +13,7 @@ import msgspec
 
 from treadle import events
 from treadle.engine.earlier_messages import EarlierMessages
+from treadle.engine.hook_result import HookRecord, read_hook_record
 from treadle.engine.state import (
     OWN_ERRORS,
     CallState,
@@ -26,7 +27,7 @@ from treadle.engine.state import (
     estimate_result_tokens,
 )
 from treadle.messages import Call, Json, ResultMessage, Usage, is_attached
-from treadle.permissions.data_flow import ANSWER, ATTACHMENT, HISTORY, MESSAGE, SEEN_NOTE
+from treadle.permissions.data_flow import ANSWER, ATTACHMENT, HISTORY, HOOK, MESSAGE, SEEN_NOTE
 from treadle.permissions.patterns import covers_call, unpin_version
 from treadle.permissions.policy import RememberedAnswer
 
@@ -67,10 +68,22 @@ def _apply_session_fact(
                 state.name, state.named_by_user = fact.name, fact.by == "user"
         case events.FilesKept():  # a summary lists the changed files
             state.changed_files.update((file.path, None) for file in fact.files)
+        case events.Custom() if (record := read_hook_record(fact)) is not None:
+            _apply_hook_record(state, record)
         case events.Custom():  # the tools read the last note of each name, but the engine does not
             state.notes[fact.name] = fact.data
             if fact.name.startswith(SEEN_NOTE) and isinstance(fact.data, list):
                 state.seen.update(dict.fromkeys(map(str, cast("list[Json]", fact.data))))
+
+
+def _apply_hook_record(state: State, record: HookRecord) -> None:
+    call, run = state.calls.get(record.call_id), state.run
+    if record.point == "run_end" and run is not None and run.id == record.run_id:
+        run.hooked_turn = record.turn
+    elif record.point == "after_tool" and call is not None:
+        call.has_after_hooks = True
+    elif record.point == "before_tool" and call is not None:
+        call.hooked = call.hooked or record
 
 
 def _apply_request(
@@ -310,7 +323,12 @@ def _apply_context_fact(state: State, fact: events.SignalDetected | events.Conte
             state.entries.append(fact)
             if turn is not None:
                 turn.signals += (fact.kind,)
-            if run is not None and fact.kind == "invalid_output":
+            if fact.kind == "hook":
+                state.seen[HOOK] = None
+                state.tokens += estimate_entry_tokens(fact)
+                if run is not None and turn is not None and not turn.calls:
+                    run.continues += 1
+            elif run is not None and fact.kind == "invalid_output":
                 run.invalid_outputs += 1
                 if turn is not None and "stray_calls" in turn.signals:
                     run.stray_text = ""

@@ -19,6 +19,7 @@ from treadle.engine.authorize import Authorization, ReadyCall, authorize_calls
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
 from treadle.engine.fold import apply, fold
+from treadle.engine.hook_points import DueHooks, Effect
 from treadle.engine.permission_request import CallEnvironment
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Lease, Setup, SetupBuilder
@@ -42,6 +43,7 @@ class Loop:
         self._is_behind, self._is_released = log.get_head(self.session_id) > state.seq, False
         self._run_scope, self._call_scope, self._pause_scope = CancelScope(), CancelScope(), CancelScope()
         self._check_task: asyncio.Task[None] | None = None
+        self._hooks = DueHooks()
 
     async def run(self) -> steps.Rest:
         """Do one step after another, until there is nothing to do."""
@@ -52,6 +54,9 @@ class Loop:
                 if self.state.configured != self._configured or await self.setup.has_new_parent_access():
                     self.setup, self._configured = await self.build_setup(self.state), self.state.configured
                 step = steps.next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
+                if (hook := self._hooks.find(self.setup, self.state, step)) is not None:
+                    await self._perform(hook)
+                    continue
                 match step:
                     case steps.Record() if step.key:  # if somebody stored this key first, the log's fact counts
                         await self.log.post(self.session_id, step.facts, step.key, wake=False, claim=self.lease.claim)
@@ -63,7 +68,8 @@ class Loop:
                     case steps.Work():
                         await self._work(step.calls)
                     case steps.Compact():
-                        await self._compact()
+                        stopped = model_call.build_compaction_failure("it was stopped")
+                        await self._perform(model_call.compact_or_note_failure, stopped)
                     case steps.Rest():
                         if self._buffer:
                             await self._flush(release=step == steps.Rest())
@@ -131,14 +137,7 @@ class Loop:
 
     def _stop_in_time(self) -> CancelScope:
         """A scope that ends when the run's time is over, or as soon as somebody stops the run."""
-        run, turn = self.state.run, self.state.turn
-        assert run is not None
-        left: float | None = None
-        if turn is not None and turn.wrap_up is not None:
-            left = steps.compute_wrap_up_seconds(run.limits)
-        elif run.limits.seconds is not None:
-            left = run.started_at + run.waited + run.limits.seconds - self.setup.clock.now()
-        return self._run_scope.limit_to(left)
+        return self._run_scope.limit_to(steps.compute_seconds_left(self.state, self.setup.clock.now()))
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,15 +163,16 @@ class Loop:
             await self.catch_up()
         self._record(*facts)
 
-    async def _compact(self) -> None:
+    async def _perform(self, effect: Effect, *stopped: AnyFact) -> None:
+        """Compact the context or run hooks, and record the facts: those of the effect, or `stopped`."""
         if not await self._flush():
             return
-        fact: AnyFact = model_call.build_compaction_failure("it was stopped")
+        facts: Sequence[AnyFact] = stopped
         with suppress(TimeoutError), self._stop_in_time():
-            fact = await model_call.compact_or_note_failure(self.setup, self.state)
+            facts = await effect(self.setup, self.state)
         if self._is_behind:
             await self.catch_up()
-        self._record(fact)
+        self._record(*facts)
 
     # ── the calls ──────────────────────────────────────────────────────────────────────────────────────
 

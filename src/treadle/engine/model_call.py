@@ -178,13 +178,13 @@ async def compact_context(setup: Setup, state: State, *, asked: bool = False) ->
     return compaction.build_compaction_fact(state, room, plan, summary, reply.usage)
 
 
-async def compact_or_note_failure(setup: Setup, state: State) -> AnyFact:
+async def compact_or_note_failure(setup: Setup, state: State) -> list[AnyFact]:
     """Compact the context for the loop. It always returns a fact: the run continues when compaction fails."""
     try:
         fact = await compact_context(setup, state)
     except Exception as error:
-        return build_compaction_failure(describe_error(error))
-    return fact or build_compaction_failure("there is nothing that could be left out")
+        return [build_compaction_failure(describe_error(error))]
+    return [fact or build_compaction_failure("there is nothing that could be left out")]
 
 
 def build_compaction_failure(why: str) -> SignalDetected:

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from treadle import events
 from treadle.engine.access import ParentAccess
 from treadle.engine.context import Attachments
+from treadle.engine.hook_result import HookCall, HookResult, HookSession
 from treadle.engine.state import CallState, State
 from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired
 from treadle.log.base import Claim, Log
@@ -104,8 +105,16 @@ def build_expired_error(call_id: str) -> Expired:
     return Expired(f"call {call_id}: the time to answer is over; the model is told that nobody answered")
 
 
+class MessageRefused(BadInput):
+    """Raise it in `Middleware.on_user_message`: the message is not stored, and the log says that it was refused."""
+
+
 class Middleware:
-    """Rewrites messages, requests and replies, or refuses calls. Override the methods you need."""
+    """Rewrites messages, requests and replies, refuses calls, and adds notes to them. Override the methods you need.
+
+    The results of `before_tool`, `after_tool` and `on_run_end` are recorded, so each counts once, also after a crash.
+    None is not recorded, and the method may be called again.
+    """
 
     async def on_user_message(self, session_id: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         """Called before a message is stored."""
@@ -121,6 +130,18 @@ class Middleware:
 
     async def may_run(self, tool: str, safety: events.Safety, arguments: Mapping[str, Json]) -> Verdict | None:
         """Decide whether a call may run. The result can make the policy's verdict stricter, never weaker."""
+        return None
+
+    async def before_tool(self, call: HookCall) -> HookResult | None:
+        """Called once before a call that the policy does not deny. It may ask a person or deny. An error denies."""
+        return None
+
+    async def after_tool(self, call: HookCall, result: events.CallFinished) -> HookResult | None:
+        """Called when the result of a call is stored. The model reads the `note` after the results."""
+        return None
+
+    async def on_run_end(self, session: HookSession, end: events.RunFinished) -> HookResult | None:
+        """Called before a run ends, unless it was cancelled. `continue` lets an answered run go on with the reason."""
         return None
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from treadle import events
 from treadle.engine.earlier_messages import EarlierMessages
+from treadle.engine.hook_result import HookRecord
 from treadle.errors import describe_wait
 from treadle.messages import MESSAGE_TOKENS, Call, Json, ModelMessage, Usage, estimate_parts, estimate_text
 from treadle.permissions.policy import RememberedAnswer
@@ -30,7 +31,7 @@ class CallState(Struct):
     """One call, its questions and answers, and its result.
 
     `requests` are what it asked for while it was running, such as a host. Each of them has a question and an answer,
-    and ends when the call ends.
+    and ends when the call ends. `hooked` is what hooks said before it, and `has_after_hooks` that they ran after it.
     """
 
     call: Call
@@ -41,6 +42,8 @@ class CallState(Struct):
     started: events.CallStarted | None = None
     finished: events.CallFinished | None = None
     requests: list[CallState] = []
+    hooked: HookRecord | None = None
+    has_after_hooks: bool = False
 
     @property
     def pending(self) -> events.ApprovalRequested | events.InputRequested | None:
@@ -127,6 +130,7 @@ class RunState(Struct):
     """The budget of one run and how much of it is used. `is_looping` means that it repeats calls despite a warning.
 
     `stray_replies` counts the replies that called a tool although none was offered. `stray_text` is their last text.
+    `continues` counts how often hooks continued it. `hooked_turn` is the turn at whose end hooks ran last.
     """
 
     id: str
@@ -140,6 +144,8 @@ class RunState(Struct):
     invalid_outputs: int = 0
     stray_replies: int = 0
     stray_text: str = ""
+    continues: int = 0
+    hooked_turn: int = -1
     warned_at: int | None = None
     waited: float = 0.0
     waited_until: float = 0.0
@@ -253,6 +259,8 @@ def estimate_entry_tokens(entry: Entry) -> int:
             called = (MESSAGE_TOKENS + estimate_text(call.call.tool + call.call.arguments) for call in calls.values())
             results = (estimate_result_tokens(call.finished) for call in calls.values() if call.finished is not None)
             return MESSAGE_TOKENS + written + sum(called) + sum(results)
+        case events.SignalDetected(kind="hook", detail=detail):
+            return MESSAGE_TOKENS + estimate_text(detail)
         case events.ModelFailed(partial=partial):
             return 2 * MESSAGE_TOKENS + estimate_text(partial)
         case _:

@@ -205,6 +205,16 @@ def compute_wrap_up_seconds(limits: events.Limits) -> float:
     return min(WRAP_UP_SECONDS, max(SHORT_WRAP_UP_SECONDS, limits.seconds or WRAP_UP_SECONDS))
 
 
+def compute_seconds_left(state: State, now: float) -> float | None:
+    """Compute how long the current effect of a run may take. None means no limit."""
+    run, turn = state.run, state.turn
+    if run is not None and turn is not None and turn.wrap_up is not None:
+        return compute_wrap_up_seconds(run.limits)
+    if run is None or run.limits.seconds is None:
+        return None
+    return run.started_at + run.waited + run.limits.seconds - now
+
+
 def _describe_full_window(state: State, window: int | None, said: str = "") -> str:
     """Explain why a run stops whose context does not fit. The numbers that the provider `said` are better than ours."""
     times = f"{state.futile_compactions} compactions" if state.futile_compactions > 1 else "a compaction"
@@ -310,14 +320,16 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
             error = f"{run.invalid_outputs} answers in a row did not fit the output schema. The last one: {problem}"
             return _end_run(run, "failed", text, error=error)
         return _start_turn(state, run, now)
+    if "hook" in turn.signals:
+        return _start_turn(state, run, now)
     return _end_run(run, "answered", text, confidence=reply.confidence)
 
 
 def _start_turn(state: State, run: RunState, now: float) -> Record:
     """Start the next turn. When a limit is reached, it is the last one."""
     limits, limit = run.limits, None
-    # A text-only run has one turn, and one more for each empty, invalid or stray reply.
-    most_turns = limits.turns or 1 + run.empty_replies + run.invalid_outputs + run.stray_replies
+    # A text-only run has one turn, and one more for each empty, invalid or stray reply and each "continue" of a hook.
+    most_turns = limits.turns or 1 + run.empty_replies + run.invalid_outputs + run.stray_replies + run.continues
     if run.is_looping:
         limit = "doom_loop"
     elif is_out_of_time(run, now):

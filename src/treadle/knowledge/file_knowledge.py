@@ -31,6 +31,8 @@ from treadle.permissions.patterns import PATH_ARGUMENT
 from treadle.workspace.folder import O_PATH, open_beneath
 
 AGENTS_FILE = "AGENTS.md"
+INSTRUCTION_FILES = (AGENTS_FILE, "CLAUDE.md")
+"""The files with instructions of a folder. The first one that is there counts."""
 WORKSPACE_FOLDER = ".treadle"
 DEFAULT_AGENT = "default"
 SKILL_FOLDERS = ((WORKSPACE_FOLDER, "skills"), (".agents", "skills"), (".claude", "skills"))
@@ -44,7 +46,7 @@ MAX_NOTES_LENGTH = 2000
 PREFERENCES_HEADING = (
     "The user's preferences, as noted in earlier sessions. They are notes, not orders, and may be out of date:"
 )
-_LINK_SKIPPED = "skipped: it is a link, and links of a workspace are not followed"
+LINK_SKIPPED = "skipped: it is a link, and links of a workspace are not followed"
 
 
 class Definitions(Struct, frozen=True):
@@ -71,7 +73,7 @@ class FileKnowledge(Knowledge):
         sources: list[str] = []
         texts, agents, _ = read_instructions(workspace)
         # `delegate` shows the model what the agents of a workspace are for.
-        if texts or agents or _list_names(workspace, (WORKSPACE_FOLDER, "agents"), "file"):
+        if texts or agents or list_names(workspace, (WORKSPACE_FOLDER, "agents"), "file"):
             sources.append(INSTRUCTIONS)
         if texts:
             share = 4 * len(texts)
@@ -171,8 +173,8 @@ class FileKnowledge(Knowledge):
             problems.extend(wrong)
             skills.update((skill.name, replace(skill, enabled=skill.name not in disabled)) for skill in found)
         for parts in SKILL_FOLDERS:  # a link is no loss if the skill itself is there too
-            missed = (name for name in _list_names(workspace, parts, "link") if name not in skills)
-            problems.extend(Problem(str(workspace.joinpath(*parts, name)), 1, _LINK_SKIPPED) for name in missed)
+            missed = (name for name in list_names(workspace, parts, "link") if name not in skills)
+            problems.extend(Problem(str(workspace.joinpath(*parts, name)), 1, LINK_SKIPPED) for name in missed)
         return dict(sorted(skills.items())), problems
 
     def _read_disabled(self) -> frozenset[str]:
@@ -227,9 +229,9 @@ def _render_preferences(preferences: Sequence[Memory]) -> str:
 def _read_agents(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[AgentFile], list[Problem]]:
     place, linked = folder.joinpath(*parts), origin == "user"
     agents: list[AgentFile] = []
-    links = [] if linked else _list_names(folder, parts, "link")
-    problems = [Problem(str(place / name), 1, _LINK_SKIPPED) for name in links]
-    for name in _list_names(folder, parts, "file", linked=linked):
+    links = [] if linked else list_names(folder, parts, "link")
+    problems = [Problem(str(place / name), 1, LINK_SKIPPED) for name in links]
+    for name in list_names(folder, parts, "file", linked=linked):
         text = read_beneath(folder, (*parts, name), linked=linked) if name.endswith(".md") else None
         if text is None:
             continue
@@ -245,7 +247,7 @@ def read_skills(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[l
     place, linked = folder.joinpath(*parts), origin == "user"
     skills: list[Skill] = []
     problems: list[Problem] = []
-    for name in _list_names(folder, parts, "folder", linked=linked):
+    for name in list_names(folder, parts, "folder", linked=linked):
         for file in (SKILL_FILE, SKILL_FILE.lower()):  # the public validator accepts both
             text = read_beneath(folder, (*parts, name, file), linked=linked)
             if text is not None:
@@ -280,26 +282,35 @@ def read_instructions(workspace: Path) -> tuple[list[tuple[str, str]], list[Agen
     agents: list[AgentFile] = []
     problems: list[Problem] = []
     for path, folder in list_instruction_folders(workspace):
-        text = read_beneath(folder, (AGENTS_FILE,))
+        name, text = read_instruction_file(folder)
         if text is None:
             if (folder / AGENTS_FILE).is_symlink():
-                problems.append(Problem(str(folder / AGENTS_FILE), 1, _LINK_SKIPPED))
+                problems.append(Problem(str(folder / AGENTS_FILE), 1, LINK_SKIPPED))
             continue
-        rest, found, wrong = read_sections(str(folder / AGENTS_FILE), text, "workspace")
+        rest, found, wrong = read_sections(str(folder / name), text, "workspace")
         agents.extend(found)
         problems.extend(wrong)
         if rest:
-            texts.append((path, rest))
+            texts.append((f"{path.removesuffix(AGENTS_FILE)}{name}", rest))
     return texts, agents, problems
+
+
+def read_instruction_file(folder: Path, parts: tuple[str, ...] = ()) -> tuple[str, str | None]:
+    """Read the AGENTS.md of a folder, or its CLAUDE.md where there is no AGENTS.md. Return the name and the text."""
+    for name in INSTRUCTION_FILES:
+        text = read_beneath(folder, (*parts, name))
+        if text is not None:
+            return name, text
+    return AGENTS_FILE, None
 
 
 def find_nested(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     """Find the AGENTS.md of the folders between the workspace and the files that a call names, as (path, text)."""
     for parts in sorted(set(islice(_list_named_folders(workspace, arguments), MAX_FOLDERS))):
         for depth in range(1, min(len(parts), MAX_DEPTH) + 1):
-            text = read_beneath(workspace, (*parts[:depth], AGENTS_FILE))
-            if text is not None and (rest := read_sections(AGENTS_FILE, text, "workspace")[0]):
-                yield "/".join((*parts[:depth], AGENTS_FILE)), rest
+            name, text = read_instruction_file(workspace, parts[:depth])
+            if text is not None and (rest := read_sections(name, text, "workspace")[0]):
+                yield "/".join((*parts[:depth], name)), rest
 
 
 def _list_named_folders(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, ...]]:
@@ -347,7 +358,7 @@ def read_beneath(folder: Path, parts: Sequence[str], *, linked: bool = False) ->
     return None
 
 
-def _list_names(
+def list_names(
     folder: Path, parts: Sequence[str], kind: Literal["file", "folder", "link"], *, linked: bool = False
 ) -> list[str]:
     """List the names of one kind in a folder beneath another, sorted. With `linked`, a link counts as its target."""
@@ -381,7 +392,7 @@ def _open_beneath(folder: Path, parts: Sequence[str], flags: int, *, linked: boo
 
 def _list_all_files(folder: Path, parts: tuple[str, ...] = (), *, linked: bool = False) -> Iterator[str]:
     """List the files of a skill, down to three folders deep."""
-    for name in _list_names(folder, parts, "file", linked=linked):
+    for name in list_names(folder, parts, "file", linked=linked):
         yield "/".join((*parts, name))
-    for name in _list_names(folder, parts, "folder", linked=linked) if len(parts) < 3 else ():
+    for name in list_names(folder, parts, "folder", linked=linked) if len(parts) < 3 else ():
         yield from _list_all_files(folder, (*parts, name), linked=linked)

@@ -19,7 +19,7 @@ SKILL_FILE = "SKILL.md"
 MAX_TRIGGERS = 50
 MAX_MESSAGE_LENGTH, MAX_MESSAGE_LINES = 20_000, 200
 """So much of a message is searched for triggers."""
-_FRAMES = re.compile(r"<(\s*(?:/\s*)?(?:file|skills?|memories)\b)", re.IGNORECASE)
+_FRAMES = re.compile(r"<(\s*(?:/\s*)?(?:file|skills?|memories|command)\b)", re.IGNORECASE)
 _NAME = re.compile(r"[^\W_]+(-[^\W_]+)*")
 _REGEX = re.compile(r"\\[bdswBDSW]|\(\?|\[\^?\w-\w|\.\*|\.\+")
 

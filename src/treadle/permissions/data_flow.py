@@ -33,7 +33,7 @@ UNKNOWN_TOOL_TRAITS: frozenset[Trait] = frozenset(("untrusted", "private"))
 
 MESSAGE, ATTACHMENT, ANSWER, HISTORY = "text:message", "text:attachment", "text:answer", "text:history"
 INSTRUCTIONS, SKILL = "text:instructions", "text:skill"
-MEMORY, UNTRUSTED_MEMORY = "text:memory", "text:untrusted_memory"
+MEMORY, UNTRUSTED_MEMORY, HOOK = "text:memory", "text:untrusted_memory", "text:hook"
 
 
 class Source(NamedTuple):
@@ -51,6 +51,7 @@ SOURCES: dict[str, Source] = {
     INSTRUCTIONS: Source("AGENTS.md and agents of the workspace", frozenset(("workspace",))),
     SKILL: Source("a skill of the workspace", frozenset(("workspace",))),
     MEMORY: Source("a memory", frozenset(("private",))),
+    HOOK: Source("a note of a hook", frozenset(("workspace", "private"))),
     UNTRUSTED_MEMORY: Source("a memory that others may have caused", frozenset(("untrusted", "private"))),
 }
 """The sources that are no tools, by name. The colon keeps their names apart from names of tools."""

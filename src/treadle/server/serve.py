@@ -19,6 +19,7 @@ from types import FrameType
 from typing import cast
 
 import uvicorn
+from msgspec.structs import replace
 
 from treadle.app.absent_model import AbsentModel
 from treadle.app.compose import open_keyring, open_runtime, open_store
@@ -61,6 +62,7 @@ class ServeOptions:
 async def serve(settings: Settings, options: ServeOptions) -> None:
     """Serve with these settings. Unfinished runs of the store continue, and open questions can be answered."""
     check_root(is_allowed=settings.allow_root, serves=True)
+    settings = replace(settings, keep_loaded=0)  # a request to unload frees the memory, and commands have no part in it
     file, config = _build_config(settings, options)
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(open_store(settings))

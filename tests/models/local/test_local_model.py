@@ -90,7 +90,7 @@ async def is_computing(pid: int, seconds: float) -> bool:
 async def find_engine_pid(model: LocalModel) -> int:
     await model.load()  # a test may be the first of its worker
     assert model._engine is not None and model._engine._child is not None
-    return model._engine._child.process.pid
+    return model._engine._child.pid
 
 
 async def test_unloading_ends_the_process_and_loading_reports_progress_and_status(

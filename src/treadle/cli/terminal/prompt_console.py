@@ -231,12 +231,9 @@ class PromptConsole:
 
     def show_text(self, text: str) -> None:
         """Write a text to the scrollback, or show it in the pager if it is long."""
-        if text.count("\n") < PAGER_LINES:
-            self.write_block(text)
-            return
         command = shlex.split(os.environ.get("PAGER", "")) or ["less", "-R"]
-        if shutil.which(command[0]) is None:
-            self.write_block(text)
+        if text.count("\n") < PAGER_LINES or shutil.which(command[0]) is None:
+            self.write_block(text, gap=True)
             return
         self.holder.is_lent = True
         work = run_in_terminal(

@@ -8,16 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import json
 import math
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import threading
-import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,11 +21,11 @@ from msgspec import Struct, field
 from treadle.errors import ModelError
 from treadle.messages import FinishReason, Json, Usage
 from treadle.models.base import EmbeddingInput, Embeddings
+from treadle.models.local.engine_process import EngineFacts, EngineProcess, OwnProcess
+from treadle.models.local.kept_process import join_or_start
+from treadle.models.local.load_progress import Progress
 from treadle.models.local.unix_http import UnixResponse, open_exchange
 from treadle.models.reply_reader import MessageDecoder, MessageStream
-
-Progress = Callable[[str, float, float], None]
-"""Called with a message, how much is done, and how much there is."""
 
 Prompt = str | list[str | int]
 """Text, or a mix of text and token ids."""
@@ -40,14 +35,6 @@ BATCH = 128
 """Tokens that are read at once. A batch cannot be interrupted: with small ones a cancel takes about a second."""
 
 LARGEST_WINDOW = 8192
-
-
-class EngineFacts(Struct, frozen=True):
-    """The facts that a loaded engine reports about its model. `window` is in tokens, for prompt and reply together."""
-
-    window: int
-    parameters: int
-    template: str
 
 
 class _Timings(Struct):
@@ -97,83 +84,18 @@ class CompletionPiece(Struct):
 _PIECES = MessageDecoder(CompletionPiece)
 
 
-class _Child:
-    """One engine process and the folder of its socket."""
-
-    def __init__(self, settings: dict[str, Json]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="treadle-"))
-        self.socket = self.folder / "engine.sock"
-        self.log = self.folder / "log"
-        settings |= {"folder": str(self.folder), "socket": str(self.socket), "parent": os.getpid()}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", str(Path(__file__).with_name("llama_child.py")), json.dumps(settings)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.facts: EngineFacts | None = None
-        self.stop = weakref.finalize(self, _end_process, self.process, self.folder)
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
-
-    async def fetch_facts(self) -> EngineFacts | None:
-        """The facts of the loaded model, or None while it loads."""
-        answers: list[Json] = []
-        for path in ("/props", "/v1/models"):
-            async with open_exchange(self.socket, path) as response:
-                if response.status != 200:
-                    return None
-                answers.append(msgspec.json.decode(await response.read()))
-        props, models = answers
-        return EngineFacts(
-            window=props["default_generation_settings"]["n_ctx"],
-            parameters=models["data"][0]["meta"]["n_params"],
-            template=props.get("chat_template", ""),
-        )
-
-    async def wait_for_end(self) -> None:
-        """Wait a moment for a process that is ending: its socket closes before the process is gone."""
-        for _ in range(200):
-            if self.is_alive:
-                await asyncio.sleep(0.01)
-
-    def read_log_end(self) -> str:
-        try:
-            return self.log.read_text("utf-8", "replace").strip()[-500:]
-        except OSError:
-            return ""
-
-    def read_memory(self) -> int:
-        try:
-            status = Path(f"/proc/{self.process.pid}/status").read_text()
-        except OSError:
-            return 0
-        return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line[:6] == "VmRSS:"), 0)
-
-
-def _end_process(process: subprocess.Popen[bytes], folder: Path) -> None:
-    process.kill()
-    process.wait()
-    if process.stdin:
-        process.stdin.close()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 class LlamaEngine:
     """One GGUF file. It is loaded when it is first needed, and again after its process has died."""
 
-    def __init__(self, path: Path, *, slots: int = 4, context: int | None = None) -> None:
+    def __init__(self, path: Path, *, slots: int = 4, context: int | None = None, keep_loaded: float = 0) -> None:
         self.path = path
+        self._keep_loaded = keep_loaded
         self._slots = slots
         self._context = context or LARGEST_WINDOW
         # All slots share the cells: sessions are rarely long at the same time, and each cell takes memory.
         self._cells = self._context * min(slots, 2)
         self._used = 0
-        self._child: _Child | None = None
+        self._child: EngineProcess | None = None
         self._lock = threading.Lock()
 
     @property
@@ -187,29 +109,40 @@ class LlamaEngine:
         return self._child.read_memory() if self._child and self._child.is_alive else 0
 
     def stop(self) -> None:
-        """End the process and free its memory. The next request loads it again."""
+        """End the process and free its memory, also of an engine that stays loaded. The next request loads it again."""
         with self._lock:
             child, self._child = self._child, None
         if child:
             child.stop()
 
+    def release(self) -> None:
+        """Stop using the process. It ends, unless it stays loaded for others."""
+        with self._lock:
+            child, self._child = self._child, None
+        if child:
+            child.release()
+
     async def load(self, progress: Progress | None = None) -> EngineFacts:
         """Load the model if it is not loaded, and wait until it can answer."""
         child = self._get_child()
+        began = time.monotonic()
         while child.facts is None:
             try:
                 child.facts = await child.fetch_facts()
             except (OSError, EOFError):
-                if not child.is_alive:
+                if not child.is_alive and child.was_running:
+                    child = self._get_child()  # it was ending already when this process joined it
+                elif not child.is_alive:
                     raise ModelError(
                         f"The engine could not load {self.path}. Is it a GGUF file of a model that this "
                         f"llama.cpp knows, and is there memory for it? Its log ends with: {child.read_log_end()}"
                     ) from None
             if child.facts is None:
-                if progress and self.path.exists():
-                    size = self.path.stat().st_size
-                    progress(f"loading {self.path.name}", min(child.read_memory(), size), size)
                 await asyncio.sleep(0.05)
+                # An engine that is loaded already answers within this time, and then there is nothing to report.
+                if progress and time.monotonic() - began > 0.3 and self.path.exists():
+                    size = self.path.stat().st_size
+                    progress("load", min(child.read_memory(), size), size)
         return child.facts
 
     async def stream_pieces(self, prompt: Prompt, options: dict[str, Json]) -> AsyncGenerator[CompletionPiece, None]:
@@ -283,7 +216,7 @@ class LlamaEngine:
         most = body.get("n_predict", body.get("max_tokens", 0))
         cells = facts.window if most < 0 else min(facts.window, len(msgspec.json.encode(read)) // 2 + most)
         try:
-            async with self._reserve(cells), open_exchange(child.socket, path, body) as response:
+            async with self._reserve(cells), open_exchange(child.socket, path, body, child.key) as response:
                 if response.status != 200:
                     error = await response.read()
                     with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
@@ -315,25 +248,25 @@ class LlamaEngine:
             self._used += cells if fits else 0
             return fits
 
-    def _get_child(self) -> _Child:
+    def _get_child(self) -> EngineProcess:
         with self._lock:
             if self._child is None or not self._child.is_alive:
                 if self._child:
-                    self._child.stop()
+                    self._child.release()
                 if importlib.util.find_spec("xllamacpp") is None:
                     message = "The embedded model needs llama.cpp: pip install 'treadle[local]'"
                     raise ModelError(message, kind="bad_request")
-                self._child = _Child(
-                    {
-                        "path": str(self.path),
-                        "slots": self._slots,
-                        "window": self._context,
-                        "cells": self._cells,
-                        "batch": BATCH,
-                        "threads": max(1, count_cores() - 1),
-                        "cache_mib": CACHE_MIB,
-                    }
-                )
+                settings: dict[str, Json] = {
+                    "path": str(self.path.resolve()),
+                    "slots": self._slots,
+                    "window": self._context,
+                    "cells": self._cells,
+                    "batch": BATCH,
+                    "threads": max(1, count_cores() - 1),
+                    "cache_mib": CACHE_MIB,
+                }
+                kept = join_or_start(settings, self._keep_loaded) if self._keep_loaded else None
+                self._child = kept or OwnProcess(settings)
             return self._child
 
 

@@ -23,7 +23,8 @@ from treadle.models.local.choose_then_fill import ChooseThenFill
 from treadle.models.local.driver import Driver
 from treadle.models.local.driver_probe import REQUESTS, count_right_calls
 from treadle.models.local.json_tools import JsonTools
-from treadle.models.local.llama_process import EngineFacts, LlamaEngine, Progress
+from treadle.models.local.llama_process import EngineFacts, LlamaEngine
+from treadle.models.local.load_progress import PhaseProgress, Progress
 from treadle.models.local.loop_detector import end_at_loop
 from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.native_tools import NativeTools
@@ -55,7 +56,8 @@ class LocalModel:
 
     `context` is the window in tokens, at most what the model was made for. `slots` requests run at once. `driver`
     says how tools are offered; by default the model's size and a probe decide. While the model gets ready,
-    `progress(message, done, total)` is called from any thread.
+    `progress(message, done, total)` is called from any thread. With `keep_loaded`, processes of this user share the
+    engine, and it stays loaded for so many seconds after the last of them closed its model.
     """
 
     def __init__(
@@ -66,12 +68,14 @@ class LocalModel:
         context: int | None = None,
         driver: DriverName | None = None,
         progress: Progress | None = None,
+        keep_loaded: float = 0,
     ) -> None:
         self._path = None if path is None else Path(path)
         self._slots = slots
         self._context = context
         self._requested_driver: DriverName | None = driver
         self.progress = progress
+        self.keep_loaded = keep_loaded
         self._engine: LlamaEngine | None = None
         self._driver_name: DriverName | None = None
         self._driver: Driver | None = None
@@ -109,13 +113,14 @@ class LocalModel:
         return self.status
 
     def unload(self) -> None:
-        """End the engine's process and free its memory. The next request loads it again."""
+        """End the engine's process and free its memory, also when others use it. The next request loads it again."""
         if self._engine:
             self._engine.stop()
 
     async def close(self) -> None:
-        """The same as `unload`."""
-        self.unload()
+        """Stop using the engine. It ends, unless `keep_loaded` is set."""
+        if self._engine:
+            self._engine.release()
 
     async def embed(self, inputs: Sequence[EmbeddingInput], dimensions: int | None = None) -> Embeddings:
         """One vector of length 1 for each input: the mean of the model's states over it."""
@@ -140,14 +145,17 @@ class LocalModel:
                 yield event
 
     async def _load_engine(self) -> tuple[LlamaEngine, EngineFacts]:
+        progress = PhaseProgress(self.progress, Path(self._path or weights.SMALL).name) if self.progress else None
         if self._engine is None:
             stop = threading.Event()
             try:
-                path = await asyncio.to_thread(weights.ensure_weights, self._path, self.progress, stop)
+                path = await asyncio.to_thread(weights.ensure_weights, self._path, progress, stop)
             finally:
                 stop.set()
-            self._engine = self._engine or LlamaEngine(path, slots=self._slots, context=self._context)
-        return self._engine, await self._engine.load(self.progress)
+            self._engine = self._engine or LlamaEngine(
+                path, slots=self._slots, context=self._context, keep_loaded=self.keep_loaded
+            )
+        return self._engine, await self._engine.load(progress)
 
     async def _open_driver(self, engine: LlamaEngine, facts: EngineFacts) -> Driver:
         cache = ModelCache(find_data_folder() / "cache", engine.path)

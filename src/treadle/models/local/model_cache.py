@@ -1,8 +1,12 @@
-"""Keeps small facts about a model file, such as a calibration, in JSON files that may be deleted at any time."""
+"""Keeps small facts about a model file, such as a calibration, in JSON files that may be deleted at any time.
+
+The package brings some facts about the small model, so that its first use need not compute them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import os
 import tempfile
@@ -13,17 +17,25 @@ import msgspec
 
 T = TypeVar("T")
 EDGE_BYTES = 1 << 20
+SHIPPED = Path(__file__).with_name("shipped_facts.json.gz")
+"""Facts by the fingerprint of their model file and by their key. `scripts/fit_ready_made_tools.py` writes them."""
+
+ShippedFacts = dict[str, dict[str, msgspec.Raw]]
 
 
 class ModelCache:
     """A cache for one model file, found by its content. Failures to read or write are ignored."""
 
-    def __init__(self, folder: Path, weights: Path) -> None:
-        self._folder = folder / compute_fingerprint(weights)
+    def __init__(self, folder: Path, weights: Path, shipped: Path = SHIPPED) -> None:
+        self._fingerprint = compute_fingerprint(weights)
+        self._folder = folder / self._fingerprint
+        self._shipped = shipped
 
     def read(self, key: str, kind: type[T]) -> T | None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return msgspec.json.decode((self._folder / f"{key}.json").read_bytes(), type=kind)
+        with contextlib.suppress(OSError, EOFError, KeyError, msgspec.MsgspecError):
+            return msgspec.json.decode(read_shipped_facts(self._shipped)[self._fingerprint][key], type=kind)
         return None
 
     def write(self, key: str, value: object) -> None:
@@ -33,6 +45,11 @@ class ModelCache:
             with os.fdopen(handle, "wb") as file:
                 file.write(msgspec.json.encode(value))
             Path(name).replace(self._folder / f"{key}.json")
+
+
+def read_shipped_facts(file: Path = SHIPPED) -> ShippedFacts:
+    """Read the facts that the package brings. Each is decoded when it is used."""
+    return msgspec.json.decode(gzip.decompress(file.read_bytes()), type=ShippedFacts)
 
 
 def compute_fingerprint(weights: Path) -> str:

@@ -112,8 +112,7 @@ class ToolChooser:
             await asyncio.sleep(0.1)
         try:
             if self._calibration is None:
-                known = repr((RECIPE, self._examples, self._prompts)).encode()
-                key = f"choose-{hashlib.sha256(known).hexdigest()[:16]}"
+                key = await self.compute_key()
                 self._calibration = self._cache.read(key, Calibration)
                 if self._calibration is None:
                     self._calibration = await self._calibrate(progress)
@@ -121,6 +120,12 @@ class ToolChooser:
             return self._calibration
         finally:
             self._lock.release()
+
+    async def compute_key(self) -> str:
+        """The name of this set's calibration in the cache. It changes with every text that the fit depends on."""
+        rendered = await self._chat.render([("user", "?")])
+        known = repr((RECIPE, RIDGE, self._examples, self._prompts, _build_question("?"), rendered)).encode()
+        return f"choose-{hashlib.sha256(known).hexdigest()[:16]}"
 
     async def _calibrate(self, progress: Progress | None) -> Calibration:
         examples = [(request, label) for label in self._labels for request in self._examples[label]]

@@ -32,13 +32,16 @@ class UnixResponse:
 
 
 @asynccontextmanager
-async def open_exchange(socket: Path, path: str, body: object = None) -> AsyncGenerator[UnixResponse, None]:
+async def open_exchange(
+    socket: Path, path: str, body: object = None, key: str = ""
+) -> AsyncGenerator[UnixResponse, None]:
     """Send one request and read its response. Leaving the block closes the connection and so stops the server."""
     reader, writer = await asyncio.open_unix_connection(str(socket))
     try:
         content = b"" if body is None else msgspec.json.encode(body)
         verb = "GET" if body is None else "POST"
         head = f"{verb} {path} HTTP/1.1\r\nHost: engine\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head += f"Authorization: Bearer {key}\r\n" if key else ""
         writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         status = int((await _read_line(reader)).split()[1])
         length: int | None = None

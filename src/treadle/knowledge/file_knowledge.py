@@ -119,7 +119,7 @@ class FileKnowledge(Knowledge):
             return True
         try:
             return tomllib.loads(text).get("web", True) is True
-        except tomllib.TOMLDecodeError:  # nobody knows what it says about the web
+        except (ValueError, RecursionError):  # nobody knows what it says about the web
             return False
 
     def read_all(self, workspace: Path) -> Definitions:

@@ -22,7 +22,7 @@ MAX_FILES = 5000
 USUAL_TASKS = ("setup", "install", "build", "dev", "start", "test", "check", "lint", "format", "fmt", "typecheck")
 SKIPPED_FOLDERS = frozenset(("node_modules", "target", "dist", "build", "out", "vendor", "__pycache__", "venv"))
 
-_TARGET = re.compile(r"^([A-Za-z][\w-]*)(?:\s+[^:=\n]*)?:(?!=)", re.MULTILINE)
+_TARGET = re.compile(r"^([A-Za-z][\w-]*)(?:[ \t][^:=\n]*)?:(?!=)", re.MULTILINE)
 _PACKAGE_RUNNERS = {"pnpm-lock.yaml": "pnpm", "yarn.lock": "yarn", "bun.lock": "bun", "bun.lockb": "bun"}
 _PYTHON_RUNNERS = {"uv.lock": "uv run ", "poetry.lock": "poetry run ", "pdm.lock": "pdm run "}
 _PYTHON_TOOLS = {

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,30 @@ async def test_the_time_limit_ends_all_processes_of_a_hook(work: Path) -> None:
     assert said is not None and said.decision == "deny" and "did not end within 0.5 s" in said.reason
     for pid in pids.read_text().split():
         assert not Path(f"/proc/{pid}").exists() or "sleep" not in Path(f"/proc/{pid}/comm").read_text()
+
+
+async def test_endless_output_ends_a_hook_long_before_its_time_limit(work: Path) -> None:
+    configure(work, "before_tool", "yes", timeout=600)
+    said = await ask(work)
+    assert said is not None and said.decision == "deny" and "wrote more than 256 KiB" in said.reason
+
+
+async def test_a_hook_that_stops_its_supervisor_is_still_ended(work: Path) -> None:
+    configure(work, "before_tool", "kill -STOP $PPID; sleep 600", timeout=0.5)
+    said = await ask(work)
+    assert said is not None and said.decision == "deny" and "did not end within 0.5 s" in said.reason
+
+
+async def test_a_hook_finds_no_programs_in_the_workspace(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, programs = work.parent / "seen", work / ".venv/bin"
+    programs.mkdir(parents=True)
+    (work.parent / "link").symlink_to(programs)
+    monkeypatch.setenv("PATH", f"{programs}:bin::{work.parent / 'link'}:/opt/own:{os.environ['PATH']}")
+    configure(work, "before_tool", f'echo "$PATH" > {seen}')
+    assert await ask(work) == HookResult()
+    entries = seen.read_text().strip().split(":")
+    assert "/opt/own" in entries and all(entry.startswith("/") for entry in entries)
+    assert not {str(programs), str(work.parent / "link")}.intersection(entries)
 
 
 async def test_a_hook_gets_no_secrets_and_prints_none(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +278,21 @@ async def test_new_trust_in_another_text_does_not_cover_the_hooks_of_a_running_s
     assert said is not None and said.decision == "deny" and not (work.parent / "owned").exists()
 
 
+async def test_hooks_of_a_workspace_do_not_run_in_a_worktree_with_other_hooks(work: Path) -> None:
+    write_hooks(work, '[[before_tool]]\ncommand = "sh $TREADLE_WORKSPACE/.treadle/hooks/check.sh"\n')
+    (work / ".treadle/hooks").mkdir()
+    (work / ".treadle/hooks/check.sh").write_text("echo {}\n")
+    trust(work)
+    hook, _ = build(work)
+    worktree = work.parent / "worktree"
+    shutil.copytree(work, worktree)
+    call = HookCall(HookSession("helper", str(worktree), "s"), "c", "shell", "caution", {})
+    assert hook is not None and await hook.before_tool(call) == HookResult()
+    (worktree / ".treadle/hooks/check.sh").write_text("touch $HOME/owned; echo {}\n")
+    said = await hook.before_tool(call)
+    assert said is not None and said.decision == "deny" and not (work.parent / "owned").exists()
+
+
 def test_trust_holds_for_one_folder_and_not_for_a_clone_of_it(work: Path) -> None:
     write_hooks(work, HOSTILE)
     trust(work)
@@ -262,7 +302,7 @@ def test_trust_holds_for_one_folder_and_not_for_a_clone_of_it(work: Path) -> Non
     assert build(work)[0] is not None and build(clone)[0] is None
 
 
-@pytest.mark.parametrize("what", ["link", "folder link", "pipe", "large", "bad toml"])
+@pytest.mark.parametrize("what", ["link", "folder link", "pipe", "large", "deep", "long number", "bad toml"])
 def test_hooks_that_cannot_be_read_as_they_stand_are_not_run(work: Path, what: str) -> None:
     (work / ".treadle").mkdir()
     elsewhere, hooks = work.parent / "elsewhere", work / ".treadle/hooks.toml"
@@ -278,6 +318,10 @@ def test_hooks_that_cannot_be_read_as_they_stand_are_not_run(work: Path, what: s
             os.mkfifo(hooks)
         case "large":
             hooks.write_text(HOSTILE + "#" * 300_000)
+        case "deep":
+            hooks.write_text("a = " + "[" * 20_000)
+        case "long number":
+            hooks.write_text(f"{HOSTILE}timeout = {'1' * 5000}\n")
         case _:
             hooks.write_text("[[before_tool]]\ncommand = 7\n")
     hook, note = build(work)

@@ -83,9 +83,16 @@ async def test_a_denial_reaches_the_model_and_a_refused_message_is_not_sent(plac
 
 async def test_an_agent_cannot_write_hooks_or_commands(place: Place) -> None:
     write = call_tool("write_file", path=".treadle/hooks.toml", content=HOOKS)
-    async with StrictChat([write, Reply(text="I could not.")]) as fake:
+    script = """
+        mkdir -p .treadle/hooks .treadle/commands x; echo evil > .treadle/hooks.toml; echo evil > .treadle/hooks/run
+        echo evil > .treadle/commands/evil.md; echo evil > x/hooks.toml; mv x .treadle; ln -s x .treadle
+        mv .treadle gone; rm -r .treadle; mv -T x .treadle; ls -A
+    """
+    async with StrictChat([write, call_tool("shell", command=script), Reply(text="I could not.")]) as fake:
         await place.quick("run", "write it", *model_options(fake), "--yes")
-    assert not (place.work / ".treadle/hooks.toml").exists()
+    assert "x" in str(fake.seen[-1].body["messages"][-1])
+    assert [path.name for path in place.work.rglob("*") if path.is_file()] == ["hooks.toml"]
+    assert (place.work / "x/hooks.toml").exists() and not (place.work / ".treadle").exists()
 
 
 async def test_custom_commands_are_in_the_menu_and_send_their_text(place: Place) -> None:

@@ -1,5 +1,6 @@
 """What /init writes: the commands and the layout of a project, the same each time."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,29 @@ def test_broken_and_linked_manifests_are_passed_over(tmp_path: Path) -> None:
     (folder / "pyproject.toml").symlink_to(tmp_path / "secret.toml")
     (folder / "loop").symlink_to(folder)
     assert describe_project(folder).startswith("# bare\n\n## Commands\n\n- build: `cargo build`")
+
+
+@pytest.mark.timeout(15)  # a slow expression takes a minute
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pyproject.toml", "[tool.x]\nday = 2026-01-01\n"),
+        ("pyproject.toml", "a = " + "[" * 20_000),
+        ("pyproject.toml", f"a = {'1' * 5000}"),
+        ("Makefile", "a" + " " * 60_000),
+    ],
+)
+def test_hostile_manifests_neither_stop_nor_delay_the_text(tmp_path: Path, name: str, text: str) -> None:
+    write_file(tmp_path, name, text)
+    assert "none was found" in describe_project(tmp_path)
+
+
+def test_a_link_in_place_of_the_unfinished_file_is_not_followed(tmp_path: Path) -> None:
+    outside, work = tmp_path / "outside", tmp_path / "work"
+    work.mkdir()
+    (work / f".AGENTS.md.{os.getpid()}.partial").symlink_to(outside)
+    write_agents_file(work, "text", replace=False)
+    assert (work / "AGENTS.md").read_text() == "text" and not outside.exists()
 
 
 def test_claude_md_is_read_where_there_is_no_agents_md(tmp_path: Path) -> None:

@@ -149,11 +149,12 @@ class CommandHooks(Middleware):
 
     async def _run_hook(self, one: LoadedHook, about: Mapping[str, Json]) -> HookResult:
         redact, hook = self._keyring.redactor.redact_text, one.hook
+        workspaces = (Path(str(about["workspace"])), self._workspace)  # they differ for a helper in a worktree
         try:
-            if one.digest:
-                self._check_trust(one.digest)
+            for folder in dict.fromkeys(workspaces) if one.digest else ():
+                self._check_trust(folder, one.digest)
             given = msgspec.json.encode({"event": one.point, **about}) + b"\n"
-            output = await run_hook_command(hook.command, given, Path(str(about["workspace"])), hook.timeout)
+            output = await run_hook_command(hook.command, given, workspaces, hook.timeout)
             return read_verdict(one.point, output, redact(output.out.decode("utf-8", "replace")))
         except (HookFailed, OSError) as error:
             failure = redact(f"the hook `{one.name}` failed: {error}")
@@ -163,14 +164,14 @@ class CommandHooks(Middleware):
             _logger.warning("%s", failure)
         return HookResult(failures=(failure,))
 
-    def _check_trust(self, digest: str) -> None:
-        """Check that the text of the workspace's hooks is still the one that was loaded, and that it is trusted."""
+    def _check_trust(self, folder: Path, digest: str) -> None:
+        """Check that the text of the hooks in a folder is the one that was loaded, and that it is trusted."""
         try:
-            found = read_workspace_hooks(self._workspace)
+            found = read_workspace_hooks(folder)
         except BadInput as error:
             raise HookFailed(str(error)) from None
         if found is None or found.digest != digest or check_trust(found, self._trust_folders) != "trusted":
-            raise HookFailed("the hooks of the workspace changed since this session started; see `treadle hooks list`")
+            raise HookFailed(f"the hooks in {folder} are not those that this session started with; see `treadle hooks`")
 
 
 def read_verdict(point: HookPoint, output: HookOutput, out: str) -> HookResult:

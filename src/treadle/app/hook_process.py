@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import marshal
 import resource
+import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import msgspec
 from treadle.errors import TreadleError
 from treadle.sandbox import supervisor
 from treadle.sandbox.base import Job
-from treadle.sandbox.environment import build_host_environment
+from treadle.sandbox.environment import build_host_environment, build_outside_path
 from treadle.sandbox.host import SupervisorConfig
 from treadle.sandbox.process import create_memory_file, finish_despite_cancel, open_pipe
 
@@ -39,13 +40,15 @@ class HookOutput(NamedTuple):
     error: bytes
 
 
-async def run_hook_command(command: str, given: bytes, workspace: Path, timeout: float) -> HookOutput:
+async def run_hook_command(command: str, given: bytes, workspaces: tuple[Path, ...], timeout: float) -> HookOutput:
     """Run a command with `given` on its standard input; raises `HookFailed`. Its folder is the user's home.
 
-    A folder of the workspace would decide which files the command runs, and an agent can write there.
+    The first of the `workspaces` is the session's. Neither its folder nor its search path is in any of them: an agent
+    could decide there which files the command runs.
     """
     argv = ("/bin/sh", "-c", command)
-    variables = build_host_environment(Job(argv=argv, workspace=workspace, env={"TREADLE_WORKSPACE": str(workspace)}))
+    own = {"TREADLE_WORKSPACE": str(workspaces[0]), "PATH": build_outside_path(*workspaces)}
+    variables = build_host_environment(Job(argv=argv, workspace=workspaces[0], env=own))
     config = SupervisorConfig(argv=argv, cwd=str(Path.home()), env=variables)
     settings = marshal.dumps({**msgspec.structs.asdict(config), "limits": [(resource.RLIMIT_CORE, 0)]})
     with ExitStack() as ours:
@@ -73,6 +76,8 @@ async def run_hook_command(command: str, given: bytes, workspace: Path, timeout:
             raise HookFailed(f"it did not end within {timeout:g} s, and was killed") from None
         finally:
             ours.close()  # the supervisor kills what still runs
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)  # the command may have stopped it
             await finish_despite_cancel(_wait_for_end(process))
 
 

@@ -325,7 +325,7 @@ def _parse_toml(text: str | bytes, file: Path) -> dict[str, Json]:
 
     try:
         return tomllib.loads(text.decode() if isinstance(text, bytes) else text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{file} is not valid TOML: {error}; nothing was started") from None
 
 

@@ -44,7 +44,7 @@ class WorkspaceHooks(Struct, frozen=True):
         try:
             table = tomllib.loads(self.files[HOOKS_FILE].decode())
             return msgspec.convert(table, HookSettings)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        except (ValueError, RecursionError, msgspec.ValidationError) as error:
             raise BadInput(f"{HOOKS_FILE}: {error}") from None
 
 

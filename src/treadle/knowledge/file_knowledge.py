@@ -7,6 +7,7 @@ in the user's own folder are followed (`linked`): people keep such files elsewhe
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import tomllib
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ class FileKnowledge(Knowledge):
             return True
         try:
             return tomllib.loads(text).get("web", True) is True
-        except tomllib.TOMLDecodeError:  # nobody knows what it says about the web
+        except (ValueError, RecursionError):  # nobody knows what it says about the web
             return False
 
     def read_all(self, workspace: Path) -> Definitions:
@@ -335,8 +336,9 @@ def frame_instructions(path: str, text: str, origin: Origin = "workspace") -> st
 def write_whole(path: Path, text: str) -> None:
     """Write a file of the user, whole or not at all, and create its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, "utf-8")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    with open(partial, "x", encoding="utf-8") as file:  # it follows no link that somebody put there
+        file.write(text)
     os.replace(partial, path)
 
 

@@ -22,7 +22,7 @@ MAX_FILES = 5000
 USUAL_TASKS = ("setup", "install", "build", "dev", "start", "test", "check", "lint", "format", "fmt", "typecheck")
 SKIPPED_FOLDERS = frozenset(("node_modules", "target", "dist", "build", "out", "vendor", "__pycache__", "venv"))
 
-_TARGET = re.compile(r"^([A-Za-z][\w-]*)(?:\s+[^:=\n]*)?:(?!=)", re.MULTILINE)
+_TARGET = re.compile(r"^([A-Za-z][\w-]*)(?:[ \t][^:=\n]*)?:(?!=)", re.MULTILINE)
 _PACKAGE_RUNNERS = {"pnpm-lock.yaml": "pnpm", "yarn.lock": "yarn", "bun.lock": "bun", "bun.lockb": "bun"}
 _PYTHON_RUNNERS = {"uv.lock": "uv run ", "poetry.lock": "poetry run ", "pdm.lock": "pdm run "}
 _PYTHON_TOOLS = {
@@ -87,7 +87,7 @@ def list_commands(
     scripts = _read_table(package, "scripts")
     yield from ((task, f"{runner} run {task}") for task in USUAL_TASKS if task in scripts)
     prefix = next((words for file, words in _PYTHON_RUNNERS.items() if file in files), "")
-    written = json.dumps(pyproject)
+    written = json.dumps(pyproject, default=str)
     for tool, (task, command) in _PYTHON_TOOLS.items():
         if tool in _read_table(pyproject, "tool") or re.search(rf'"{tool}\b', written):
             yield task, f"{prefix}{command}"
@@ -120,7 +120,7 @@ def list_layout(folder: Path) -> Iterator[str]:
 def _read_toml(folder: Path, name: str) -> Mapping[str, Any]:
     try:
         return tomllib.loads(read_beneath(folder, (name,)) or "")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return {}
 
 

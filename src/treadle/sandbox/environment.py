@@ -69,6 +69,14 @@ def build_host_environment(job: Job) -> dict[str, str]:
     return {"PATH": os.pathsep.join(_SYSTEM_PATH), **_select_variables(_PASSED_ON + _USER_VARIABLES), **job.env}
 
 
+def build_outside_path(*workspaces: Path) -> str:
+    """Build the user's search path without the folders that an agent can write: those in a workspace."""
+    own = [entry for entry in os.environ.get("PATH", "").split(os.pathsep) if entry.startswith("/")]
+    inside = tuple(map(Path, map(os.path.realpath, workspaces)))
+    entries = dict.fromkeys((*own, *_SYSTEM_PATH))
+    return os.pathsep.join(entry for entry in entries if not is_below(Path(os.path.realpath(entry)), inside))
+
+
 def _select_variables(names: tuple[str, ...]) -> Mapping[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from treadle.errors import BadInput
 from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput
+from treadle.sandbox.environment import build_outside_path
 from treadle.sandbox.git_settings import SettingsUnreadable, read_settings
 from treadle.sandbox.host import SupervisorConfig, run_supervised
 
@@ -67,7 +68,6 @@ _SETTINGS_FILES = (".gitconfig", ".config/git/config", ".ssh", ".ssh/config", ".
 _PROGRAM_SETTINGS = re.compile(
     r"credential\.(.+\.)?helper|core\.(sshcommand|gitproxy|askpass)|include(if\..+)?\.path", re.DOTALL
 )
-_SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 _REFUSAL = (
@@ -124,18 +124,10 @@ def build_git_environment(workspace: Path, scheme: str) -> dict[str, str]:
     inside = next((place for place in folders if _is_inside(place, workspace)), None)
     if inside is not None:
         raise BadInput(_REFUSAL.format(what=inside))
-    own = [entry for entry in os.environ.get("PATH", "").split(os.pathsep) if entry.startswith("/")]
-    usable = [entry for entry in (*own, *_SYSTEM_PATH) if not _is_inside(Path(entry), workspace)]
     chosen = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     places = {name: os.environ[name] for name in _PATHS if name in os.environ}
     chosen |= {name: value for name, value in places.items() if not _is_inside(Path(value), workspace)}
-    return {
-        "HOME": str(home),
-        **chosen,
-        **_FIXED,
-        "PATH": os.pathsep.join(dict.fromkeys(usable)),
-        "GIT_ALLOW_PROTOCOL": scheme,
-    }
+    return {"HOME": str(home), **chosen, **_FIXED, "PATH": build_outside_path(workspace), "GIT_ALLOW_PROTOCOL": scheme}
 
 
 def check_user_programs(named: Iterable[tuple[str, str]], workspace: Path) -> None:

@@ -208,6 +208,26 @@ def test_a_redirect_to_another_scheme_is_refused(server: FileServer, place: str)
         weights.pull_weights(server.address.replace("/models/", "/moved/"))
 
 
+@pytest.mark.parametrize("place", ["http://[::1/a.gguf", "http://127.0.0.1:port/a.gguf", "ftp://127.0.0.1/a.gguf"])
+def test_the_connection_of_a_refused_redirect_is_closed(server: FileServer, place: str) -> None:
+    server.moved_to = place
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with pytest.raises(ModelError, match=r"big\.gguf could not be fetched"):
+            weights.pull_weights(server.address.replace("/models/", "/moved/"))
+        gc.collect()
+    assert [str(each.message) for each in found] == []
+
+
+def test_the_body_of_a_redirect_is_not_read(server: FileServer) -> None:
+    server.hold = threading.Event()
+    address = server.address.replace("/models/", "/slow/")
+    puller = threading.Thread(target=weights.pull_weights, args=(address,), daemon=True)
+    puller.start()
+    puller.join(PATIENCE)
+    assert not puller.is_alive()
+
+
 def test_a_redirect_never_leaves_https() -> None:
     request = Request("https://a.example/big.gguf")
     follow = partial(SafeRedirects().redirect_request, request, BytesIO(), 302, "Found", HTTPMessage())

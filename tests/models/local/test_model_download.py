@@ -1,11 +1,13 @@
 """Model files come over a real socket: cut, slow, changed, moved and wrong ones, and two processes at once."""
 
+import gc
 import hashlib
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from http.client import HTTPMessage
@@ -206,6 +208,17 @@ def test_a_redirect_to_another_scheme_is_refused(server: FileServer, place: str)
     server.moved_to = place
     with pytest.raises(ModelError, match=r"big\.gguf could not be fetched"):
         weights.pull_weights(server.address.replace("/models/", "/moved/"))
+
+
+@pytest.mark.parametrize("place", ["http://[::1/a.gguf", "http://127.0.0.1:port/a.gguf", "ftp://127.0.0.1/a.gguf"])
+def test_the_connection_of_a_refused_redirect_is_closed(server: FileServer, place: str) -> None:
+    server.moved_to = place
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with pytest.raises(ModelError, match=r"big\.gguf could not be fetched"):
+            weights.pull_weights(server.address.replace("/models/", "/moved/"))
+        gc.collect()
+    assert [str(each.message) for each in found] == []
 
 
 def test_a_redirect_never_leaves_https() -> None:

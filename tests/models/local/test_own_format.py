@@ -2,17 +2,23 @@
 
 import json
 import random
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from tests.models.local.gbnf import generate_sentence
 from tests.models.local.test_local_drivers import ASKED, READ, Scripted, drive, pieces
-from treadle.messages import Request
+from treadle.messages import Call, Reply, Request
+from treadle.models.base import ModelEvent
 from treadle.models.local.chat_prompt import ChatPrompt
+from treadle.models.local.driver import Driver
 from treadle.models.local.driver_probe import REQUESTS, count_right_calls
 from treadle.models.local.json_tools import ANSWER, JsonTools
 from treadle.models.local.llama_process import EngineFacts
+from treadle.models.local.local_model import DriverName, LocalModel
+from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.own_format import CallFormat, OwnFormat, read_call_format
 
 FAMILIES = {
@@ -117,3 +123,41 @@ async def test_a_driver_is_scored_by_the_calls_that_it_gets() -> None:
     said += ['{"tool": "current_time", "arguments": {}}', ANSWER]
     engine = Scripted(*map(pieces, said), pieces("Hello!"))
     assert await count_right_calls(JsonTools(engine, "local:x", ChatPrompt(engine, facts()))) == len(REQUESTS) - 1
+
+
+class Answers(Driver):
+    """Gets the right call for the first `right` requests of the probe, and nothing for the others."""
+
+    def __init__(self, right: int) -> None:
+        self.right, self.asked = right, 0
+
+    async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
+        self.asked += 1
+        _, tool, word = REQUESTS[self.asked - 1]
+        if self.asked <= self.right:
+            calls = (Call("c", tool, json.dumps({"it": word})),) if tool else ()
+            yield Reply("" if tool else "Hello!", calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "right", "picked"),
+    [
+        (135e6, {"own": 4}, "choose"),
+        (0.5e9, {"own": 4}, "own"),
+        (0.5e9, {"own": 3, "native": 4, "union": 4}, "choose"),
+        (0.5e9, {"native": 4, "union": 4}, "choose"),
+        (1.5e9, {"own": 2, "native": 4, "union": 3}, "native"),
+        (1.5e9, {"own": 2, "native": 2, "union": 2}, "own"),
+        (1.5e9, {"native": 0, "union": 1}, "union"),
+    ],
+)
+async def test_a_probe_decides_between_the_drivers_once_for_each_model(
+    tmp_path: Path, parameters: float, right: dict[DriverName, int], picked: DriverName
+) -> None:
+    (tmp_path / "weights.gguf").write_bytes(b"GGUF")
+    cache = ModelCache(tmp_path / "cache", tmp_path / "weights.gguf")
+    drivers: dict[DriverName, Driver] = {name: Answers(count) for name, count in right.items()}
+    found = EngineFacts(window=4096, parameters=int(parameters), template="")
+    assert await LocalModel(tmp_path / "weights.gguf")._pick_driver(drivers, found, cache) == picked
+    again: dict[DriverName, Driver] = {name: Answers(0) for name in right}
+    assert await LocalModel(tmp_path / "weights.gguf")._pick_driver(again, found, cache) == picked, "it is kept"

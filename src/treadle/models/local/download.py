@@ -87,6 +87,14 @@ def read_version(part: Path) -> str:
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects to https, and to http only from http."""
 
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> object:
+        fp.close()  # first: the new address may be no address, and the body may have no end
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
     def redirect_request(
         self,
         req: urllib.request.Request,
@@ -98,7 +106,6 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         scheme = newurl.partition(":")[0].lower()
         if scheme not in ("https", req.type):
-            fp.close()
             raise urllib.error.URLError(f"the server redirects from {req.type} to {scheme}, which is not followed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

@@ -44,6 +44,11 @@ class EngineProcess(ABC):
     @abstractmethod
     def is_alive(self) -> bool: ...
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it will not answer, although it is alive."""
+        return False
+
     @abstractmethod
     def stop(self) -> None:
         """End the process, whoever uses it."""

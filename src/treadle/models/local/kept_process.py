@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import select
 import shutil
@@ -32,8 +33,12 @@ from treadle.permissions.paths import find_data_folder
 
 LOCK_SECONDS = 10.0
 END_SECONDS = 10.0
+SILENT_SECONDS = 5.0
 PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR")
 """The variables that a kept engine gets. Others may hold secrets, and it outlives the command that started it."""
+
+
+_logger = logging.getLogger("treadle")
 
 
 class KeptEngine(Struct, frozen=True):
@@ -55,8 +60,8 @@ class KeptProcess(EngineProcess):
             stack.callback(os.close, here)
             self.socket = Path(f"/proc/self/fd/{here}/engine.sock")
             self._lease = stack.enter_context(socket.socket(socket.AF_UNIX))
+            self._lease.setblocking(False)  # first: an engine that was stopped may have no place for a connection
             self._lease.connect(f"/proc/self/fd/{here}/lease.sock")
-            self._lease.setblocking(False)
             self.pid, uid, _ = struct.unpack("3i", self._lease.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid != os.getuid() or self.pid <= 0:  # there is no number for a process of another container
                 raise PermissionError("the engine belongs to another user or another container")
@@ -64,6 +69,7 @@ class KeptProcess(EngineProcess):
             self._process = os.pidfd_open(self.pid)
             stack.callback(os.close, self._process)
             self._folder = folder
+            self._last_sign = ([""], 0.0)
             self._close = weakref.finalize(self, stack.pop_all().close)
 
     @property
@@ -74,6 +80,17 @@ class KeptProcess(EngineProcess):
             return True
         except OSError:
             return False
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it takes no processor time, like a process that was stopped. Call it again and again."""
+        try:
+            used = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        except OSError:
+            return False
+        if used != self._last_sign[0]:
+            self._last_sign = (used, time.monotonic())
+        return time.monotonic() - self._last_sign[1] > SILENT_SECONDS
 
     def take_lease(self, seconds: float) -> None:
         """Keep the engine loaded while this object lives, and `seconds` longer."""
@@ -125,7 +142,9 @@ def join_or_start(settings: dict[str, Json], seconds: float) -> KeptProcess | No
                 found = KeptProcess(folder)
             found.take_lease(seconds)
             return found
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = error if isinstance(error, OSError) else "it did not start"
+        _logger.warning("No engine can be kept loaded for the next command: %s", reason)
         return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import logging
 import math
 import os
 import threading
@@ -35,6 +36,9 @@ BATCH = 128
 """Tokens that are read at once. A batch cannot be interrupted: with small ones a cancel takes about a second."""
 
 LARGEST_WINDOW = 8192
+ANSWER_SECONDS = 5.0
+
+_logger = logging.getLogger("treadle")
 
 
 class _Timings(Struct):
@@ -128,7 +132,7 @@ class LlamaEngine:
         began = time.monotonic()
         while child.facts is None:
             try:
-                child.facts = await child.fetch_facts()
+                child.facts = await asyncio.wait_for(child.fetch_facts(), ANSWER_SECONDS)
             except (OSError, EOFError):
                 if not child.is_alive and child.was_running:
                     child = self._get_child()  # it was ending already when this process joined it
@@ -143,6 +147,15 @@ class LlamaEngine:
                 if progress and time.monotonic() - began > 0.3 and self.path.exists():
                     size = self.path.stat().st_size
                     progress("load", min(child.read_memory(), size), size)
+                if child.is_stuck:
+                    _logger.warning(
+                        "The engine that was kept loaded (process %d) does not answer. Loading another one for this "
+                        "command; `treadle models unload` ends the first.",
+                        child.pid,
+                    )
+                    self.release()
+                    self._keep_loaded = 0
+                    child = self._get_child()
         return child.facts
 
     async def stream_pieces(self, prompt: Prompt, options: dict[str, Json]) -> AsyncGenerator[CompletionPiece, None]:

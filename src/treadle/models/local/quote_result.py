@@ -20,7 +20,9 @@ _VALUE = re.compile(r"(?!.*: )-?[\w$€£]\S*(?: \S+){0,5}(?<![^\w%°)])")
 """A number, a name, a date: anything that can stand inside a sentence."""
 
 _NUMBERED = re.compile(r"\s*\d+\t")
-_TOOL_NAME = re.compile(r"(?<![\w./-])[a-z]+(?:_[a-z]+)+(?![\w/-]|\.\w)")
+_ADVICE = re.compile(r"(?<![\w./-])[a-z]+(?:_[a-z]+)+(?![\w/-]|\.\w)|\btell the user\b")
+"""Advice to the model names a tool, or what to tell. Names of tools of one word may be ordinary words."""
+_TWO_WORDS = re.compile(r"[a-z] [a-z]")
 _VERBS = ("is", "are", "has", "says")
 _EDGES = " .,;:!?\"'"
 _EXAMPLES = (
@@ -34,18 +36,28 @@ _EXAMPLES = (
 
 
 def clean_result(result: ResultMessage) -> str:
-    """The text of a result without what is meant for the model: line numbers, and advice which tool to call."""
-    text = find_own_text(result).strip("\n")
-    if not result.ok:
-        # Advice names a tool. Names of one word may be ordinary words.
-        sentences = re.split(r"(?<=[.!?])\s+", text)
-        return " ".join(each for each in sentences if not _TOOL_NAME.search(each)).strip() or text.strip()
-    lines = text.splitlines()
-    if lines and _NUMBERED.match(lines[0]):
-        numbered = [line for line in lines if _NUMBERED.match(line)]
-        if len(lines) - len(numbered) <= lines[-1].startswith("["):
-            text = "\n".join(_NUMBERED.sub("", line) for line in numbered)
-    return text.strip()
+    """The text of a result without what is meant for the model: line numbers, notes, and advice what to do next."""
+    whole = find_own_text(result).strip("\n")
+    lines = [line for line in whole.splitlines() if not line.startswith("[… ")]  # where a long result was cut
+    while lines and _is_note(lines[-1]):
+        lines.pop()
+    while lines and _is_note(lines[0]):
+        lines.pop(0)
+    if not lines:  # the note is all there is, such as an exit code
+        return whole.strip("[]")
+    if result.ok and all(_NUMBERED.match(line) for line in lines):
+        lines = [_NUMBERED.sub("", line) for line in lines]
+    text = "\n".join(lines).strip()
+    if result.ok:
+        return text
+    sentences = re.split(r"(?<=[.!?])\s+", text)
+    return " ".join(each for each in sentences if not _ADVICE.search(each)).strip() or text
+
+
+def _is_note(line: str) -> bool:
+    """Whether a line is a note of a tool: words in brackets. Lists of values have marks between their words."""
+    is_framed = line.startswith("[") and line.endswith("]") and line[1:2] not in ("'", '"', "[", "{")
+    return is_framed and bool(_TWO_WORDS.search(line))
 
 
 def build_prompt(request: str, result: str) -> str:

@@ -98,7 +98,8 @@ def pull_weights(source: str, progress: Progress = _ignore_progress, sha256: str
     if known and sha256 not in ("", known.sha256):
         raise BadInput(f"The SHA-256 of {known.name} is {known.sha256}, not {sha256}. Leave out --sha256.")
     if known is EMBEDDED:
-        return ensure_weights(None, progress)
+        names = {"fetch": f"downloading {SMALL}", "check": f"checking {SMALL}"}
+        return ensure_weights(None, lambda phase, done, total: progress(names.get(phase, phase), done, total))
     if known:
         return _download(known, progress)
     parts = urllib.parse.urlsplit(source)

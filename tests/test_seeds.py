@@ -273,8 +273,7 @@ async def test_seed_09_a_failed_save_is_told_a_bad_load_is_not_a_missing_one_and
         log.append = append  # type: ignore[method-assign]
         assert select_events(await session.facts(), MessageReceived), "what was acknowledged is there"
         with pytest.raises(NotFound):
-            async with agent.session(log, id="nope"):
-                pass
+            await log.get_info("nope")
     ids = set[str]()
     for _ in range(3):
         async with agent.session(on_file.open(), new=True) as session:

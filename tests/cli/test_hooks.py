@@ -119,7 +119,7 @@ async def test_init_writes_an_agents_file_and_asks_before_it_replaces_one(place:
     steps = [
         ("/init\r", "written to"),
         (lambda played: (place.work / "AGENTS.md").write_text("mine\n"), None),
-        ("/init\r", "replace it with this text?"),
-        ("n\r", "nothing was changed"),
+        ("/init\r", "Replace it with this text?"),
+        ("n", "nothing was changed"),
     ]
     await play(place, Case("", [], steps, before={"Makefile": "test:\n\ttrue\n"}, files={"AGENTS.md": "mine\n"}))

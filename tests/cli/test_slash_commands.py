@@ -42,7 +42,7 @@ CASES = [
         [CALCULATE, Reply(text="I had one turn."), Reply(text="It is two."), Reply(text="Two, as I said.")],
         [
             ("add\r", Fact(RunFinished)),
-            ("", "stopped: the turn limit is reached"),
+            ("", "■ Stopped at 1 turn ·"),
             ("/continue\r", Fact(RunFinished, 2)),
             ("", "It is two."),
             ("/retry\r", "Two, as I said."),
@@ -63,7 +63,7 @@ CASES = [
     Case(
         "a command right after the shown end waits until the run is left",
         [CALCULATE, Reply(text="I had one turn."), Reply(text="It is two.")],
-        [("add\r", "stopped: the turn limit is reached"), ("/continue\r", Shows("It is two.", without=WORKING))],
+        [("add\r", "■ Stopped at 1 turn ·"), ("/continue\r", Shows("It is two.", without=WORKING))],
         ("chat", "--max-turns", "1"),
         program=LATE_END,
     ),
@@ -94,7 +94,9 @@ async def test_a_rewind_takes_back_what_is_chosen_and_a_redo_brings_it_again(pla
         _, second = [fact.seq for fact in await place.facts() if isinstance(fact, MessageReceived)]
         played.screen.type("/rewind\r")
         await played.screen.until("▸ change it")
-        played.screen.type(f"\x1b/rewind {second} files\r")
+        played.screen.type("\x1b")
+        await played.screen.until("› Ask")
+        played.screen.type(f"/rewind {second} files\r")
 
     def file_is(content: str) -> object:
         return lambda _: wait_until(lambda: file.read_text() == content, f"the file is {content!r}")

@@ -124,7 +124,7 @@ QUESTIONS = [
         [ASK, Reply(text="As you like.")],
         [
             ("write it\r", "keys count in a moment"),
-            ("y\ry", None),
+            ("y\ry", "what you type is kept"),
             (send_signal(signal.SIGUSR1), "Esc stops the run"),
             ("n\r", "As you like."),
             ("", "› yy"),  # nothing that was typed is lost
@@ -306,8 +306,7 @@ CHATS = [
             ("", Fact(RunFinished)),
             ("/undo\r", "modified a.txt  +1 −1"),
             ("", "Esc changes nothing"),
-            ("d", "1 − two"),
-            ("", "Esc changes nothing"),
+            ("d", Shows("Esc changes nothing", below="1 − two")),
             ("b", Fact(Rewound)),
             ("", "› change it\n  sandbox"),
             (" once more\r", "Again."),

@@ -35,7 +35,7 @@ from tests.kit.terminal import (
 from treadle.events import InputRequested, RunFinished
 from treadle.messages import Reply
 
-STREAM = Reply(text="\n".join(f"line {number:03}" for number in range(500)))
+STREAM = Reply(text="\n".join(["```", *(f"line {number:03}" for number in range(500)), "```"]))
 SEEN = Reply(text="I see.")
 FOREVER = Odd(Reply(text="one\ntwo\nthree"), stall_after=400)
 EDIT = "\x18\x05"
@@ -56,7 +56,7 @@ BROKEN = """\
 import sys, treadle.cli.screen as screen
 from treadle.cli.main import main
 def finished(*_): raise ZeroDivisionError('on purpose')
-screen.Screen._handle_end = finished
+screen.Screen._write_end = finished
 sys.exit(main(sys.argv[1:]))
 """
 """The program with a bug that shows when a run ends."""

@@ -468,7 +468,10 @@ async def play(place: Place, case: Case) -> Played:
                 case int():
                     await played.check_end(shown)
                 case Fact():
-                    await place.wait_for_fact(shown.kind, shown.count)
+                    try:
+                        await place.wait_for_fact(shown.kind, shown.count)
+                    except TimeoutError:
+                        raise AssertionError(f"{shown} was not recorded:\n{played.screen.text}") from None
                 case Shows():
                     await played.screen.until(lambda _, shown=shown, on=played.screen: shown.is_on(on))
                 case str():

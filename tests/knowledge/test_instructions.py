@@ -93,7 +93,7 @@ async def test_the_small_model_takes_nothing_that_is_attached_for_what_was_said_
     now, later = split_conversation(second.messages), split_conversation(third.messages)
     assert now.request == "read it"
     assert [find_own_text(found) for _, found in now.finished_calls] == ["text of api/v1/x.py"]
-    assert later.earlier_turns[:2] == (("user", "read it"), ("assistant", "read_file: text of api/v1/x.py"))
+    assert later.earlier_turns[:2] == (("user", "read it"), ("tool", "text of api/v1/x.py"))
 
 
 async def test_they_are_shown_again_after_a_compaction_when_touched_again(tmp_path: Path) -> None:

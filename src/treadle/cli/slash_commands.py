@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
 
+from treadle.app.custom_commands import CustomCommands, list_custom_commands
+from treadle.app.project_facts import describe_project, list_instruction_files, write_agents_file
 from treadle.app.session_access import find_plan
 from treadle.app.settings import config_folder
 from treadle.cli.chat_access import offer_plan
@@ -23,9 +25,6 @@ from treadle.cli.terminal.question import QuestionContent
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
 from treadle.export.transcript import Form, render_transcript
-from treadle.knowledge.custom_commands import CustomCommands, list_custom_commands
-from treadle.knowledge.file_knowledge import AGENTS_FILE, list_names
-from treadle.knowledge.project_facts import describe_project, write_agents_file
 from treadle.messages import render_parts
 
 if TYPE_CHECKING:
@@ -230,12 +229,11 @@ async def _go_back(chat: ChatTerminal, message: MessageReceived, what: RewindTar
         f"Rewind to before: {truncate_line(_describe_message(message), 40)}",
         lambda theme, width: _render_plan(plan, theme, width),
         (*choices.items(), ("n", "no, change nothing")),
+        views={"d": lambda: _show_changes(chat, plan.changes)},
         escape="n",
         way_out=("Esc", "changes nothing"),
     )
-    while (key := (await chat.ask(content)).key) == "d":
-        for change in plan.changes:
-            _show_change(chat, change)
+    key = (await chat.ask(content)).key
     if key == "n":
         chat.write_note("nothing was changed")
         return
@@ -276,18 +274,19 @@ async def _confirm_change(chat: ChatTerminal, title: str, body: Callable[[Theme,
 
 
 @slash_command("changes", "show what this session changed in files and git")
-async def _show_changes(chat: ChatTerminal, rest: str) -> None:
+async def _show_all_changes(chat: ChatTerminal, rest: str) -> None:
     found = await chat.session.changes()
-    for change in found:
-        _show_change(chat, change)
+    _show_changes(chat, found)
     if not found:
         chat.write_note("nothing was changed")
 
 
-def _show_change(chat: ChatTerminal, change: RewindChange) -> None:
-    chat.write_note(f"{change.kind}: {change.path}{' (changed by others since)' if change.others else ''}")
-    for line in render_diff(escape_controls(change.diff).splitlines(), chat.console.width - 2, chat.console.theme):
-        chat.console.write_block(f"  {line}")
+def _show_changes(chat: ChatTerminal, changes: Sequence[RewindChange]) -> None:
+    theme, width = chat.console.theme, chat.console.width - 2
+    for change in changes:
+        chat.write_note(f"{change.kind}: {change.path}{' (changed by others since)' if change.others else ''}")
+        for line in render_diff(escape_controls(change.diff).splitlines(), width, theme):
+            chat.console.write_block(f"  {line}")
 
 
 def _show_skipped(chat: ChatTerminal, plan: Rewind) -> None:
@@ -344,15 +343,15 @@ async def _continue_run(chat: ChatTerminal, rest: str) -> None:
 @slash_command("init", "write an AGENTS.md from what is found in this folder")
 async def _write_agents_file(chat: ChatTerminal, rest: str) -> None:
     folder = chat.opened.settings.folder
-    text, found = describe_project(folder), list_names(folder, (), "file") + list_names(folder, (), "link")
+    text, found = describe_project(folder), list_instruction_files(folder)
     chat.write_note(text)
-    question = "AGENTS.md exists. Replace it with this text?" if AGENTS_FILE in found else ""
+    question = "AGENTS.md exists. Replace it with this text?" if "AGENTS.md" in found else ""
     if not question and "CLAUDE.md" in found:
         question = "Write AGENTS.md? CLAUDE.md is read now, and is not read beside it."
     if question and not await _confirm_change(chat, question, lambda theme, width: []):
         chat.write_note("nothing was changed")
         return
-    file = write_agents_file(folder, text, replace=AGENTS_FILE in found)
+    file = write_agents_file(folder, text, replace="AGENTS.md" in found)
     chat.write_note(f"written to {file}; agents read it from the next run on")
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from treadle import events
 from treadle.engine.earlier_messages import EarlierMessages
-from treadle.engine.hook_result import HookRecord, read_hook_record
+from treadle.engine.hook_result import HOOK_NOTE, HookRecord, read_hook_record
 from treadle.engine.state import (
     OWN_ERRORS,
     CallState,
@@ -68,7 +68,7 @@ def _apply_session_fact(
                 state.name, state.named_by_user = fact.name, fact.by == "user"
         case events.FilesKept():  # a summary lists the changed files
             state.changed_files.update((file.path, None) for file in fact.files)
-        case events.Custom() if (record := read_hook_record(fact)) is not None:
+        case events.Custom() if fact.name == HOOK_NOTE and (record := read_hook_record(fact.data)) is not None:
             _apply_hook_record(state, record)
         case events.Custom():  # the tools read the last note of each name, but the engine does not
             state.notes[fact.name] = fact.data

@@ -77,11 +77,9 @@ class HookRecord(Struct, frozen=True, omit_defaults=True):
     turn: int = 0
 
 
-def read_hook_record(fact: events.Custom) -> HookRecord | None:
-    """Read the record of hooks from a fact. Return None if it has none."""
-    if fact.name != HOOK_NOTE:
-        return None
+def read_hook_record(data: Json) -> HookRecord | None:
+    """Read the record of hooks from the data of a custom fact. Return None if it has none."""
     try:
-        return msgspec.convert(fact.data, HookRecord)
+        return msgspec.convert(data, HookRecord)
     except msgspec.ValidationError:
         return None

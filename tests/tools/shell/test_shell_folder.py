@@ -71,9 +71,10 @@ async def test_a_command_is_asked_after_the_one_before_and_the_question_names_it
 
 async def test_the_terminal_shows_the_folder_and_each_part_of_the_command(workspace: Path) -> None:
     async with run_until_question(workspace, commands("cd sub", "mkdir a && touch b")) as (_, question):
-        lines = render_approval(question, {"shell": Shell(sandbox)}, workspace, 80, colour=False)
-    assert lines[2:4] == [f"  workspace: {workspace}", "  command: mkdir a && touch b"]
-    assert "  folder: sub" in lines and lines[-3:] == ["  it consists of:", "    mkdir a", "    touch b"]
+        lines = render_approval(question, {"shell": Shell(sandbox)}, workspace, 200, Theme())
+    assert lines[0] == "mkdir a && touch b" and "folder: sub" in lines
+    assert lines[lines.index("1 mkdir a") + 1] == "2 touch b"
+    assert [line.split() for line in lines if line.startswith("where")] == [["where", str(workspace)]]
 
 
 async def test_an_approval_holds_only_for_the_folder_that_was_shown(workspace: Path) -> None:

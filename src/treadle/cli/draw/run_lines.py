@@ -108,7 +108,7 @@ def render_ending(
         return [head, *render_fields([("it says", says)], theme)]
     text = describe_ending(outcome)
     if outcome.reason == "turn_limit":
-        text = f"Stopped at {facts.limits.turns} turns"
+        text = f"Stopped at {facts.limits.turns} turn{'s' * (facts.limits.turns != 1)}"
     elif outcome.reason == "cost_limit" and facts.limits.cost:
         text = f"Stopped at ${facts.limits.cost:.2f}"
     head = f"{theme.paint(theme.glyphs.stopped, 'need')} {theme.paint(text, 'strong')}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from treadle.cli.console import measure_width, truncate_line
@@ -16,6 +16,7 @@ INERT_SECONDS = 0.5
 """Seconds without a key before keys count: a key typed for something else must not approve a call."""
 
 WAIT_HINT = "  keys count in a moment"
+KEPT_HINT = "; what you type is kept for your message"
 
 
 class KeyChoice(NamedTuple):
@@ -29,7 +30,8 @@ class KeyChoice(NamedTuple):
 class QuestionContent:
     """What a question shows. `render_body` gets the columns that it has, `summary` is the body in one line.
 
-    `reason_key` opens a line for the reason. `escape` is the key that Esc stands for. `way_out` is a key that leaves.
+    `views` are keys that show more and leave the question open. `reason_key` opens a line for the reason. `escape` is
+    the key that Esc stands for. `way_out` is a key that leaves.
     """
 
     title: str
@@ -38,6 +40,7 @@ class QuestionContent:
     facts: str = ""
     summary: str = ""
     is_harmful: bool = False
+    views: Mapping[str, Callable[[], None]] = field(default_factory=dict)
     reason_key: str = ""
     reason_prompt: str = "no, because:"
     escape: str = ""
@@ -60,7 +63,7 @@ class _TimedPanel:
     """A panel whose keys are dead until no key was pressed for a while. Until then letters go to the message."""
 
     def __init__(self, place: QuestionPlace) -> None:
-        self.is_dead = True
+        self.is_dead, self.has_kept = True, False
         self._place = place
         self._timer: asyncio.TimerHandle | None = None
 
@@ -79,6 +82,7 @@ class _TimedPanel:
         """Add a letter to the message, and wait again."""
         if len(key) == 1 and key.isprintable():
             self._place.type_text(key)
+            self.has_kept = True
         self.start()
 
 
@@ -123,7 +127,9 @@ class ChoiceQuestion(_TimedPanel):
             self._place.type_text(key)
 
     def _choose(self, key: str) -> None:
-        if key == self._content.reason_key:
+        if key in self._content.views:
+            self._content.views[key]()
+        elif key == self._content.reason_key:
             self._state = "entry"
         elif self._is_end_shown or key == "l":
             self.finish(KeyChoice(key))
@@ -182,7 +188,7 @@ class ChoiceQuestion(_TimedPanel):
         if self._state == "message":
             return [join_keys([("Enter", "keeps it for afterwards"), ("Esc", "to the keys")], room.theme, room.columns)]
         if self.is_dead:
-            return [room.theme.paint(WAIT_HINT, "quiet")]
+            return [room.theme.paint(WAIT_HINT + KEPT_HINT * self.has_kept, "quiet")]
         scroll = [] if self._is_end_shown and not self._offset else [("↓", "scrolls")]
         return [join_keys([*scroll, self._content.way_out], room.theme, room.columns)]
 
@@ -237,5 +243,5 @@ class TextQuestion(_TimedPanel):
         if self._problem:
             return [f"  {room.theme.paint('!', 'need')} {self._problem}"]
         if self.is_dead:
-            return [room.theme.paint(WAIT_HINT, "quiet")]
+            return [room.theme.paint(WAIT_HINT + KEPT_HINT * self.has_kept, "quiet")]
         return [join_keys([("Enter", "answers"), self._way_out], room.theme, room.columns)]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.knowledge.workspaces import write_file
+from treadle.app.project_facts import describe_project, write_agents_file
 from treadle.errors import BadInput
 from treadle.knowledge.file_knowledge import read_instructions
-from treadle.knowledge.project_facts import describe_project, write_agents_file
 
 
 def test_the_text_names_the_commands_and_the_layout(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from treadle.errors import BadInput
-from treadle.knowledge.file_knowledge import AGENTS_FILE, list_names, read_beneath, write_whole
+from treadle.knowledge.file_knowledge import AGENTS_FILE, INSTRUCTION_FILES, list_names, read_beneath, write_whole
 
 MAX_FOLDERS = 30
 MAX_FILES = 5000
@@ -39,6 +39,12 @@ _FIXED_COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gradlew": (("build", "./gradlew build"), ("test", "./gradlew test")),
     "CMakeLists.txt": (("build", "cmake -B build && cmake --build build"), ("test", "ctest --test-dir build")),
 }
+
+
+def list_instruction_files(folder: Path) -> list[str]:
+    """List the files of a folder that hold instructions for agents. A link counts, whatever it leads to."""
+    names = {*list_names(folder, (), "file"), *list_names(folder, (), "link")}
+    return [name for name in INSTRUCTION_FILES if name in names]
 
 
 def describe_project(folder: Path) -> str:

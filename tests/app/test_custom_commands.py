@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.knowledge.workspaces import write_file
-from treadle.knowledge.custom_commands import CustomCommands, list_custom_commands
+from treadle.app.custom_commands import CustomCommands, list_custom_commands
 from treadle.messages import TextPart
 
 

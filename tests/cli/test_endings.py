@@ -158,7 +158,9 @@ async def test_a_question_may_wait_in_the_log_and_the_run_continues_when_it_is_a
         assert (done.code, read_document(done)["status"]) == (4, "waiting")
         session = done.document["session_id"]
         listed = (await place.quick("approvals", "list")).out
-        assert all(part in listed for part in (session[:12], "write_file wants to run  destructive", "+ obey"))
+        assert [
+            part for part in (session[:12], "write_file wants to run", "destructive", "+obey") if part not in listed
+        ] == [], listed
         assert (await place.quick("approvals", "allow", session[:8])).code == 0
         again = await place.quick("approvals", "allow", session[:8])
         assert again.code == 2 and "has no open question" in again.err

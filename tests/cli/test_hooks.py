@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.terminal import Case, Fact, Place, call_tool, model_options, play, read_user_messages, wait_until
+from tests.kit.terminal import Case, Fact, Place, Shows, call_tool, model_options, play, read_user_messages, wait_until
 from treadle.events import CallFinished, Custom, RunFinished
 from treadle.messages import Reply
 
@@ -119,7 +119,7 @@ async def test_init_writes_an_agents_file_and_asks_before_it_replaces_one(place:
     steps = [
         ("/init\r", "written to"),
         (lambda played: (place.work / "AGENTS.md").write_text("mine\n"), None),
-        ("/init\r", "Replace it with this text?"),
+        ("/init\r", Shows("Esc changes nothing", below="Replace it with this text?")),
         ("n", "nothing was changed"),
     ]
     await play(place, Case("", [], steps, before={"Makefile": "test:\n\ttrue\n"}, files={"AGENTS.md": "mine\n"}))

@@ -22,7 +22,7 @@ CASES = [
     Case(
         "a chat counts down, and Enter asks again",
         [BUSY, DONE],
-        [("hi\r", "Provider overloaded 429, retrying in 45 s (2"), ("", "retrying in 43 s"), ("\r", "At last.")],
+        [("hi\r", "Provider overloaded 429, retrying in 4"), ("", "retrying in 43 s"), ("\r", "At last.")],
         facts={ModelFailed: 1, RetryRequested: 1, RunFinished: 1},
     ),
     Case(

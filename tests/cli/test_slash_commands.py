@@ -111,7 +111,7 @@ async def test_a_rewind_takes_back_what_is_chosen_and_a_redo_brings_it_again(pla
         (rewind_files, "Esc changes nothing"),
         ("y", Fact(Rewound)),
         (file_is("one\n"), None),
-        ("/redo\r", "Undo the rewind?"),
+        ("/redo\r", Shows("Esc changes nothing", below="Undo the rewind?")),
         ("y", Fact(Rewound, 2)),
         (file_is("two\n"), None),
     ]

@@ -126,7 +126,7 @@ STREAMS = [
         [stream(), SEEN],
         [("count\r", "line 003"), (resize, None), ("next", Fact(RunFinished)), ("", "line 499"), ("\r", "I see.")],
         said=("count", "next"),
-        shows=tuple(f"\n{line}\n" for line in STREAM.text.splitlines()),
+        shows=tuple(f"\n{line}\n" for line in STREAM.text.splitlines()[1:-1]),
     ),
 ]
 

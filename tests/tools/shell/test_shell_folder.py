@@ -18,7 +18,8 @@ from tests.kit.sessions import (
     wait_for,
 )
 from treadle import Agent, Answer, CallStarted, RunFinished, Session
-from treadle.cli.questions import render_approval
+from treadle.cli.approval_text import render_approval
+from treadle.cli.draw.glyphs import Theme
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant
 from treadle.messages import Call, Reply

@@ -40,7 +40,7 @@ class QuestionContent:
     facts: str = ""
     summary: str = ""
     is_harmful: bool = False
-    views: Mapping[str, Callable[[], None]] = field(default_factory=dict)
+    views: Mapping[str, Callable[[], None]] = field(default_factory=dict[str, Callable[[], None]])
     reason_key: str = ""
     reason_prompt: str = "no, because:"
     escape: str = ""

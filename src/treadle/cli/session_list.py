@@ -95,8 +95,11 @@ def print_sessions(found: Sequence[SessionInfo], settings: Settings) -> None:
 
 
 def _build_row(info: SessionInfo, levels: tuple[bool, ...], settings: Settings) -> list[str]:
-    from treadle.app.session_worktree import describe_folder
+    folder = info.workspace
+    if folder.startswith(os.path.realpath(settings.worktree_parent)):
+        from treadle.app.session_worktree import describe_folder  # it brings the code for git, which most lists spare
 
+        folder = describe_folder(folder, settings)
     status = describe_status(info)
     bars = choose_bars()
     prefix = "".join("  " if is_last else f"{bars['line']} " for is_last in levels[:-1])
@@ -109,7 +112,7 @@ def _build_row(info: SessionInfo, levels: tuple[bool, ...], settings: Settings) 
         console.format_time_since(info.updated_at),
         f"${info.cost:.2f}" if info.cost >= 0.005 else "–",
         str(info.turns),
-        _shorten_folder(describe_folder(info.workspace, settings)),
+        _shorten_folder(folder),
         prefix,
     ]
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
-    from treadle.engine.setup import Answer, Middleware, later
+    from treadle.engine.hook_result import HookCall, HookResult, HookSession
+    from treadle.engine.setup import Answer, MessageRefused, Middleware, later
     from treadle.errors import NotAnswered, TreadleError
     from treadle.events import (
         ApprovalRequested,
@@ -37,9 +38,13 @@ __all__ = [
     "CallStarted",
     "FilePart",
     "Grant",
+    "HookCall",
+    "HookResult",
+    "HookSession",
     "ImagePart",
     "InputRequested",
     "Limits",
+    "MessageRefused",
     "Middleware",
     "ModelReplied",
     "NotAnswered",
@@ -71,7 +76,8 @@ _MODULES = {
     "run": "Run",
     "runtime": "Runtime",
     "session": "Session",
-    "engine.setup": "Answer Middleware later",
+    "engine.hook_result": "HookCall HookResult HookSession",
+    "engine.setup": "Answer MessageRefused Middleware later",
     "tools.ask_user": "AskUser",
     "tools.base": "Tool ToolContext ToolError ToolResult",
     "tools.function": "tool",

@@ -5,14 +5,17 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kit.sessions import PATIENCE
+from tests.kit.terminal import wait_until
 from treadle import TextPart
-from treadle.app.command_hooks import build_command_hooks
+from treadle.app.command_hooks import build_command_hooks, read_verdict
+from treadle.app.hook_process import HookOutput
 from treadle.app.settings import load_settings
 from treadle.app.workspace_hooks import forget_trust, read_workspace_hooks, trust_hooks
 from treadle.engine.hook_result import HookCall, HookResult, HookSession
@@ -57,6 +60,13 @@ async def ask(work: Path, tool: str = "shell", keyring: Keyring | None = None) -
     call = HookCall(HookSession("s", str(work)), "c1", tool, "caution", {"command": "ls"})
     async with asyncio.timeout(PATIENCE):
         return await hook.before_tool(call)
+
+
+def has_ended(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 async def test_a_hook_reads_the_call_and_its_verdict_counts(work: Path) -> None:
@@ -139,6 +149,50 @@ async def test_a_hook_that_stops_its_supervisor_is_still_ended(work: Path) -> No
     assert said is not None and said.decision == "deny" and "did not end within 0.5 s" in said.reason
 
 
+@pytest.mark.parametrize("where", ["kept", "thrown away"])
+async def test_a_hook_that_kills_its_supervisor_is_still_ended(work: Path, where: str) -> None:
+    """Its processes keep the pipe open, or none of them does."""
+    pids, output = work.parent / "pids", "" if where == "kept" else "exec >/dev/null 2>&1; "
+    script = f"{output}setsid sleep 600 & echo $! $$ > {pids}; kill -9 $PPID; sleep 600"
+    configure(work, "before_tool", script, timeout=0.5)
+    said = await ask(work)
+    assert said is not None and said.decision == "deny"
+    assert ("did not end within 0.5 s" if where == "kept" else "exit code -9") in said.reason
+    for pid in pids.read_text().split():
+        await wait_until(partial(has_ended, pid), f"process {pid} ends")
+
+
+async def test_a_hook_reads_lone_surrogates_as_json_escapes_and_other_text_as_it_is(work: Path) -> None:
+    seen = work.parent / "seen"
+    configure(work, "before_tool", f"cat > {seen}")
+    configure(work, "prompt", f"cat > {seen}")
+    hook, _ = build(work)
+    assert hook is not None
+    call = HookCall(HookSession("s", str(work)), "c1", "shell", "caution", {"command": "é \ud800"})
+    assert await hook.before_tool(call) == HookResult()
+    assert "é \\ud800" in seen.read_text() and json.loads(seen.read_text())["arguments"] == call.arguments
+    await hook.on_user_message("s", (TextPart("\udcff"),))
+    assert json.loads(seen.read_text())["text"] == "\udcff"
+
+
+async def test_a_long_reason_and_a_long_note_are_cut_and_say_so(work: Path) -> None:
+    long = "$(head -c 200000 /dev/zero | tr '\\0' x)"
+    for field in ("decision", "reason", "note"):
+        configure(
+            work, "before_tool" if field == "decision" else "prompt", f"""printf '{{"{field}": "%s"}}' "{long}" """
+        )
+    said = await ask(work)
+    assert said is not None and "characters left out" in said.reason and len(said.reason) < 2000
+    hook, _ = build(work)
+    assert hook is not None
+    [_, note] = await hook.on_user_message("s", (TextPart("hello"),))
+    assert isinstance(note, TextPart) and "characters left out" in note.text and len(note.text) < 10000
+    denied = read_verdict(
+        "before_tool", HookOutput(0, b"", b""), json.dumps({"decision": "deny", "reason": "x" * 3000})
+    )
+    assert len(denied.reason) <= 2000 and denied.reason.endswith("[… 1050 characters left out …]")
+
+
 async def test_a_hook_finds_no_programs_in_the_workspace(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, programs = work.parent / "seen", work / ".venv/bin"
     programs.mkdir(parents=True)
@@ -200,6 +254,8 @@ async def test_hooks_after_a_tool_and_at_the_end_are_told_and_may_answer(work: P
     [
         ('[[hooks.before_tool]]\ncommand = ""', "command is empty"),
         ('[[hooks.before_tool]]\ncommand = "x"\ntimeout = 0', "timeout is 0"),
+        (r"[[hooks.before_tool]]" + "\n" + r'command = "x\u0000y"', "command has a NUL character"),
+        ("[terminal]\n" + r'status_command = "x\u0000y"', "status_command has a NUL character"),
         ('[[hooks.before_tool]]\ncommand = "x"\ntools = ["shell(git *)"]', "write names such as"),
         ('[[hooks.prompt]]\ncommand = "x"\ntools = ["shell"]', "tools is only for"),
         ('[[hooks.never]]\ncommand = "x"', "never"),

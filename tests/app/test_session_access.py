@@ -52,6 +52,19 @@ def test_one_press_from_the_usual_access_never_lands_on_full() -> None:
     assert len({session_access.describe_access(access) for access in seen}) == 4
 
 
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        ((), "; no network"),
+        (("a.org",), "; network: 1 host"),
+        (("a.org", "*.b.org", "registries"), "; network: 2 hosts and package registries"),
+        (("a.org", "*"), "; network: all public hosts"),
+    ],
+)
+def test_the_description_of_the_sandbox_names_the_network_that_it_has(network: tuple[str, ...], said: str) -> None:
+    assert session_access.describe_access("sandbox", network).endswith(said)
+
+
 # ── a change ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -184,7 +184,10 @@ async def test_edit_that_is_given_up_changes_nothing_and_keeps_the_text(place: P
     assert kept.read_text() == "modle = 1\n" and file.read_text() == WRITTEN
 
 
-@pytest.mark.parametrize(("editor", "said"), [("false", "exit code 1"), ("/no/such/editor", "cannot be started")])
+@pytest.mark.parametrize(
+    ("editor", "said"),
+    [("false", "exit code 1"), ("/no/such/editor", "cannot be started"), ("vi 'x", "No closing quotation. Correct")],
+)
 async def test_edit_with_an_editor_that_fails_changes_nothing(place: Place, file: Path, editor: str, said: str) -> None:
     async with place.screen("config", "edit", env={"EDITOR": editor}) as screen:
         assert await screen.end() == 2 and said in screen.text

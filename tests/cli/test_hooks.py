@@ -50,6 +50,31 @@ async def test_on_a_terminal_the_text_is_shown_and_the_user_is_asked(place: Plac
     assert (place.home / "ran").exists()
 
 
+async def test_a_no_is_remembered_for_exactly_this_text_until_it_is_forgotten(place: Place) -> None:
+    (place.work / ".treadle").mkdir()
+    file = place.work / ".treadle/hooks.toml"
+    file.write_text(HOOKS)
+
+    async def start(fake: StrictChat, *, is_asked: bool) -> str:
+        async with place.screen("run", "hello", *model_options(fake)) as screen:
+            if is_asked:
+                await screen.until("run them from now on?")
+                screen.type("n\r")
+            assert await screen.end() == 0, screen.text
+            return screen.unbroken
+
+    async with StrictChat([Reply(text="Hello.")] * 4) as fake:
+        await start(fake, is_asked=True)
+        again = await start(fake, is_asked=False)
+        assert "because you said no" in again and "treadle hooks forget" in again and "from now on?" not in again
+        assert "refused" in (await place.quick("hooks", "list")).out
+        assert "asks again" in (await place.quick("hooks", "forget")).err
+        await start(fake, is_asked=True)
+        file.write_text(f"{HOOKS}# another text\n")
+        await start(fake, is_asked=True)
+    assert not (place.home / "ran").exists()
+
+
 async def test_a_program_killed_during_a_hook_loses_nothing_and_doubles_nothing(place: Place) -> None:
     pid = place.home / "pid"
     script = (

@@ -16,6 +16,7 @@ from treadle.cli.picker_rows import list_agent_rows, list_model_rows, list_sessi
 from treadle.cli.status_script import StatusScript, clean_line, run_status_command
 from treadle.errors import BadInput
 from treadle.log.in_memory import InMemoryLog
+from treadle.messages import Json
 from treadle.models.providers import list_key_variables
 from treadle.secrets.keyring import Keyring
 from treadle.testing import call
@@ -104,6 +105,16 @@ async def test_a_status_command_gets_facts_and_its_first_line_is_shown() -> None
     assert running is not None and script.update({"access": "plan"}) is None  # it runs already
     await running
     assert script.line == '{"access": "plan"}'
+
+
+def test_a_status_command_gets_no_keys_and_no_programs_of_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-value")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    facts: dict[str, Json] = {"folder": str(tmp_path)}
+    assert run_status_command("echo key=$OPENAI_API_KEY home=$HOME", facts) == f"key= home={os.environ['HOME']}"
+    assert str(tmp_path) not in run_status_command("echo $PATH", facts)
 
 
 async def test_a_status_command_that_hangs_fails_or_floods_is_killed_and_noted_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ otherwise, and never ends or stops a run.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,11 +15,13 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle.app.hook_process import HookFailed, HookOutput, run_hook_command
 from treadle.app.hook_settings import CommandHook
 from treadle.app.settings import Settings
 from treadle.app.workspace_hooks import Trust, check_trust, describe_trust, list_trust_folders, read_workspace_hooks
+from treadle.engine.hook_points import MAX_NOTE_LENGTH, shorten_note
 from treadle.engine.hook_result import HookCall, HookPoint, HookResult, HookSession
 from treadle.engine.setup import MessageRefused, Middleware
 from treadle.errors import BadInput
@@ -28,6 +31,7 @@ from treadle.secrets.keyring import Keyring
 
 _MAX_NAME = 60
 _MAX_ERROR = 500
+MAX_REASON_LENGTH = 2000
 _logger = logging.getLogger("treadle")
 
 
@@ -153,8 +157,10 @@ class CommandHooks(Middleware):
         try:
             for folder in dict.fromkeys(workspaces) if one.digest else ():
                 self._check_trust(folder, one.digest)
-            given = msgspec.json.encode({"event": one.point, **about}) + b"\n"
-            output = await run_hook_command(hook.command, given, workspaces, hook.timeout)
+            given = json.dumps({"event": one.point, **about}, ensure_ascii=False, separators=(",", ":"))
+            # A lone surrogate is no UTF-8. Its escape with a backslash is the one that JSON has for it.
+            told = f"{given}\n".encode("utf-8", "backslashreplace")
+            output = await run_hook_command(hook.command, told, workspaces, hook.timeout)
             return read_verdict(one.point, output, redact(output.out.decode("utf-8", "replace")))
         except (HookFailed, OSError) as error:
             failure = redact(f"the hook `{one.name}` failed: {error}")
@@ -184,8 +190,11 @@ def read_verdict(point: HookPoint, output: HookOutput, out: str) -> HookResult:
     try:
         verdict = msgspec.json.decode(out, type=_VERDICTS[point])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise HookFailed(f"what it printed is no verdict for {point} ({error}): {out.strip()[:200]!r}") from None
-    return HookResult(**msgspec.structs.asdict(verdict))
+        why = shorten_note(str(error), _MAX_ERROR)  # it quotes what the hook printed
+        raise HookFailed(f"what it printed is no verdict for {point} ({why}): {out.strip()[:200]!r}") from None
+    said = HookResult(**msgspec.structs.asdict(verdict))
+    limit = MAX_NOTE_LENGTH if point == "run_end" else MAX_REASON_LENGTH  # this reason is a note for the model
+    return replace(said, reason=shorten_note(said.reason, limit), note=shorten_note(said.note))
 
 
 def _describe_call(call: HookCall) -> dict[str, Json]:

@@ -1,13 +1,15 @@
 """Runs the command of a hook: outside the sandbox, with a short list of variables, a time limit and a size limit.
 
 The supervisor of the sandbox starts it. When the command ends, is too slow or writes too much, or when treadle itself
-is killed, the supervisor ends all of its processes.
+is killed, the supervisor ends all of its processes. A command can kill its supervisor: then treadle ends the processes
+that have the mark of this hook among their variables.
 """
 
 from __future__ import annotations
 
 import asyncio
 import marshal
+import os
 import resource
 import signal
 import subprocess
@@ -26,6 +28,10 @@ from treadle.sandbox.host import SupervisorConfig
 from treadle.sandbox.process import create_memory_file, finish_despite_cancel, open_pipe
 
 MAX_OUTPUT_BYTES = 256 * 1024
+END_SECONDS = 2.0
+"""Seconds that the supervisor has to end all processes, before it is killed itself."""
+_MARK = "TREADLE_HOOK"
+_MAX_ROUNDS = 100
 
 
 class HookFailed(TreadleError):
@@ -47,7 +53,8 @@ async def run_hook_command(command: str, given: bytes, workspaces: tuple[Path, .
     could decide there which files the command runs.
     """
     argv = ("/bin/sh", "-c", command)
-    own = {"TREADLE_WORKSPACE": str(workspaces[0]), "PATH": build_outside_path(*workspaces)}
+    mark = os.urandom(16).hex()
+    own = {"TREADLE_WORKSPACE": str(workspaces[0]), "PATH": build_outside_path(*workspaces), _MARK: mark}
     variables = build_host_environment(Job(argv=argv, workspace=workspaces[0], env=own))
     config = SupervisorConfig(argv=argv, cwd=str(Path.home()), env=variables)
     settings = marshal.dumps({**msgspec.structs.asdict(config), "limits": [(resource.RLIMIT_CORE, 0)]})
@@ -78,7 +85,7 @@ async def run_hook_command(command: str, given: bytes, workspaces: tuple[Path, .
             ours.close()  # the supervisor kills what still runs
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)  # the command may have stopped it
-            await finish_despite_cancel(_wait_for_end(process))
+            await finish_despite_cancel(_end_processes(process, mark))
 
 
 def _list_streams(process: asyncio.subprocess.Process) -> list[asyncio.StreamReader]:
@@ -94,6 +101,32 @@ async def _read_output(stream: asyncio.StreamReader, stop: ExitStack) -> bytes:
         else:
             stop.close()
     return bytes(data)
+
+
+async def _end_processes(process: asyncio.subprocess.Process, mark: str) -> None:
+    """Wait until the supervisor has ended all processes. If it cannot, kill those with the mark."""
+    for _ in range(2):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await _wait_for_end(process)
+        if process.returncode is not None and process.returncode >= 0:
+            return
+        with suppress(ProcessLookupError):
+            process.kill()
+        await asyncio.to_thread(kill_marked_processes, f"{_MARK}={mark}".encode())
+
+
+def kill_marked_processes(variable: bytes) -> None:
+    """Kill all processes that were started with this variable. They may start others meanwhile, so look again."""
+    for _ in range(_MAX_ROUNDS):
+        found = False
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):  # it has ended, or is another user's
+                if variable in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry), signal.SIGKILL)
+                    found = True
+        if not found:
+            return
 
 
 async def _wait_for_end(process: asyncio.subprocess.Process) -> None:

@@ -28,6 +28,8 @@ class CommandHook(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.command.strip():
             raise ValueError("command is empty; name the program to start")
+        if "\0" in self.command:
+            raise ValueError("command has a NUL character, which no command can have; remove it")
         if not 0 < self.timeout <= MAX_TIMEOUT:
             raise ValueError(f"timeout is {self.timeout:g}; it must be more than 0 and at most {MAX_TIMEOUT:g} seconds")
         if bad := [name for name in self.tools if "(" in name]:

@@ -6,6 +6,7 @@ Only the program of the person at the terminal calls this. No tool, message, wor
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from treadle.errors import BadInput, Conflict
 from treadle.events import AnyFact, MessageReceived, RunFinished, SessionConfigured, Tier, validate_fact
@@ -13,6 +14,7 @@ from treadle.messages import TextPart, replace_surrogates
 from treadle.permissions.policy import choose_narrowest, find_narrowest_tier
 from treadle.run import Run
 from treadle.runtime import Runtime
+from treadle.sandbox.registries import REGISTRIES
 
 ACCESS_CYCLE: tuple[Tier, ...] = ("sandbox", "plan", "read-only", "full")
 """The order in which a person goes through the accesses."""
@@ -26,7 +28,7 @@ RESUMED = "resume"
 _DESCRIPTIONS: dict[Tier, str] = {
     "plan": "reads and proposes; you accept before it changes",
     "read-only": "reads; asks before it changes anything",
-    "sandbox": "writes in this folder only; no network",
+    "sandbox": "writes in this folder only; {network}",
     "full": "all that you can do; danger still asks",
 }
 
@@ -36,9 +38,13 @@ def next_access(current: Tier) -> Tier:
     return ACCESS_CYCLE[(ACCESS_CYCLE.index(current) + 1) % len(ACCESS_CYCLE)]
 
 
-def describe_access(access: Tier) -> str:
-    """Say in a few words what an access allows."""
-    return _DESCRIPTIONS[access]
+def describe_access(access: Tier, network: Sequence[str] = ()) -> str:
+    """Say in a few words what an access allows. `network` are the hosts of the setting of this name."""
+    hosts = len(set(network) - {REGISTRIES})
+    named = [f"{hosts} host{'s' if hosts > 1 else ''}"] if hosts else []
+    named += ["package registries"] if REGISTRIES in network else []
+    reached = "all public hosts" if "*" in network else " and ".join(named)
+    return _DESCRIPTIONS[access].format(network=f"network: {reached}" if reached else "no network")
 
 
 def find_plan(ended: RunFinished, access: Tier) -> str:

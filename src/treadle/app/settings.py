@@ -75,6 +75,10 @@ class TerminalSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     status_command: str = ""
 
+    def __post_init__(self) -> None:
+        if "\0" in self.status_command:
+            raise ValueError("status_command has a NUL character, which no command can have; remove it")
+
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a command. Empty text and None mean: not set.

@@ -30,7 +30,9 @@ TRUST_FILE = "trusted_hooks.json"
 MAX_FILE_BYTES = 256 * 1024
 MAX_FILES = 50
 
-Trust = Literal["trusted", "changed", "new"]
+Trust = Literal["trusted", "refused", "changed", "new"]
+_REFUSED = "refused "
+"""Stands before the digest of a text that the user does not want to run."""
 
 
 class WorkspaceHooks(Struct, frozen=True):
@@ -95,7 +97,11 @@ def check_trust(hooks: WorkspaceHooks, folders: Sequence[Path]) -> Trust:
     """Say whether the user trusts these hooks in one of these folders: see `list_trust_folders`."""
     trusted = _load_trust()
     digests = [trusted[key] for folder in folders if (key := os.path.realpath(folder)) in trusted]
-    return "trusted" if hooks.digest in digests else "changed" if digests else "new"
+    if hooks.digest in digests:
+        return "trusted"
+    if f"{_REFUSED}{hooks.digest}" in digests:
+        return "refused"
+    return "changed" if any(not digest.startswith(_REFUSED) for digest in digests) else "new"
 
 
 def trust_hooks(hooks: WorkspaceHooks, workspace: Path) -> None:
@@ -103,13 +109,18 @@ def trust_hooks(hooks: WorkspaceHooks, workspace: Path) -> None:
     _save_trust({**_load_trust(), os.path.realpath(workspace): hooks.digest})
 
 
+def refuse_hooks(hooks: WorkspaceHooks, workspace: Path) -> None:
+    """Remember that the user does not want exactly this text of hooks in a workspace. They are not asked again."""
+    _save_trust({**_load_trust(), os.path.realpath(workspace): f"{_REFUSED}{hooks.digest}"})
+
+
 def forget_trust(workspace: Path) -> bool:
-    """Trust no hooks of a workspace any longer; whether any were trusted."""
+    """Forget what the user said about the hooks of a workspace; whether they said anything."""
     trusted = _load_trust()
-    was_trusted = trusted.pop(os.path.realpath(workspace), None) is not None
-    if was_trusted:
+    is_known = trusted.pop(os.path.realpath(workspace), None) is not None
+    if is_known:
         _save_trust(trusted)
-    return was_trusted
+    return is_known
 
 
 def list_trust_folders(settings: Settings) -> tuple[Path, ...]:
@@ -119,6 +130,11 @@ def list_trust_folders(settings: Settings) -> tuple[Path, ...]:
 
 def describe_trust(workspace: Path, trust: Trust) -> str:
     """Tell the user why hooks of a workspace do not run, and what to do."""
+    if trust == "refused":
+        return (
+            f"{workspace / HOOKS_FILE}: these hooks are not run, because you said no. `treadle hooks forget` makes "
+            "treadle ask again, and `treadle hooks trust` runs them from now on"
+        )
     why = "they changed since you trusted them" if trust == "changed" else "you have not trusted them"
     return (
         f"{workspace / HOOKS_FILE}: these hooks are not run, because {why}. `treadle hooks list` shows them, and "

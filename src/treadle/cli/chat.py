@@ -202,7 +202,7 @@ class ChatTerminal(InteractiveTerminal):
         if messages:
             name = next((fact.name for fact in reversed(facts) if isinstance(fact, events.SessionRenamed)), "")
             rows.append(("session", name or self.session.id[:12], f"{messages} message{'s' if messages > 1 else ''}"))
-        rows.append(("access", self.access, describe_access(self.access)))
+        rows.append(("access", self.access, describe_access(self.access, settings.network)))
         column = max(len(name) for name, _, _ in rows)
         for name, value, why in rows:
             line = f"  {theme.paint(f'{name:<{column}}', 'quiet')}  {escape_controls(value)}"

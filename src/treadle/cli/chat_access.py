@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.app.session_access import accept_plan, change_access, describe_access, next_access
@@ -26,13 +27,13 @@ async def cycle_access(chat: ChatTerminal) -> None:
         chosen = next_access(chosen)
     await change_access(chat.opened.runtime, chat.session.id, chosen)
     chat.access = chosen
-    chat.console.set_hint(render_access(chosen, chat.console.theme))
+    chat.console.set_hint(render_access(chosen, chat.console.theme, chat.opened.settings.network))
 
 
-def render_access(access: Tier, theme: Theme) -> str:
+def render_access(access: Tier, theme: Theme, network: Sequence[str] = ()) -> str:
     """Render an access mode and what it allows."""
     name = theme.paint(access, ACCESS_ROLES.get(access, "strong"))
-    return f"  {name}  {theme.paint(describe_access(access), 'quiet')}"
+    return f"  {name}  {theme.paint(describe_access(access, network), 'quiet')}"
 
 
 async def confirm_full_access(chat: ChatTerminal) -> bool:

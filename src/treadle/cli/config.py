@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -25,6 +23,7 @@ from treadle.app.settings import (
 )
 from treadle.cli import console
 from treadle.cli.options import Parser, add_actions, create_parser
+from treadle.cli.user_programs import read_program
 from treadle.errors import BadInput, Conflict, NotFound
 from treadle.messages import Json
 
@@ -164,7 +163,7 @@ async def edit_file(file: Path) -> int:
     """Open a copy in the editor. Save it only if it is valid, or let the user correct it."""
     if not console.is_terminal(sys.stdin):
         raise BadInput("there is no terminal for an editor; use `treadle config set`")
-    words = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    words = read_program("VISUAL", "EDITOR") or ["vi"]
     before = read_config(file)
     folder = Path(tempfile.mkdtemp(prefix="treadle-config-"))  # only the user can read it
     copy = folder / "config.toml"

@@ -15,6 +15,7 @@ from treadle.app.workspace_hooks import (
     forget_trust,
     list_trust_folders,
     read_workspace_hooks,
+    refuse_hooks,
     trust_hooks,
 )
 from treadle.cli.console import confirm, is_terminal, print_note, print_table
@@ -25,7 +26,7 @@ EXAMPLES = """\
   treadle hooks list
   treadle hooks trust                   show the hooks of this workspace, and ask whether to run them
   treadle hooks trust --digest 3f2a91…  trust exactly this text, without a terminal
-  treadle hooks forget                  run none of them any longer"""
+  treadle hooks forget                  run none of them any longer, and ask again at the next start"""
 
 WARNING = (
     "These commands run outside the sandbox, with your rights. An agent can change programs of the workspace that they "
@@ -40,7 +41,7 @@ def parser() -> Parser:
     trust = actions.add_parser("trust", help="show the hooks of the workspace, and trust exactly this text")
     trust.add_argument("--digest", metavar="SHA256", default="", help="the digest of the text, instead of a question")
     add_run_options(trust)
-    add_run_options(actions.add_parser("forget", help="no longer trust the hooks of the workspace"))
+    add_run_options(actions.add_parser("forget", help="forget your yes or no to the hooks of the workspace"))
     return options
 
 
@@ -52,8 +53,9 @@ async def main(args: argparse.Namespace) -> int:
         case "trust":
             await confirm_trust(settings, args.digest)
         case _:
-            was_trusted = forget_trust(settings.folder)
-            print_note("the hooks of this workspace do not run any longer" if was_trusted else "no hooks were trusted")
+            is_known = forget_trust(settings.folder)
+            again = "the hooks of this workspace do not run any longer; treadle asks again at the next start"
+            print_note(again if is_known else "you were not asked about hooks of this workspace yet")
     return 0
 
 
@@ -96,15 +98,16 @@ async def offer_trust(settings: Settings) -> None:
         return
     try:
         found = read_workspace_hooks(settings.folder)
-        if found is None or (trust := check_trust(found, list_trust_folders(settings))) == "trusted":
+        if found is None or (trust := check_trust(found, list_trust_folders(settings))) in ("trusted", "refused"):
             return
         found.parse()
     except BadInput:  # a note says so when the session opens
         return
     print_note(describe_trust(settings.folder, trust))
     _show_text(found)
-    if await confirm("trust these hooks, and run them from now on?"):
-        trust_hooks(found, settings.folder)
+    print_note("treadle remembers a no for exactly this text, until `treadle hooks forget`")
+    remember = trust_hooks if await confirm("trust these hooks, and run them from now on?") else refuse_hooks
+    remember(found, settings.folder)
 
 
 def _show_text(hooks: WorkspaceHooks) -> None:

@@ -14,9 +14,12 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from treadle.cli.console import escape_controls
 from treadle.messages import Json
+from treadle.sandbox.base import Job
+from treadle.sandbox.environment import build_host_environment, build_outside_path
 
 LIMIT_SECONDS = 0.3
 PAUSE_SECONDS = 3.0
@@ -66,9 +69,14 @@ class StatusScript:
 
 
 def run_status_command(command: str, facts: dict[str, Json]) -> str:
-    """Run the command with the facts on its standard input. Return its first line, or raise why there is none."""
+    """Run the command with the facts on its standard input. Return its first line, or raise why there is none.
+
+    It gets the variables of a hook: a short list without keys, and no programs from the workspace.
+    """
+    argv, folder = ("/bin/sh", "-c", command), Path(str(facts.get("folder") or "/nonexistent"))
     process = subprocess.Popen(
-        ("/bin/sh", "-c", command),
+        argv,
+        env=build_host_environment(Job(argv=argv, workspace=folder, env={"PATH": build_outside_path(folder)})),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

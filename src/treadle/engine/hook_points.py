@@ -24,6 +24,7 @@ from treadle.permissions.policy import Verdict, choose_strictest
 MAX_CONTINUES = 3
 """How often hooks may continue one run."""
 MAX_NOTE_LENGTH = 8000
+_MARK_LENGTH = 50
 
 Effect = Callable[[Setup, State], Awaitable[Sequence[events.AnyFact]]]
 
@@ -139,10 +140,17 @@ def _build_fact(setup: Setup, record: HookRecord) -> events.Custom:
     return fact
 
 
+def shorten_note(text: str, limit: int = MAX_NOTE_LENGTH) -> str:
+    """Cut a text of a hook that is too long. The result says how much was left out, and is never too long itself."""
+    if len(text) <= limit:
+        return text
+    kept = limit - _MARK_LENGTH
+    return f"{text[:kept]}\n[… {len(text) - kept} characters left out …]"
+
+
 def _build_note(setup: Setup, text: str) -> list[events.AnyFact]:
     """Build the fact that shows a note to the model."""
     if not text.strip():
         return []
-    if len(text) > MAX_NOTE_LENGTH:
-        text = f"{text[:MAX_NOTE_LENGTH]}\n[… {len(text) - MAX_NOTE_LENGTH} characters left out …]"
-    return [events.SignalDetected(kind="hook", detail=replace_surrogates(setup.redactor.redact_text(text)))]
+    detail = replace_surrogates(setup.redactor.redact_text(shorten_note(text)))
+    return [events.SignalDetected(kind="hook", detail=detail)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ from prompt_toolkit.layout import (
 from prompt_toolkit.layout.processors import AfterInput, ConditionalProcessor
 from prompt_toolkit.output import ColorDepth
 
-from treadle.cli.console import BlockKind, needs_gap, terminal_width, wants_colour, wants_style
+from treadle.cli.console import BlockKind, escape_controls, needs_gap, terminal_width, wants_colour, wants_style
 from treadle.cli.draw.glyphs import choose_theme
 from treadle.cli.picker_rows import PickerRow
 from treadle.cli.terminal.held_output import HeldOutput
@@ -46,6 +45,8 @@ from treadle.cli.terminal.message_queue import MessageQueue
 from treadle.cli.terminal.panel import Panel, PanelRoom
 from treadle.cli.terminal.picker import Picker
 from treadle.cli.terminal.terminal_holder import TerminalHolder
+from treadle.cli.user_programs import read_program
+from treadle.errors import BadInput
 
 MAX_INPUT_ROWS = 8
 MIN_OPEN_ROWS = 3
@@ -219,7 +220,12 @@ class PromptConsole:
             self.panel.follow(text)
 
     async def edit_text(self, text: str) -> str:
-        """Let the user change a text in their editor."""
+        """Let the user change a text in their editor. A command that cannot be read is noted: the text stays."""
+        try:
+            read_program("VISUAL", "EDITOR")
+        except BadInput as error:
+            self.write_block(escape_controls(str(error)))
+            return text
         edited = Buffer(document=Document(text))
         self.holder.is_lent = True
         try:
@@ -231,7 +237,11 @@ class PromptConsole:
 
     def show_text(self, text: str) -> None:
         """Write a text to the scrollback, or show it in the pager if it is long."""
-        command = shlex.split(os.environ.get("PAGER", "")) or ["less", "-R"]
+        try:
+            command = read_program("PAGER") or ["less", "-R"]
+        except BadInput as error:
+            self.write_block(escape_controls(str(error)))
+            command = ["less", "-R"]
         if text.count("\n") < PAGER_LINES or shutil.which(command[0]) is None:
             self.write_block(text, gap=True)
             return

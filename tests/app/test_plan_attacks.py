@@ -17,13 +17,13 @@ from treadle import (
     Grant,
     HookCall,
     HookResult,
-    HookSession,
     Middleware,
     RunFinished,
     Runtime,
     later,
 )
 from treadle.app.session_access import PLAN_ACCEPTED, change_access, find_access
+from treadle.engine.hook_result import HookSession
 from treadle.events import Custom, SessionConfigured, SessionCreated
 from treadle.messages import ToolSpec
 from treadle.sandbox import backend

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
-    from treadle.engine.hook_result import HookCall, HookResult, HookSession
-    from treadle.engine.setup import Answer, MessageRefused, Middleware, later
+    from treadle.engine.setup import Answer, HookCall, HookResult, Middleware, later
     from treadle.errors import NotAnswered, TreadleError
     from treadle.events import (
         ApprovalRequested,
@@ -40,11 +39,9 @@ __all__ = [
     "Grant",
     "HookCall",
     "HookResult",
-    "HookSession",
     "ImagePart",
     "InputRequested",
     "Limits",
-    "MessageRefused",
     "Middleware",
     "ModelReplied",
     "NotAnswered",
@@ -76,8 +73,7 @@ _MODULES = {
     "run": "Run",
     "runtime": "Runtime",
     "session": "Session",
-    "engine.hook_result": "HookCall HookResult HookSession",
-    "engine.setup": "Answer MessageRefused Middleware later",
+    "engine.setup": "Answer HookCall HookResult Middleware later",
     "tools.ask_user": "AskUser",
     "tools.base": "Tool ToolContext ToolError ToolResult",
     "tools.function": "tool",

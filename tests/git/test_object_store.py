@@ -95,6 +95,10 @@ def end(place: Place, command: Command) -> tuple[str, ...]:
     return report.rejected if report else ()
 
 
+def is_stored(place: Place, object_id: str) -> bool:
+    return (place.git_dir / "objects" / object_id[:2] / object_id[2:]).exists()
+
+
 def test_a_small_pack_made_by_hand_is_read(place: Place) -> None:
     command = place.start_command()
     base = encode_entry(3, b"hello")
@@ -102,6 +106,7 @@ def test_a_small_pack_made_by_hand_is_read(place: Place) -> None:
     double = sha1(b"blob 10\0hellohello").hexdigest()
     put_pack(command, [(BLOB, 12), (double, 12 + len(base))], base + delta)
     assert end(place, command) == () and place.git("cat-file", "-p", double) == "hellohello"
+    assert is_stored(place, BLOB)
 
 
 def test_a_chain_of_deltas_that_is_too_long_is_refused(place: Place) -> None:
@@ -113,7 +118,7 @@ def test_a_chain_of_deltas_that_is_too_long_is_refused(place: Place) -> None:
         last = offset
     put_pack(command, [(BLOB, last)], body)
     assert "chain of deltas is too long" in end(place, command)[0]
-    assert not (place.git_dir / "objects" / BLOB[:2]).exists()
+    assert not is_stored(place, BLOB)
 
 
 def test_a_delta_on_itself_is_refused(place: Place) -> None:
@@ -142,7 +147,7 @@ def test_a_delta_on_itself_is_refused(place: Place) -> None:
 def test_a_damaged_pack_is_refused(place: Place, body: bytes, offset: int) -> None:
     command = place.start_command()
     put_pack(command, [(BLOB, offset)], body)
-    assert BLOB[:12] in end(place, command)[0] and not (place.git_dir / "objects" / BLOB[:2]).exists()
+    assert BLOB[:12] in end(place, command)[0] and not is_stored(place, BLOB)
 
 
 def test_deltas_that_grow_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +176,7 @@ def test_a_link_in_the_place_of_a_pack_is_not_followed(place: Place, tmp_path: P
     pack = command.folder / "objects/pack/pack-1.pack"
     pack.rename(tmp_path / "elsewhere")
     pack.symlink_to(tmp_path / "elsewhere")
-    assert end(place, command) == () and not (place.git_dir / "objects" / BLOB[:2]).exists()
+    assert end(place, command) == () and not is_stored(place, BLOB)
 
 
 def test_a_delta_of_very_many_small_steps_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

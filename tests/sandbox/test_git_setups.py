@@ -49,7 +49,7 @@ async def test_git_works_beside_files_that_a_filter_encrypts(place: GitPlace) ->
         "git status --short; echo 1 > new; git add -A; git commit -qm new; git diff HEAD~ --stat --name-only"
     )
     assert ran.output == "yza\nnew\n", ran
-    after = place.host("git log -1 --format=%s; git show HEAD:a.key; git checkout -q . && cat a.key")
+    after = place.host("git log -1 --format=%s; git show HEAD:a.key; rm a.key; git checkout -q . && cat a.key")
     assert after == "new\nbcd\nabc\n"
 
 

@@ -26,6 +26,11 @@ class Panel(Protocol):
     @property
     def focus(self) -> Focus: ...
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the user has answered it. The next key is not for it any more."""
+        ...
+
     def start(self) -> None:
         """Called when it appears."""
         ...

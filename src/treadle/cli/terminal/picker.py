@@ -31,6 +31,10 @@ class Picker:
         self._found, self._picked = self._rows, 0
         self._problem = ""
 
+    @property
+    def is_done(self) -> bool:
+        return self.result.done()
+
     def start(self) -> None:
         """Nothing to do when the list appears."""
 

@@ -295,7 +295,9 @@ class PromptConsole:
         if self.panel is not None:
             before, focus = self.panel, self.panel.focus
             self.panel.press(key, self.entry.text)
-            if self.panel is before and self.panel.focus != focus:
+            if before.is_done:
+                self.close_panel(before)
+            elif self.panel is before and self.panel.focus != focus:
                 self.entry.reset()
             self.update_focus()
 

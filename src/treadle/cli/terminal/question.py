@@ -105,6 +105,10 @@ class ChoiceQuestion(_TimedPanel):
     def focus(self) -> Focus:
         return self._state
 
+    @property
+    def is_done(self) -> bool:
+        return self.result.done()
+
     def follow(self, entry: str) -> None:
         """A reason changes nothing else."""
 
@@ -219,6 +223,10 @@ class TextQuestion(_TimedPanel):
     @property
     def focus(self) -> Focus:
         return "keys" if self.is_dead else "entry"
+
+    @property
+    def is_done(self) -> bool:
+        return False  # `accept` closes it
 
     def follow(self, entry: str) -> None:
         self._problem = ""

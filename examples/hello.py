@@ -60,6 +60,8 @@ async def do(session: Session, job: str) -> bool:
                     print(f"\n  [{event.reason}, {time.monotonic() - began:.1f} s, {event.usage.output_tokens} tokens]")
                     if event.error:
                         print(f"  {event.error}")
+                case _:
+                    pass
     return run.outcome is not None and run.outcome.reason == "answered"
 
 

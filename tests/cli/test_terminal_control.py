@@ -37,7 +37,7 @@ from treadle.messages import Reply
 
 STREAM = Reply(text="\n".join(["```", *(f"line {number:03}" for number in range(500)), "```"]))
 SEEN = Reply(text="I see.")
-FOREVER = Odd(Reply(text="one\ntwo\nthree"), stall_after=400)
+FOREVER = Odd(Reply(text="first\nsecond\nthird"), stall_after=400)
 EDIT = "\x18\x05"
 EDITED = "edited\nin two lines"
 SLOW = """\
@@ -259,7 +259,7 @@ async def test_a_signal_ends_it_and_gives_the_terminal_back(
 async def test_a_terminal_that_goes_away_stops_the_run_and_that_is_recorded(
     place: Place, words: tuple[str, ...], keys: str
 ) -> None:
-    await play(place, Case("", [FOREVER], [(keys, "one"), (hang_up, None)], words))
+    await play(place, Case("", [FOREVER], [(keys, "first"), (hang_up, None)], words))
     (ended,) = [fact for fact in await place.facts() if isinstance(fact, RunFinished)]
     assert ended.reason == "cancelled" and ended.can_continue
 
@@ -286,5 +286,5 @@ async def test_a_chat_that_fails_says_so_and_gives_the_terminal_back(place: Plac
 
 
 async def test_a_stop_that_fails_says_why(place: Place) -> None:
-    steps = [("count\r", "one"), ("\x1b", "no room left on the disk")]
+    steps = [("count\r", "first"), ("\x1b", "no room left on the disk")]
     await play(place, Case("", [FOREVER], steps, program=FULL_DISK, counts={"Traceback": 0, "a bug in treadle": 0}))

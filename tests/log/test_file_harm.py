@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from tests.kit.serve_process import start_server
+from tests.kit.sessions import PATIENCE
 from tests.kit.terminal import Place, create_place
 from tests.log.conftest import Make, claim
 from tests.log.workers import fill_store
@@ -134,8 +135,10 @@ async def test_checkpoints_growth_and_a_vacuum_by_other_processes_are_no_harm(fu
         size = path.stat().st_size
         for number in range(30):
             await other.delete(f"o{number}")
-        shrink_store(path)
-        assert path.stat().st_size < size
+        async with asyncio.timeout(PATIENCE):
+            while path.stat().st_size >= size:  # `other` gives space back too, and only one of them can at a time
+                shrink_store(path)
+                await asyncio.sleep(0.05)
         await full.post("fresh", [Custom(name="x")])
         await other.create("last", [Make.created("last")])
     run_sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")

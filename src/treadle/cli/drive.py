@@ -165,7 +165,11 @@ def _describe_question(question: AgentQuestion | events.CallStarted) -> dict[str
 
 
 class RetryKey:
-    """Ends the wait for the provider of the model when the user presses Enter."""
+    """Ends the wait for the provider of the model when the user presses Enter.
+
+    It gets an event before the screen does. To drop earlier keys also drops a Ctrl-C that the kernel has not handled
+    yet, so this happens before the user is told of the keys.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session, self._keyboard = session, Keyboard(sys.stdin.fileno())
@@ -176,14 +180,12 @@ class RetryKey:
             return
         if self._reading is not None:
             self._reading.cancel()
-        if isinstance(event, events.ModelFailed) and event.wait is not None:
+        is_waiting = isinstance(event, events.ModelFailed) and event.wait is not None
+        if is_waiting and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():  # reading would stop a background job
+            self._keyboard.discard_input()
             self._reading = asyncio.create_task(self._read_key())
 
     async def _read_key(self) -> None:
-        fd = sys.stdin.fileno()
-        if os.tcgetpgrp(fd) != os.getpgrp():  # reading would stop a job in the background
-            return
-        self._keyboard.discard_input()
         if await self._keyboard.read_line() is not None:
             with suppress(TreadleError):  # the wait has just ended
                 await self._session.retry_now()
@@ -394,7 +396,7 @@ async def _follow_run(opened: OpenSession, begin: Callable[[OpenSession], Run], 
     elif not opened.is_new:
         output.events.handle_event(facts[0])  # the first line always describes the session
     if output.has_keyboard:
-        output.sinks.append(key := RetryKey(session))
+        output.sinks.insert(0, key := RetryKey(session))
         key.handle_event(facts[-1])  # the run may wait already
     refreshing = asyncio.create_task(output.screen.refresh_status())
     try:

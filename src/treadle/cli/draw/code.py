@@ -56,6 +56,8 @@ def highlight_code(code: str, language: str) -> list[Text]:
     if lexer is None:
         text.append(code)
     else:
-        for token, piece in lexer.get_tokens(code):
+        # Some lexers, such as the one of diffs, know a line only by the newline at its end.
+        for token, piece in lexer.get_tokens(code + "\n"):
             text.append(piece, find_style(token))
+        text.right_crop(1)
     return list(text.split("\n", allow_blank=True))

@@ -11,9 +11,10 @@ One run with one call of `read_file` is followed twice: `treadle run` and `POST 
 - A file counts when one of its functions works between the two: it is entered, or it is resumed after an `await` and
   calls something. A coroutine that only waits for another one does not count, although each step of the event loop
   passes through it (`serve` while the server runs, say). What runs while a module is imported does not count either.
+- What the server does from time to time, such as looking for abandoned sessions, does not count either: the recorder
+  leaves out the tasks that ran before the request came.
 
-Each line is the file and the first function that worked. On a busy machine the server's periodic look for abandoned
-sessions may fall into the walk and add a file.
+Each line is the file and the first function that worked.
 """
 
 import argparse
@@ -39,11 +40,12 @@ REQUESTS = 3
 # Python imports this module by itself at start. The flag of the RESUME instruction tells entering from resuming. A
 # function that is resumed works as soon as it enters another function or calls one that is written in C.
 RECORDER = """\
-import atexit, json, os, sys, threading
+import asyncio, atexit, json, os, sys, threading
 
 ROOT, OUT, SURFACE = (os.environ[f"WALK_{name}"] for name in ("ROOT", "OUT", "SURFACE"))
 OPTIMIZED = 1  # set for functions, not for the bodies of modules and classes
 walk, resumed, started, stopped = {}, set(), False, False
+earlier_tasks = set()
 
 def is_start(frame, code):
     if SURFACE == "run":
@@ -58,13 +60,20 @@ def is_importing(frame):
         frame = frame.f_back
     return False
 
+def is_earlier_task():
+    loop = asyncio._get_running_loop()
+    return loop is not None and asyncio.current_task(loop) in earlier_tasks
+
 def record(frame, event, argument):
     global started, stopped
     code = frame.f_code
     if event == "call":
-        started = started or is_start(frame, code)
+        if not started and is_start(frame, code):
+            started = True
+            if SURFACE == "serve":
+                earlier_tasks.update(asyncio.all_tasks() - {asyncio.current_task()})
         stopped = stopped or code.co_name == "handle_exit"
-    if not started or stopped:
+    if not started or stopped or is_earlier_task():
         return
     if event == "call" and code.co_code[frame.f_lasti + 1] & 3:
         resumed.add(code)

@@ -228,7 +228,7 @@ class ChatTerminal(InteractiveTerminal):
         while True:
             self._branch = await asyncio.to_thread(read_branch, self.opened.settings.folder)
             known = self.screen.status_facts()
-            running = self._status_script.update(
+            problem = await self._status_script.update(
                 {
                     "session": self.session.id,
                     "folder": str(self.opened.settings.folder),
@@ -240,9 +240,7 @@ class ChatTerminal(InteractiveTerminal):
                     "is_busy": self.is_busy,
                 }
             )
-            if running is not None:
-                await running
-            if problem := self._status_script.take_problem():
+            if problem:
                 self.write_note(problem)
             self.console.redraw()
             await asyncio.sleep(STATUS_SECONDS)

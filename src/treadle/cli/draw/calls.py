@@ -146,8 +146,7 @@ def describe_facts(fact: CallFinished, theme: Theme) -> list[str]:
     match fact.status:
         case "ok":
             if diff := find_diff(lines):
-                counts = count_changes(diff).values()
-                added, removed = (sum(side) for side in zip(*counts, strict=True))
+                added, removed = count_changes(diff)
                 facts.append(f"+{added} {theme.glyphs.minus}{removed}")
             elif fact.tool != "todo" and (len(lines) > OUTPUT_LINES or fact.tool == "read_file"):
                 facts.append(f"{len(lines):,} lines" if len(lines) != 1 else "1 line")

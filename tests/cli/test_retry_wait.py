@@ -3,14 +3,15 @@
 import asyncio
 import re
 import signal
+from dataclasses import replace
 
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd, status
 from tests.kit.sessions import PATIENCE
-from tests.kit.terminal import Case, Place, Played, Shows, Start, model_options, play
-from treadle.events import ModelFailed, RetryRequested, RunFinished
+from tests.kit.terminal import Case, Fact, Place, Played, Shows, Start, model_options, play, release
+from treadle.events import ModelFailed, RetryRequested, RunFinished, TurnStarted
 from treadle.messages import Reply
 
 DONE = Reply(text="At last.")
@@ -63,6 +64,19 @@ CASES = [
         [("", "Enter tries now, Ctrl-C stops"), ("\x03", 130)],
         ("run", "hi"),
         facts={RunFinished: 1},
+    ),
+    Case(
+        "Enter that was typed before the wait of a run was shown does not end it",
+        [replace(PARKED, held=asyncio.Event())],
+        [
+            ("", Fact(TurnStarted)),
+            ("\r", None),
+            (release, "Enter tries now, Ctrl-C stops"),
+            (watch_countdown, None),
+            ("\x03", 130),
+        ],
+        ("run", "hi"),
+        facts={ModelFailed: 1, RetryRequested: 0},
     ),
 ]
 

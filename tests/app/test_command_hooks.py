@@ -69,6 +69,11 @@ def has_ended(pid: str) -> bool:
         return True
 
 
+def read_pids(file: Path) -> list[str]:
+    """Read the processes that a hook named before its time was over: on a slow machine it may have started none."""
+    return file.read_text().split() if file.exists() else []
+
+
 async def test_a_hook_reads_the_call_and_its_verdict_counts(work: Path) -> None:
     seen = work.parent / "seen.json"
     configure(work, "before_tool", f"""cat > {seen}; echo '{{"decision": "deny", "reason": "not today"}}'""")
@@ -133,8 +138,8 @@ async def test_the_time_limit_ends_all_processes_of_a_hook(work: Path) -> None:
     configure(work, "before_tool", f"setsid sleep 600 & echo $! $$ > {pids}; sleep 600", timeout=0.5)
     said = await ask(work)
     assert said is not None and said.decision == "deny" and "did not end within 0.5 s" in said.reason
-    for pid in pids.read_text().split():
-        assert not Path(f"/proc/{pid}").exists() or "sleep" not in Path(f"/proc/{pid}/comm").read_text()
+    for pid in read_pids(pids):
+        await wait_until(partial(has_ended, pid), f"process {pid} ends")
 
 
 async def test_endless_output_ends_a_hook_long_before_its_time_limit(work: Path) -> None:
@@ -154,11 +159,11 @@ async def test_a_hook_that_kills_its_supervisor_is_still_ended(work: Path, where
     """Its processes keep the pipe open, or none of them does."""
     pids, output = work.parent / "pids", "" if where == "kept" else "exec >/dev/null 2>&1; "
     script = f"{output}setsid sleep 600 & echo $! $$ > {pids}; kill -9 $PPID; sleep 600"
-    configure(work, "before_tool", script, timeout=0.5)
+    configure(work, "before_tool", script, timeout=0.5 if where == "kept" else PATIENCE)
     said = await ask(work)
     assert said is not None and said.decision == "deny"
     assert ("did not end within 0.5 s" if where == "kept" else "exit code -9") in said.reason
-    for pid in pids.read_text().split():
+    for pid in read_pids(pids):
         await wait_until(partial(has_ended, pid), f"process {pid} ends")
 
 

@@ -61,6 +61,7 @@ async def test_set_keeps_comments_and_order_and_the_file_private(place: Place, f
         ["sandbox.writable", "~/out"],
         ["web", "true"],
         ["system_prompt", "5"],
+        ["terminal.status_command", "5"],
     ):
         done = await place.quick("config", "set", *words)
         assert (done.code, done.out) == (0, "") and f"{words[0]} is set in {file}" in done.err
@@ -77,6 +78,9 @@ system_prompt = "5"
 [sandbox]
 read_only = ["~/data"]   # large
 writable = ["~/out"]
+
+[terminal]
+status_command = "5"
 """
     )
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and list(file.parent.iterdir()) == [file]
@@ -97,6 +101,7 @@ writable = ["~/out"]
         (["model.name", "x"], "model is not a table"),
         (["model", "a", "b"], "takes one value"),
         (["model"], "needs a value, or --unset"),
+        (["model", "a\udcff"], "is not valid TOML"),
         (["web", "--unset"], "web is not set in"),
         (["workspace", "/tmp"], "unknown setting 'workspace'"),
     ],
@@ -124,6 +129,13 @@ async def test_set_follows_a_link_and_creates_a_missing_file(place: Place, file:
     file.unlink()
     assert (await place.quick("config", "set", "model", "local")).code == 0
     assert file.read_text() == 'model = "local"\n'
+
+
+async def test_set_says_that_the_file_cannot_be_written(place: Place) -> None:
+    (place.home / ".config").mkdir(exist_ok=True)
+    (place.home / ".config/treadle").write_text("not a folder")
+    done = await place.quick("config", "set", "model", "local")
+    assert done.code == 2 and "cannot be written" in done.err and "nothing was changed" in done.err
 
 
 async def test_set_says_that_another_place_overrides_it(place: Place, file: Path) -> None:

@@ -1,10 +1,20 @@
 """The first start on a terminal: an empty home without a key, a server or weights."""
 
+import asyncio
+import hashlib
 import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 from tests.cli.test_picker_rows import serve
 from tests.kit.terminal import Place, wait_until
+from treadle.cli import first_start
+from treadle.models.local import weights
+from treadle.secrets.keyring import Keyring
 
 NO_SERVERS = dict.fromkeys(
     ("OLLAMA_HOST", "LLAMACPP_BASE_URL", "LMSTUDIO_BASE_URL", "VLLM_BASE_URL"), "http://127.0.0.1:9"
@@ -48,6 +58,41 @@ async def test_a_first_start_in_a_pipe_asks_nothing(place: Place) -> None:
     done = await place.run("run", "--model", "anthropic:claude", "hello", env=NO_SERVERS)
     assert done.code and "Which one?" not in done.err
     assert not list_settings(place.home)
+
+
+async def test_the_embedded_model_is_set_up_and_its_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(weights, "SHA256", hashlib.sha256(weights.MAGIC).hexdigest())
+    file = weights.find_models_dir() / weights.SMALL
+    file.parent.mkdir(parents=True)
+    file.write_bytes(weights.MAGIC)
+    assert await first_start.set_up_model("local", "", Keyring((), {})) == f"the weights are in {file}"
+
+
+async def test_leaving_during_the_download_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def download(source: str, progress: Callable[[str, float, float], None]) -> NoReturn:
+        began.set()
+        try:
+            while not is_over.wait(0.01):
+                progress(f"downloading {source}", 1, 2)
+        finally:
+            ended.set()
+        raise AssertionError("nothing stopped the download")
+
+    monkeypatch.setattr(first_start, "pull_weights", download)
+    setting_up = asyncio.create_task(first_start.set_up_model("local", "", Keyring((), {})))
+    try:
+        await wait_until(began.is_set, "the download")
+        setting_up.cancel()
+        await wait_until(ended.is_set, "the end of the download")
+    finally:
+        is_over.set()
+    with pytest.raises(asyncio.CancelledError):
+        await setting_up
 
 
 def read_number(text: str, label: str) -> str:

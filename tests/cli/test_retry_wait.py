@@ -3,14 +3,15 @@
 import asyncio
 import re
 import signal
+from dataclasses import replace
 
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd, status
 from tests.kit.sessions import PATIENCE
-from tests.kit.terminal import Case, Place, Played, Shows, Start, model_options, play
-from treadle.events import ModelFailed, RetryRequested, RunFinished
+from tests.kit.terminal import Case, Fact, Place, Played, Shows, Start, model_options, play, release
+from treadle.events import ModelFailed, RetryRequested, RunFinished, TurnStarted
 from treadle.messages import Reply
 
 DONE = Reply(text="At last.")
@@ -18,17 +19,29 @@ BUSY = status(429, "slow down", retry_after="45")
 PARKED = status(429, "slow down", retry_after="400")
 
 
+def read_seconds(text: str) -> int:
+    """The seconds that are left, as the screen shows them."""
+    (minutes, seconds), *_ = re.findall(r"retrying in (?:(\d+)m )?(\d+) ?s", text)
+    return int(minutes or 0) * 60 + int(seconds)
+
+
+async def watch_countdown(played: Played) -> None:
+    """Wait until fewer seconds are left than now."""
+    first = read_seconds(played.screen.text)
+    await played.screen.until(lambda text: read_seconds(text) < first)
+
+
 CASES = [
     Case(
         "a chat counts down, and Enter asks again",
         [BUSY, DONE],
-        [("hi\r", "Provider overloaded 429, retrying in 4"), ("", "retrying in 43 s"), ("\r", "At last.")],
+        [("hi\r", "Provider overloaded 429, retrying in"), (watch_countdown, None), ("\r", "At last.")],
         facts={ModelFailed: 1, RetryRequested: 1, RunFinished: 1},
     ),
     Case(
         "a chat whose run is parked counts down, and Enter asks again",
         [PARKED, DONE],
-        [("hi\r", "6m 38s (2"), ("", "Enter: now, Esc: stop"), ("\r", "At last.")],
+        [("hi\r", "Enter: now, Esc: stop"), (watch_countdown, None), ("\r", "At last.")],
         facts={RetryRequested: 1, RunFinished: 1},
     ),
     Case(
@@ -40,7 +53,7 @@ CASES = [
     Case(
         "a run counts down, and Enter asks again",
         [PARKED, DONE],
-        [("", "Enter tries now, Ctrl-C stops"), ("", "6m 38s"), ("\r", 0)],
+        [("", "Enter tries now, Ctrl-C stops"), (watch_countdown, None), ("\r", 0)],
         ("run", "hi"),
         shows=("At last.",),
         facts={RetryRequested: 1, RunFinished: 1},
@@ -51,6 +64,19 @@ CASES = [
         [("", "Enter tries now, Ctrl-C stops"), ("\x03", 130)],
         ("run", "hi"),
         facts={RunFinished: 1},
+    ),
+    Case(
+        "Enter that was typed before the wait of a run was shown does not end it",
+        [replace(PARKED, held=asyncio.Event())],
+        [
+            ("", Fact(TurnStarted)),
+            ("\r", None),
+            (release, "Enter tries now, Ctrl-C stops"),
+            (watch_countdown, None),
+            ("\x03", 130),
+        ],
+        ("run", "hi"),
+        facts={ModelFailed: 1, RetryRequested: 0},
     ),
 ]
 

@@ -30,13 +30,16 @@ from treadle.cli.console import (
     strip_codes,
     truncate_line,
 )
-from treadle.cli.draw.calls import render_call
+from treadle.cli.draw.calls import describe_call, render_call
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.draw.run_lines import describe_ending
 from treadle.cli.drive import ReportBuilder, RunOutput
 from treadle.cli.message_content import build_message
+from treadle.cli.picker_rows import PickerRow
 from treadle.cli.questions import list_choices, parse_decision, parse_reply
 from treadle.cli.screen import Screen
+from treadle.cli.terminal.panel import PanelRoom
+from treadle.cli.terminal.picker import Picker
 from treadle.errors import BadInput
 from treadle.events import (
     CallFinished,
@@ -90,6 +93,7 @@ def console() -> StatusConsole:
 
 
 HIDDEN = "\x1b\x00\x07\x08\r\x7f\x9b\u200b\u202e\u2066\u2069\ufeff\u00ad\u2028\U000e0041\ufe0f\u061c"
+CONTROLS = "".join(map(chr, (*range(9), *range(11, 32), *range(127, 160))))
 BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c\u2028\u2029"
 
 
@@ -286,6 +290,32 @@ def test_a_call_is_shown_by_what_it_did(
 ) -> None:
     finished = CallFinished(call_id="c", tool=tool, status=status, output=output, duration=1.25)
     assert render_call(finished, arguments, 80, Theme()) == shown
+
+
+def test_a_tool_that_a_model_made_up_cannot_drive_the_terminal() -> None:
+    finished = CallFinished(call_id="c", tool="x\x1b]0;title\x07\ny", status="error", output="There is no tool.")
+    for shown in (*render_call(finished, {}, 80, Theme()), describe_call(finished, {})):
+        assert "x\\x1b]0;title\\x07 y" in shown and not set(CONTROLS) & set(shown)
+
+
+def test_a_picker_shows_nothing_that_drives_the_terminal() -> None:
+    rows = [
+        PickerRow("a", f"a{HIDDEN}", (f"fact{HIDDEN}",), f"words{HIDDEN}"),
+        PickerRow("b", "b", problem=f"b{HIDDEN}"),
+    ]
+    room = PanelRoom(Theme(), 400, 24)
+
+    async def pick() -> list[str]:
+        picker = Picker("Agent", rows)
+        first = picker.render_below(room)
+        picker.press("down", "")
+        picker.press("enter", "")
+        assert not picker.is_done  # it says why not
+        return [*first, *picker.render_below(room)]
+
+    shown = "".join(asyncio.run(pick()))
+    assert not set(shown) & set(CONTROLS)
+    assert all(f"{word}\\x1b" in shown for word in ("▸ a", "fact", "words", "! b"))
 
 
 def test_a_run_that_waits_says_for_what_and_what_it_has_used() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from msgspec import Struct
 
 from treadle.app.diagnose import MODEL_SECONDS, find_model_sources, has_local_runtime
-from treadle.app.settings import Settings, data_folder, save_setting
+from treadle.app.settings import Settings, data_folder, save_setting, write_private_file
 from treadle.errors import BadInput, ModelError
 from treadle.models.catalog import resolve_model
 from treadle.models.local import weights
@@ -63,21 +60,11 @@ async def save_key(provider: str, key: str, keyring: Keyring, config: str = "") 
         doubt = f"the key could not be checked ({error}); "
     finally:
         await model.close()
-    file = write_key_file(provider, key)
+    file = data_folder() / "keys" / provider
+    write_private_file(file, key)
     save_setting("api_key_file", str(file), config)
     keyring.add(variable, key)
     return f"{doubt}the key is in {file}, and {name} in {save_setting('model', name, config)}"
-
-
-def write_key_file(provider: str, key: str) -> Path:
-    """Write a key to a file that only the user can read."""
-    folder = data_folder() / "keys"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file, new = folder / provider, folder / f".{provider}.new"
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as out:
-        out.write(key)
-    return new.replace(file)
 
 
 async def save_address(url: str, keyring: Keyring, config: str = "") -> str:

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -324,11 +325,11 @@ def _read_text(file: Path) -> bytes:
         raise BadInput(f"{file} cannot be read: {error.strerror}; nothing was started") from None
 
 
-def _parse_toml(text: str | bytes, file: Path) -> dict[str, Json]:
+def _parse_toml(text: bytes, file: Path) -> dict[str, Json]:
     import tomllib
 
     try:
-        return tomllib.loads(text.decode() if isinstance(text, bytes) else text)
+        return tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{file} is not valid TOML: {error}; nothing was started") from None
 
@@ -399,36 +400,37 @@ def read_config(file: Path) -> str:
 
 def check_config(text: str, file: Path) -> None:
     """Raise `BadInput` with the key if a text cannot be the user's file."""
-    values = _check_user_values(_parse_toml(text, file), file)
+    values = _check_user_values(_parse_toml(text.encode("utf-8", "surrogatepass"), file), file)
     try:
         Settings(**{"always" if key == "approve" else key: value for key, value in values.items()})
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
 
 
-def write_config(file: Path, text: str) -> None:
-    """Write the user's file, whole or not at all. Only the user can read it. A link stays a link."""
+def write_private_file(file: Path, text: str) -> None:
+    """Write a file that only the user can read, whole or not at all. A link stays a link."""
     file = file.resolve()
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as opened:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as opened:
             opened.write(text.encode())
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(partial, file)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise BadInput(f"{file} cannot be written: {error.strerror}; nothing was changed") from None
 
 
 def parse_setting(key: str, words: Sequence[str]) -> Json:
     """Read the words of a command line as the value of a key, such as `max_cost` or `sandbox.read_only`."""
-    name, *inner = key.split(".")
-    struct = SandboxSettings if name == "sandbox" and len(inner) == 1 else Settings
-    last = inner[0] if struct is SandboxSettings else name
-    field = next((one for one in msgspec.structs.fields(struct) if one.name == last), None)
-    kind: object = field.type if field is not None and (struct is SandboxSettings or not inner) else None
+    kind: object = Settings
+    for name in key.split("."):
+        fields = msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, Struct) else ()
+        kind = next((field.type for field in fields if field.name == name), None)
     is_list = "tuple[" in str(kind) and (kind != bool | tuple[str, ...] or words[0] not in ("true", "false"))
     if is_list:
         return list(words)
@@ -474,5 +476,5 @@ def save_setting(key: str, value: Json, config: str = "") -> Path:
         check_config(changed, file)
     except BadInput as error:
         raise BadInput(f"{error}. Nothing was changed") from None
-    write_config(file, changed)
+    write_private_file(file, changed)
     return file

@@ -96,24 +96,20 @@ def _render_parts(
     lines: list[str] = []
     for number, (command, text) in enumerate(zip(commands, shown, strict=True), 1):
         part = _assess(question, {**question.arguments, "command": command}, tools, folder)
-        effect = escape_hidden(part.why)
-        if part.safety == "destructive" and effect:
-            effect = f"{theme.paint('!', 'danger')} {theme.paint(effect, 'strong')}"
-        else:
-            effect = theme.paint(effect, "quiet")
+        why = escape_hidden(part.why)
+        effect = theme.paint(why, "quiet")
+        if part.safety == "destructive":
+            effect = f"{theme.paint('!', 'danger')} {theme.paint(why, 'strong')}"
         rows = wrap_exactly(text, width - 2)
         lines += [f"{theme.paint(f'{number} ' if not place else '  ', 'quiet')}{row}" for place, row in enumerate(rows)]
-        if not part.why:
+        if not why:
             continue
-        plain = measure_width(escape_hidden(part.why)) + 2
+        plain = measure_width(why) + 2
         if len(rows) == 1 and measure_width(text) <= column and column + 4 + plain <= width:
             lines[-1] += " " * (column - measure_width(text)) + f"  {effect}"
         else:
-            lines.append(
-                f"    {effect}"
-                if plain + 4 <= width
-                else f"    {theme.paint(truncate_line(part.why, width - 5), 'quiet')}"
-            )
+            cut = theme.paint(truncate_line(why, width - 5), "quiet")
+            lines.append(f"    {effect if plain + 4 <= width else cut}")
     return lines
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from treadle import Run, __version__, events
 from treadle.app.compose import open_keyring, set_progress_listener
@@ -133,7 +134,7 @@ class ChatTerminal(InteractiveTerminal):
         self._has_ended = False
         self._shown_seq = 0
         self._idle_watch: Watch | None = None
-        self._stopping: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[Any] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -228,7 +229,7 @@ class ChatTerminal(InteractiveTerminal):
         while True:
             self._branch = await asyncio.to_thread(read_branch, self.opened.settings.folder)
             known = self.screen.status_facts()
-            running = self._status_script.update(
+            problem = await self._status_script.update(
                 {
                     "session": self.session.id,
                     "folder": str(self.opened.settings.folder),
@@ -240,29 +241,18 @@ class ChatTerminal(InteractiveTerminal):
                     "is_busy": self.is_busy,
                 }
             )
-            if running is not None:
-                await running
-            if problem := self._status_script.take_problem():
+            if problem:
                 self.write_note(problem)
             self.console.redraw()
             await asyncio.sleep(STATUS_SECONDS)
 
     def handle_shift_tab(self) -> None:
         """Go to the next access mode."""
-        self.start_task(self._cycle_access())
+        self.start_action(self._cycle_access())
 
     async def _cycle_access(self) -> None:
-        try:
-            async with self._changing_access:
-                await cycle_access(self)
-        except TreadleError as error:
-            self.write_note(str(error), "red")
-
-    async def _offer_plan(self, plan: str) -> None:
-        try:
-            await offer_plan(self, plan)
-        except TreadleError as error:
-            self.write_note(str(error), "red")
+        async with self._changing_access:
+            await cycle_access(self)
 
     async def handle_text(self, text: str) -> None:
         if text.startswith("/"):
@@ -333,7 +323,7 @@ class ChatTerminal(InteractiveTerminal):
             if event.reason == "answered" and self.console.queue.kept:
                 self.start_task(self._send_kept())
             elif plan := find_plan(event, self.access):
-                self.start_task(self._offer_plan(plan))
+                self.start_action(offer_plan(self, plan))
 
     async def _send_kept(self) -> None:
         """Send the first message that was kept until the run had ended."""
@@ -349,24 +339,12 @@ class ChatTerminal(InteractiveTerminal):
         """Stop the run. When the agent is idle and the input is empty, the second Escape opens the rewind picker."""
         if self.is_busy:
             if self._stopping is None or self._stopping.done():
-                self._stopping = self.start_task(self._stop_run())
+                self._stopping = self.start_action(self.session.cancel(why="stopped at the terminal"))
         elif not self.console.draft and self.console.hint == REWIND_HINT:
             self.console.set_hint("")
-            self.start_task(self._show_rewind())
+            self.start_action(run_slash_command(self, "/rewind"))
         elif not self.console.draft and self.has_messages:
             self.console.set_hint(REWIND_HINT)
-
-    async def _show_rewind(self) -> None:
-        try:
-            await run_slash_command(self, "/rewind")
-        except TreadleError as error:
-            self.write_note(str(error), "red")
-
-    async def _stop_run(self) -> None:
-        try:
-            await self.session.cancel(why="stopped at the terminal")
-        except TreadleError as error:
-            self.write_note(str(error), "red")
 
     def handle_ctrl_c(self) -> None:
         """Stop the run, clear the draft, or leave."""

@@ -19,7 +19,7 @@ from treadle.app.settings import (
     parse_setting,
     read_config,
     save_setting,
-    write_config,
+    write_private_file,
 )
 from treadle.cli import console
 from treadle.cli.options import Parser, add_actions, create_parser
@@ -184,7 +184,7 @@ async def edit_file(file: Path) -> int:
     elif read_config(file) != before:
         raise Conflict(f"{file} was changed meanwhile, so it was not overwritten; your text is in {copy}")
     else:
-        write_config(file, text)
+        write_private_file(file, text)
         console.print_note(f"saved {file}")
     copy.unlink()
     folder.rmdir()

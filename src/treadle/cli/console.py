@@ -24,7 +24,7 @@ _HIDDEN = re.compile(
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 _CODES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
-_BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows everything between them at once
+BEGIN_UPDATE, END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows everything between them at once
 _COLOURS = {
     "dim": "2",
     "bold": "1",
@@ -156,7 +156,7 @@ class TerminalConsole:
 
     def _send(self, text: str) -> None:
         if self.is_live:
-            text = f"{_BEGIN_UPDATE}{text}{_END_UPDATE}"
+            text = f"{BEGIN_UPDATE}{text}{END_UPDATE}"
         try:
             self._stream.write(text)
             self._stream.flush()
@@ -366,14 +366,10 @@ def format_table(rows: list[list[str]], heads: list[str], width: int) -> list[st
     return lines
 
 
-def print_table(rows: list[list[str]], heads: list[str], styles: Mapping[str, str] | None = None) -> None:
-    """Print a table to stdout and fit it to a terminal. The heads are bold. `styles` maps first cells to styles."""
-    colour = wants_colour(sys.stdout)
+def print_table(rows: list[list[str]], heads: list[str]) -> None:
+    """Print a table to stdout and fit it to a terminal. The heads are bold."""
     head, *lines = format_table(rows, heads, terminal_width() if is_terminal(sys.stdout) else 0)
-    sys.stdout.write(style_text(head, "bold", colour) + "\n")
-    for line in lines:
-        first, space, rest = line.partition(" ")
-        sys.stdout.write(f"{style_text(first, (styles or {}).get(first, ''), colour)}{space}{rest}\n")
+    sys.stdout.write("\n".join([style_text(head, "bold", wants_colour(sys.stdout)), *lines, ""]))
 
 
 async def confirm(question: str) -> bool:

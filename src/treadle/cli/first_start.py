@@ -9,12 +9,14 @@ import argparse
 import asyncio
 import sys
 import termios
+import threading
+from pathlib import Path
 
 from treadle.app.diagnose import pull_weights
 from treadle.app.settings import LoadedSettings
 from treadle.cli import console
 from treadle.cli.options import load_command_settings
-from treadle.errors import TreadleError
+from treadle.errors import ModelError, TreadleError
 from treadle.secrets.keyring import Keyring
 
 
@@ -30,10 +32,10 @@ async def offer_first_start(args: argparse.Namespace, loaded: LoadedSettings, ke
         for number, choice in enumerate(choices, 1):
             console.print_note(f"  {number}  {choice.label:<26}{choice.about}")
         values = [choice.value for choice in choices]
-        while said := await read_line(f"1 to {len(values)}, or Enter to leave: "):
+        while answer := await read_line(f"1 to {len(values)}, or Enter to leave: "):
             try:
-                if said in map(str, range(1, len(values) + 1)):
-                    console.print_note(await set_up_model(values[int(said) - 1], args.config, keyring))
+                if answer in map(str, range(1, len(values) + 1)):
+                    console.print_note(await set_up_model(values[int(answer) - 1], args.config, keyring))
                     return load_command_settings(args)
             except TreadleError as error:
                 console.print_note(str(error))
@@ -42,7 +44,7 @@ async def offer_first_start(args: argparse.Namespace, loaded: LoadedSettings, ke
 
 
 async def set_up_model(choice: str, config: str, keyring: Keyring) -> str:
-    """Set up what a person chose, and return a note. Raises an error that says why there is no model yet."""
+    """Set up what a person chose, and return a note. Raises a `TreadleError` that says why there is none yet."""
     from treadle.app import first_model
 
     if choice in first_model.KEY_PROVIDERS:
@@ -51,14 +53,26 @@ async def set_up_model(choice: str, config: str, keyring: Keyring) -> str:
     if choice == first_model.ADDRESS:
         url = await read_line("address, such as http://127.0.0.1:8080/v1: ")
         return await first_model.save_address(url, keyring, config)
+    return f"the weights are in {await download_weights()}"
 
-    def show(message: str, done: float, total: float) -> None:
-        sys.stderr.write(f"\r{message}{f' {done / total:.0%}' if total else ''}\x1b[K")
-        sys.stderr.flush()
 
-    file = await asyncio.to_thread(pull_weights, "local", show)
-    sys.stderr.write("\n")
-    return f"the weights are in {file}"
+async def download_weights() -> Path:
+    """Download the embedded model. Ctrl-C stops the download."""
+    from treadle.cli.models import PullProgress
+
+    progress, has_left = PullProgress(is_live=True), threading.Event()
+
+    def show(phase: str, done: float, total: float) -> None:
+        if has_left.is_set():
+            raise ModelError("the download was stopped", kind="cancelled")
+        progress.show(phase, done, total)
+
+    try:
+        file, _ = await asyncio.to_thread(pull_weights, "local", show)
+        return file
+    finally:
+        has_left.set()
+        progress.clear()
 
 
 async def read_line(question: str, *, is_hidden: bool = False) -> str:
@@ -70,14 +84,9 @@ async def read_line(question: str, *, is_hidden: bool = False) -> str:
         silent = [*before]
         silent[3] &= ~termios.ECHO
         termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, silent)
-    # Not in a thread: nothing could end its read, and the program would not end after Ctrl-C.
-    loop, has_line = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sys.stdin, has_line.set)
     try:
-        await has_line.wait()
-        return sys.stdin.readline().strip()
+        return (await console.read_line()).strip()
     finally:
-        loop.remove_reader(sys.stdin)
         if is_hidden:
             termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, before)
             sys.stderr.write("\n")

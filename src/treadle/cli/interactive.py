@@ -157,6 +157,19 @@ class InteractiveTerminal(KeyActions, ABC):
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def start_action(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start what a key does, in the background. A `TreadleError` is shown to the user."""
+        task = self.start_task(work)
+        task.add_done_callback(self._show_failure)
+        return task
+
+    def _show_failure(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, TreadleError):
+            self.write_note(str(error), "red")
+        elif error is not None:
+            raise error  # the handler of the loop shows it
+
     def _check_task(self, task: asyncio.Task[Any]) -> None:
         """Leave with the error of a failed background task. Without these tasks no events are shown."""
         error = None if task.cancelled() else task.exception()
@@ -230,7 +243,7 @@ class InteractiveTerminal(KeyActions, ABC):
 
     def search_history(self) -> None:
         """Let the user pick from what was entered before."""
-        self.start_task(self._pick_history())
+        self.start_action(self._pick_history())
 
     async def _pick_history(self) -> None:
         rows = list_history(self.console.history)
@@ -240,7 +253,7 @@ class InteractiveTerminal(KeyActions, ABC):
 
     def edit_message(self) -> None:
         """Open the message in the editor of the user."""
-        self.start_task(self._edit_message())
+        self.start_action(self._edit_message())
 
     async def _edit_message(self) -> None:
         self.console.draft = await self.console.edit_text(self.console.draft)
@@ -288,8 +301,6 @@ class InteractiveTerminal(KeyActions, ABC):
 
     def _build_panel(self, one: OpenQuestion) -> ChoiceQuestion | TextQuestion:
         request = one.request
-        if isinstance(request, ApprovalRequested):
-            self._asked[request.call_id] = request
         if not isinstance(request, ApprovalRequested):
             return TextQuestion(
                 lambda theme, width: render_input_question(request.questions[len(one.answers)], width, theme),
@@ -298,6 +309,7 @@ class InteractiveTerminal(KeyActions, ABC):
                 self._leave_question,
                 self.way_out,
             )
+        self._asked[request.call_id] = request
         content = QuestionContent(
             describe_request(request),
             lambda theme, width: render_approval(request, self._tools, self._folder, width, theme),

@@ -86,7 +86,7 @@ async def list_session_rows(log: Log, folder: Path | None = None, current: str =
     query = SessionQuery(workspace=str(folder) if folder is not None else "", limit=MAX_SESSIONS)
     found: list[SessionInfo] = []
     async for info in log.iterate_sessions(query):
-        if info.id != current and (info.parent is None or not info.parent.call_id):
+        if info.id != current and not info.is_helper:
             found.append(info)
         if len(found) >= MAX_SESSIONS:
             break

@@ -23,7 +23,6 @@ class ReplyDrawer:
         self._unwritten = ""
         self._open_lines: list[str] | None = []
         self.is_open = False
-        self.text = ""
 
     def write(self, text: str) -> None:
         """Add text that arrived."""
@@ -33,7 +32,6 @@ class ReplyDrawer:
             if not text.strip():
                 return
         is_first, self.is_open = not self.is_open, True
-        self.text += text
         if not self._theme.has_style:
             done, found, rest = (self._unwritten + text).rpartition("\n\n")
             self._unwritten = rest if found else done + rest
@@ -56,16 +54,15 @@ class ReplyDrawer:
             self._open_lines = self._stream.draw_open() if self._stream is not None else []
         return self._open_lines
 
-    def end(self, *, discard: bool = False) -> None:
-        """Write the rest of the reply. With `discard` the open block is dropped: the model writes it again."""
+    def end(self) -> None:
+        """Write the rest of the reply."""
         self._open_lines = []
         self.console.set_open_block(())
-        if self._stream is not None and not discard:
+        if self._stream is not None:
             self._write_blocks(self._stream.end())
-        elif self._unwritten.strip() and not discard:
+        elif self._unwritten.strip():
             self.console.write_block(self._unwritten.rstrip("\n"), "answer")
-        self._stream, self._unwritten = None, ""
-        self.is_open, self.text = False, ""
+        self._stream, self._unwritten, self.is_open = None, "", False
 
     def _write_blocks(self, blocks: list[DrawnBlock]) -> None:
         for block in blocks:

@@ -12,6 +12,7 @@ from pathlib import Path
 from treadle.app.compose import is_abandoned
 from treadle.app.settings import Settings
 from treadle.cli import console
+from treadle.cli.draw.glyphs import wants_ascii
 from treadle.log.base import Log, SessionInfo, SessionQuery
 
 NARROW_COLUMNS = 76
@@ -119,8 +120,7 @@ def _build_row(info: SessionInfo, levels: tuple[bool, ...], settings: Settings) 
 
 def choose_bars() -> Mapping[str, str]:
     """Choose the signs of the tree: plain ASCII where the reader may not show others."""
-    is_plain = not console.is_terminal(sys.stdout) or os.environ.get("TREADLE_GLYPHS") == "ascii"
-    if is_plain or os.environ.get("TERM") == "linux" or "utf" not in (sys.stdout.encoding or "").lower():
+    if wants_ascii() or not console.is_terminal(sys.stdout):
         return {"line": "|", "fork": "|", "end": "`"}
     return {"line": "│", "fork": "├", "end": "└"}
 

@@ -16,7 +16,7 @@ from treadle.app.settings import config_folder
 from treadle.cli.chat_access import offer_plan
 from treadle.cli.choose_session import pick_session
 from treadle.cli.console import escape_controls, format_count, format_time_since, style_text, truncate_line
-from treadle.cli.draw.diff import render_diff
+from treadle.cli.draw.diff import count_changes, render_diff
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.message_content import build_message
 from treadle.cli.picker_rows import PickerRow, list_agent_rows, list_model_rows
@@ -250,8 +250,7 @@ def _render_plan(plan: Rewind, theme: Theme, width: int) -> list[str]:
     for change in plan.changes:
         others = theme.paint(" (changed by others since)", "quiet") if change.others else ""
         rows = change.diff.splitlines()
-        added = sum(row.startswith("+") and not row.startswith("+++") for row in rows)
-        removed = sum(row.startswith("-") and not row.startswith("---") for row in rows)
+        added, removed = count_changes(rows)
         counts = f"  +{added} {theme.glyphs.minus}{removed}" if rows else ""
         path = theme.cut(escape_controls(change.path), max(10, width - 40), keep_end=True)
         lines.append(f"{change.kind} {path}{theme.paint(counts, 'quiet')}{others}")

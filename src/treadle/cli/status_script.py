@@ -30,42 +30,26 @@ _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class StatusScript:
-    """Runs the command and keeps its last line. `line` is empty while the ordinary status line is to be shown.
-
-    `problem` says once why the command could not be used; `take_problem` returns and clears it.
-    """
+    """Runs the command and keeps its last line. `line` is empty while the ordinary status line is to be shown."""
 
     def __init__(self, command: str) -> None:
         self.line = ""
         self._command = command
-        self._problem = ""
         self._has_failed = False
         self._started = -PAUSE_SECONDS
-        self._running: asyncio.Task[None] | None = None
 
-    def update(self, facts: dict[str, Json]) -> asyncio.Task[None] | None:
-        """Start the command, unless it runs or ran a moment ago. Its end changes `line`."""
-        is_running = self._running is not None and not self._running.done()
-        if not self._command or is_running or time.monotonic() - self._started < PAUSE_SECONDS:
-            return None
+    async def update(self, facts: dict[str, Json]) -> str:
+        """Run the command, unless it ran a moment ago. Return why it failed, but only the first time."""
+        if not self._command or time.monotonic() - self._started < PAUSE_SECONDS:
+            return ""
         self._started = time.monotonic()
-        self._running = asyncio.create_task(self._run(facts))
-        return self._running
-
-    def take_problem(self) -> str:
-        """Return why the command could not be used. It is returned once, however often the command fails."""
-        problem, self._problem = self._problem, ""
-        return problem
-
-    async def _run(self, facts: dict[str, Json]) -> None:
         try:
             self.line = clean_line(await asyncio.to_thread(run_status_command, self._command, facts))
-        except (OSError, TimeoutError, ValueError) as error:
-            self.line = ""
-            if not self._has_failed:
-                why = f"it took more than {LIMIT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
-                self._problem = f"status_command is not used: {why}"
-            self._has_failed = True
+            return ""
+        except (OSError, ValueError) as error:
+            has_failed, self._has_failed, self.line = self._has_failed, True, ""
+            why = f"it took more than {LIMIT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
+            return "" if has_failed else f"status_command is not used: {why}"
 
 
 def run_status_command(command: str, facts: dict[str, Json]) -> str:

@@ -90,7 +90,11 @@ def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
 
 
 def render_head(state: str, tool: str, argument: str, facts: Sequence[str], width: int, theme: Theme) -> str:
-    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning."""
+    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning.
+
+    A model may call a tool that there is not, so its name can be any text.
+    """
+    tool = escape_controls(" ".join(tool.split()))
     is_path = "/" in argument and " " not in argument and "://" not in argument
     glyph, role, _ = STATES[state]
     name = f"{tool:<{TOOL_COLUMN}}" if width >= WIDE and len(tool) < TOOL_COLUMN else f"{tool} "
@@ -142,8 +146,7 @@ def describe_facts(fact: CallFinished, theme: Theme) -> list[str]:
     match fact.status:
         case "ok":
             if diff := find_diff(lines):
-                counts = count_changes(diff).values()
-                added, removed = (sum(side) for side in zip(*counts, strict=True))
+                added, removed = count_changes(diff)
                 facts.append(f"+{added} {theme.glyphs.minus}{removed}")
             elif fact.tool != "todo" and (len(lines) > OUTPUT_LINES or fact.tool == "read_file"):
                 facts.append(f"{len(lines):,} lines" if len(lines) != 1 else "1 line")
@@ -167,7 +170,8 @@ def describe_call(fact: CallFinished, arguments: Mapping[str, Json]) -> str:
     facts = ", ".join(one for one in describe_facts(fact, theme) if one)
     if fact.status in ("denied", "refused"):
         facts = facts.removeprefix("denied: ")
-    text = " ".join(f"{STATES[fact.status][2]} {fact.tool} {summarize_arguments(fact.tool, arguments)}".split())
+    call = f"{escape_controls(fact.tool)} {summarize_arguments(fact.tool, arguments)}"
+    text = " ".join(f"{STATES[fact.status][2]} {call}".split())
     return f"{text} ({facts})" if facts and fact.status == "ok" else f"{text}: {facts}" if facts else text
 
 
@@ -197,7 +201,7 @@ def render_step(step: str, width: int, theme: Theme) -> str:
 
 def render_chain(calls: Sequence[CallFinished], width: int, theme: Theme) -> str:
     """Render several calls that only read as one line."""
-    counts = Counter(call.tool for call in calls)
+    counts = Counter(escape_controls(call.tool) for call in calls)
     names = ", ".join(f"{tool} {theme.glyphs.times}{count}" if count > 1 else tool for tool, count in counts.items())
     seconds = sum(call.duration for call in calls)
     name = f"{f'{len(calls)} calls':<{TOOL_COLUMN}}" if width >= WIDE else f"{len(calls)} calls "

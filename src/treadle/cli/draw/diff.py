@@ -38,16 +38,10 @@ def find_diff(lines: Sequence[str]) -> list[str]:
     return list(lines[start:])
 
 
-def count_changes(lines: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return how many lines a diff adds to and removes from each file."""
-    changes: dict[str, tuple[int, int]] = {}
-    name = ""
-    for row in read_diff(lines):
-        if row.sign == "f":
-            name = row.text.removeprefix("a/").removeprefix("b/")
-        added, removed = changes.get(name, (0, 0))
-        changes[name] = (added + (row.sign == "+"), removed + (row.sign == "-"))
-    return changes
+def count_changes(lines: Sequence[str]) -> tuple[int, int]:
+    """Return how many lines a diff adds and removes."""
+    signs = [row.sign for row in read_diff(lines)]
+    return signs.count("+"), signs.count("-")
 
 
 def read_diff(lines: Sequence[str]) -> list[DiffRow]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-_BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows everything between them at once
+from treadle.cli.console import BEGIN_UPDATE, END_UPDATE
 
 
 class HeldOutput(Vt100_Output):
@@ -22,11 +22,11 @@ class HeldOutput(Vt100_Output):
     @contextmanager
     def hold(self) -> Generator[None]:
         """Write everything at the end of the block, at once."""
-        self.write_raw(_BEGIN_UPDATE)
+        self.write_raw(BEGIN_UPDATE)
         self._is_held = True
         try:
             yield
         finally:
             self._is_held = False
-            self.write_raw(_END_UPDATE)
+            self.write_raw(END_UPDATE)
             self.flush()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from treadle.cli.console import escape_controls, measure_width
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.picker_rows import PickerRow
@@ -27,7 +29,7 @@ class Picker:
     def __init__(self, title: str, rows: Sequence[PickerRow], enter: str = "choose", more_key: str = "") -> None:
         self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._title, self._enter, self._more_key = title, enter, more_key
-        self._rows = [*(row for row in rows if not row.problem), *(row for row in rows if row.problem)]
+        self._rows = sorted(map(_escape_row, rows), key=lambda row: bool(row.problem))
         self._found, self._picked = self._rows, 0
         self._problem = ""
 
@@ -99,7 +101,7 @@ class Picker:
         if self._problem:
             lines += [f"  {theme.paint('!', 'need')} {pad(self._problem, room.columns - 5, theme).rstrip()}"]
         elif picked is not None and picked.passage:
-            passage = pad(escape_controls(picked.passage), room.columns - 5, theme).rstrip()
+            passage = pad(picked.passage, room.columns - 5, theme).rstrip()
             lines.append(theme.paint(f"  {theme.glyphs.pipe} {passage}", "quiet"))
         more = [("Ctrl-A", self._more_key)] if self._more_key else []
         return [*lines, join_keys([("Enter", self._enter), *more, ("Esc", "back")], theme, room.columns)]
@@ -109,13 +111,18 @@ class Picker:
         theme = room.theme
         mark = f"{theme.paint(theme.glyphs.folded, 'pick')} " if is_picked else "  "
         style = "pick" if is_picked else "quiet" if row.problem else ""
-        line, used = mark + theme.paint(pad(escape_controls(row.label), column, theme), style), column + 2
-        for fact, width in zip(
-            (row.problem,) if row.problem else row.facts, [0] if row.problem else widths, strict=False
-        ):
-            if row.problem and used + 12 < room.columns:
-                return f"{line}  {theme.paint(pad(fact, room.columns - used - 3, theme).rstrip(), 'quiet')}"
+        line, used = mark + theme.paint(pad(row.label, column, theme), style), column + 2
+        if row.problem and used + 12 < room.columns:
+            return f"{line}  {theme.paint(pad(row.problem, room.columns - used - 3, theme).rstrip(), 'quiet')}"
+        for fact, width in zip(() if row.problem else row.facts, widths, strict=False):
             if used + 2 + width > room.columns - 1:
                 break
             line, used = f"{line}  {theme.paint(pad(fact, width, theme), 'quiet')}", used + 2 + width
         return line.rstrip()
+
+
+def _escape_row(row: PickerRow) -> PickerRow:
+    """Escape what is shown of a row: a workspace, a server or a message of others may have written it."""
+    facts = tuple(map(escape_controls, row.facts))
+    texts = {name: escape_controls(getattr(row, name)) for name in ("label", "passage", "problem")}
+    return replace(row, facts=facts, **texts)

@@ -10,12 +10,15 @@ import pytest
 from tests.kit.fakes.clients import user
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
+from treadle.knowledge.builtin_instructions import INSTRUCTIONS
 from treadle.messages import Call, Json, Message, ModelMessage, Reply, Request, ResultMessage, Sampling, ToolSpec, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local.chat_prompt import ChatPrompt, split_conversation
+from treadle.models.local.choose_then_fill import ChooseThenFill
 from treadle.models.local.driver import Driver
 from treadle.models.local.json_tools import ANSWER, JsonTools, build_json_turns
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine
+from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.native_tools import NativeTools
 
 READ = ToolSpec(
@@ -76,6 +79,24 @@ async def test_the_json_driver_makes_one_well_formed_call() -> None:
     assert "Be brief." in engine.asked[0]["prompt"]
     assert "- read(path: string): Read a file." in engine.asked[0]["prompt"]
     assert "root ::=" in engine.asked[0]["grammar"]
+
+
+async def render_small_talk(folder: Path, system: str) -> list[str]:
+    """The texts that the embedded model's chat template gets for a greeting."""
+    weights = folder / "small.gguf"
+    weights.write_bytes(b"GGUF")
+    engine = Scripted(json.dumps({"prompt": "…"}), pieces("Hello!"))
+    driver = ChooseThenFill(engine, "local", ChatPrompt(engine, FACTS), ModelCache(folder, weights), None)
+    _, reply = await drive(driver, Request(system, (user("hi"),)))
+    assert reply.text == "Hello!"
+    return [message["content"] for message in engine.asked[0]["messages"]]
+
+
+async def test_small_talk_has_the_users_instructions_and_none_of_the_built_in_agents(tmp_path: Path) -> None:
+    assert await render_small_talk(tmp_path, "You are a pirate.") == ["You are a pirate.", "hi"]
+    for text in INSTRUCTIONS.values():
+        assert await render_small_talk(tmp_path, text) == ["hi"]
+        assert await render_small_talk(tmp_path, f"{text}\n\nSkills: none.") == ["hi"]
 
 
 async def test_an_answer_follows_as_free_text() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kit.fakes.clients import user
 from treadle.errors import ModelError
@@ -20,6 +21,7 @@ from treadle.models.local.json_tools import ANSWER, JsonTools, build_json_turns
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine
 from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.native_tools import NativeTools
+from treadle.models.local.tool_choice import ToolChooser
 
 READ = ToolSpec(
     "read",
@@ -81,13 +83,32 @@ async def test_the_json_driver_makes_one_well_formed_call() -> None:
     assert "root ::=" in engine.asked[0]["grammar"]
 
 
-async def render_small_talk(folder: Path, system: str) -> list[str]:
-    """The texts that the embedded model's chat template gets for a greeting."""
+def build_small_driver(folder: Path, engine: LlamaEngine) -> ChooseThenFill:
     weights = folder / "small.gguf"
     weights.write_bytes(b"GGUF")
+    return ChooseThenFill(engine, "local", ChatPrompt(engine, FACTS), ModelCache(folder, weights), None)
+
+
+async def test_nonsense_becomes_no_command_however_clear_the_choice_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def rank_tools(*_: object) -> dict[str, float]:
+        return {"shell": 0.9}
+
+    monkeypatch.setattr(ToolChooser, "rank_tools", rank_tools)
+    shell = replace(READ, name="shell", description="Run a command.", examples=(("show all", {"path": "ls -la"}),))
+    engine = Scripted(json.dumps({"prompt": "…"}), pieces("What?"))
+    _, reply = await drive(build_small_driver(tmp_path, engine), Request("", (user("zxm alskdjf"),), (shell,)))
+    assert (reply.text, reply.calls) == ("What?", ())
+    engine = Scripted(json.dumps({"content": '{"path": "make"}', "stop": True}))
+    _, reply = await drive(build_small_driver(tmp_path, engine), Request("", (user("run make"),), (shell,)))
+    assert [call.arguments for call in reply.calls] == ['{"path": "make"}']
+
+
+async def render_small_talk(folder: Path, system: str) -> list[str]:
+    """The texts that the embedded model's chat template gets for a greeting."""
     engine = Scripted(json.dumps({"prompt": "…"}), pieces("Hello!"))
-    driver = ChooseThenFill(engine, "local", ChatPrompt(engine, FACTS), ModelCache(folder, weights), None)
-    _, reply = await drive(driver, Request(system, (user("hi"),)))
+    _, reply = await drive(build_small_driver(folder, engine), Request(system, (user("hi"),)))
     assert reply.text == "Hello!"
     return [message["content"] for message in engine.asked[0]["messages"]]
 

@@ -178,7 +178,8 @@ class ChooseThenFill(Driver):
         says_little = all(word in FILLERS for word in extract_words(sources.clause))
         for name, lead in (await chooser.rank_tools(sources.clause, self._progress)).items():
             tool = offered[name]
-            is_clear = lead >= CLEAR_LEAD and not says_little
+            # Nonsense may have a clear lead. It must not become a command.
+            is_clear = lead >= CLEAR_LEAD and not says_little and not argument_values.is_written_freely(tool)
             is_likely = is_clear or (lead > 0 and shares_telling_word(tool, sources.clause))
             is_meant = is_required or is_likely or argument_values.needs_only_named_file(tool, sources)
             if is_meant and argument_values.can_fill(tool, sources):

@@ -2,8 +2,9 @@
 
     python benchmarks/local_small_talk.py [--show]
 
-Each input is a session of its own with the ready-made tools. The engine is loaded before the first one. CPU seconds are
-those of the engine's process and of this one. A reply should end at a sentence within 80 tokens and repeat no sentence.
+Each input is a session of its own with the ready-made tools and the instructions of the default agent. The engine is
+loaded before the first one. CPU seconds are those of the engine's process and of this one. A reply should end at a
+sentence within 80 tokens and repeat no sentence.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from msgspec import Struct
 from treadle import Agent
 from treadle.cli.drive import ANSWERED, STOPPED
 from treadle.events import ModelReplied
+from treadle.knowledge.builtin_instructions import INSTRUCTIONS
 from treadle.models.local.local_model import LocalModel
 from treadle.models.local.plain_reply import HINT, MOST_TOKENS
 from treadle.tools.builtin import build_default_tools
@@ -105,7 +107,7 @@ async def main() -> None:
     model = LocalModel()
     try:
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as kept:
-            agent = Agent(model, tools=build_default_tools(kept=kept))
+            agent = Agent(model, tools=build_default_tools(kept=kept), instructions=INSTRUCTIONS["default"])
             await answer(agent, "What is 1 plus 1?", folder)
             answers = [await answer(agent, said, folder) for said in INPUTS]
     finally:

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -20,6 +21,7 @@ from tests.kit.sessions import PATIENCE
 from tests.kit.terminal import needs_sandbox
 from treadle.errors import ModelError, TreadleError
 from treadle.models.local import kept_process, weights
+from treadle.models.local.engine_process import create_socket_folder
 from treadle.models.local.local_model import LocalModel
 
 NOBODY = 65534
@@ -231,3 +233,18 @@ async def test_a_sandboxed_command_does_not_see_the_engine(path: Path) -> None:
     await use(path)
     (lease,) = kept_process.find_engines_folder().glob("*/lease.sock")
     assert "No such file" in run_treadle("sandbox", "exec", "--", "ls", str(lease))
+
+
+def test_the_socket_of_an_engine_fits_its_address_wherever_temporary_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("t" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = create_socket_folder()
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/engine.sock")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    finally:
+        shutil.rmtree(folder)

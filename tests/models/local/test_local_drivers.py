@@ -6,17 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kit.fakes.clients import user
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
+from treadle.knowledge.builtin_instructions import INSTRUCTIONS
 from treadle.messages import Call, Json, Message, ModelMessage, Reply, Request, ResultMessage, Sampling, ToolSpec, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local.chat_prompt import ChatPrompt, split_conversation
+from treadle.models.local.choose_then_fill import ChooseThenFill
 from treadle.models.local.driver import Driver
 from treadle.models.local.json_tools import ANSWER, JsonTools, build_json_turns
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine
+from treadle.models.local.model_cache import ModelCache
 from treadle.models.local.native_tools import NativeTools
+from treadle.models.local.tool_choice import ToolChooser
 
 READ = ToolSpec(
     "read",
@@ -76,6 +81,43 @@ async def test_the_json_driver_makes_one_well_formed_call() -> None:
     assert "Be brief." in engine.asked[0]["prompt"]
     assert "- read(path: string): Read a file." in engine.asked[0]["prompt"]
     assert "root ::=" in engine.asked[0]["grammar"]
+
+
+def build_small_driver(folder: Path, engine: LlamaEngine) -> ChooseThenFill:
+    weights = folder / "small.gguf"
+    weights.write_bytes(b"GGUF")
+    return ChooseThenFill(engine, "local", ChatPrompt(engine, FACTS), ModelCache(folder, weights), None)
+
+
+async def test_nonsense_becomes_no_command_however_clear_the_choice_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def rank_tools(*_: object) -> dict[str, float]:
+        return {"shell": 0.9}
+
+    monkeypatch.setattr(ToolChooser, "rank_tools", rank_tools)
+    shell = replace(READ, name="shell", description="Run a command.", examples=(("show all", {"path": "ls -la"}),))
+    engine = Scripted(json.dumps({"prompt": "…"}), pieces("What?"))
+    _, reply = await drive(build_small_driver(tmp_path, engine), Request("", (user("zxm alskdjf"),), (shell,)))
+    assert (reply.text, reply.calls) == ("What?", ())
+    engine = Scripted(json.dumps({"content": '{"path": "make"}', "stop": True}))
+    _, reply = await drive(build_small_driver(tmp_path, engine), Request("", (user("run make"),), (shell,)))
+    assert [call.arguments for call in reply.calls] == ['{"path": "make"}']
+
+
+async def render_small_talk(folder: Path, system: str) -> list[str]:
+    """The texts that the embedded model's chat template gets for a greeting."""
+    engine = Scripted(json.dumps({"prompt": "…"}), pieces("Hello!"))
+    _, reply = await drive(build_small_driver(folder, engine), Request(system, (user("hi"),)))
+    assert reply.text == "Hello!"
+    return [message["content"] for message in engine.asked[0]["messages"]]
+
+
+async def test_small_talk_has_the_users_instructions_and_none_of_the_built_in_agents(tmp_path: Path) -> None:
+    assert await render_small_talk(tmp_path, "You are a pirate.") == ["You are a pirate.", "hi"]
+    for text in INSTRUCTIONS.values():
+        assert await render_small_talk(tmp_path, text) == ["hi"]
+        assert await render_small_talk(tmp_path, f"{text}\n\nSkills: none.") == ["hi"]
 
 
 async def test_an_answer_follows_as_free_text() -> None:

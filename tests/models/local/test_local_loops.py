@@ -1,5 +1,6 @@
 """A model that repeats itself: the reply ends, and what only looks alike goes on. Without a real model."""
 
+import json
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
@@ -39,7 +40,7 @@ def count_until_loop(pieces: Sequence[str]) -> int | None:
 )
 @pytest.mark.parametrize("size", [1, 7, 40])
 def test_a_text_that_comes_again_and_again_is_a_loop(again: str, size: int) -> None:
-    text = "Well. " + again * (8000 // len(again) + 1)
+    text = "Well. " + again * (20_000 // len(again) + 1)
     assert count_until_loop([text[start : start + size] for start in range(0, len(text), size)]) is not None
 
 
@@ -55,9 +56,21 @@ def test_numbered_lines_of_the_same_words_are_a_loop() -> None:
         "".join(f"def test_{number}():\n    assert add({number}, 1) == {number + 1}\n\n" for number in range(200)),
         ("[" + "0, " * 8 + "],\n") * 8,
         "| a | b |\n|---|---|\n" + "".join(f"| row {number} | {number * 7} |\n" for number in range(200)),
+        "".join(f"{number}. Item {number}\n" for number in range(200)),
+        json.dumps([{"name": "", "value": 0}] * 40, indent=2),
+        json.dumps({"content": '<div class="cell"></div>\n' * 42}),
+        "<tr>" + "<td></td>" * 8 + "</tr>\n" * 8,
+        "    [0, 0, 0, 0, 0, 0, 0, 0, 0],\n" * 9,
+        ("+---" * 8 + "+\n" + "|   " * 8 + "|\n") * 8,
+        "".join("* " * width + "\n" for width in range(1, 30)),
+        "00 " * 256,
+        "| yes | yes | no |\n" * 60,
     ],
-    ids=["refrain", "numbers", "code", "zeros", "table"],
-)
+    ids=[
+        "refrain", "numbers", "code", "zeros", "table", "numbered lines", "objects", "markup in a call", "empty table",
+        "sudoku", "grid", "triangle", "bytes", "equal rows",
+    ],
+)  # fmt: skip
 def test_a_text_that_goes_on_is_no_loop(text: str) -> None:
     assert count_until_loop([text[start : start + 5] for start in range(0, len(text), 5)]) is None
 
@@ -109,6 +122,8 @@ def test_a_reply_ends_at_a_sentence() -> None:
     assert read_sentences("Hi! It costs 2.50 euros") == "Hi! It costs 2.50 euros"
     assert read_sentences("one two", is_cut_off=True) == "one two…"
     assert read_sentences("Happy shopping! #Hugs #Best_Friends") == "Happy shopping!"
+    assert read_sentences("Just ask! ‐‐‐ -") == "Just ask!"
+    assert read_sentences(":-") == ":-"
 
 
 def test_a_reply_ends_before_a_sentence_that_was_there() -> None:

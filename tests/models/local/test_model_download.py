@@ -47,6 +47,11 @@ class FileServer(ThreadingHTTPServer):
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/models/big.gguf"
 
+    @property
+    def unlisted(self) -> str:
+        """The address of a file whose name is not in the table."""
+        return self.address.replace("big", "mine")
+
 
 class Handler(BaseHTTPRequestHandler):
     server: FileServer
@@ -151,17 +156,17 @@ def test_a_server_that_cannot_resume_and_always_breaks_off_is_not_asked_for_ever
 def test_a_file_that_changed_between_two_parts_is_fetched_anew(server: FileServer) -> None:
     server.cuts = [5000, 5000]
     with pytest.raises(ModelError, match="broke off"):
-        weights.pull_weights(server.address)
+        weights.pull_weights(server.unlisted)
     server.content, server.version = OTHER, '"v2"'
-    assert weights.pull_weights(server.address).read_bytes() == OTHER
+    assert weights.pull_weights(server.unlisted).read_bytes() == OTHER
 
 
 def test_without_a_version_or_a_digest_a_part_is_not_trusted(server: FileServer) -> None:
     server.version, server.cuts = "", [5000, 5000]
     with pytest.raises(ModelError, match="broke off"):
-        weights.pull_weights(server.address)
+        weights.pull_weights(server.unlisted)
     assert server.asked == [None, None]
-    assert weights.pull_weights(server.address, sha256=SHA256).read_bytes() == MODEL
+    assert weights.pull_weights(server.unlisted, sha256=SHA256).read_bytes() == MODEL
     assert server.asked[2:] == ["bytes=5000-"]
 
 
@@ -232,11 +237,11 @@ def test_a_redirect_never_leaves_https() -> None:
 def test_a_changed_file_with_a_weak_version_is_fetched_anew(server: FileServer) -> None:
     server.version, server.cuts = 'W/"v1"', [5000, 5000]
     with pytest.raises(ModelError, match="broke off"):
-        weights.pull_weights(server.address)
+        weights.pull_weights(server.unlisted)
     server.content, server.version = OTHER, 'W/"v2"'
     with pytest.raises(ModelError, match="has changed since the download began"):
-        weights.pull_weights(server.address)
-    assert weights.pull_weights(server.address).read_bytes() == OTHER
+        weights.pull_weights(server.unlisted)
+    assert weights.pull_weights(server.unlisted).read_bytes() == OTHER
 
 
 @pytest.mark.parametrize(("status", "error"), [(404, NotFound), (403, ModelError), (500, ModelError)])
@@ -275,6 +280,39 @@ def test_a_wrong_name_or_digest_says_what_is_right(server: FileServer) -> None:
         weights.pull_weights("qwen3-4")
     with pytest.raises(BadInput, match=f"The SHA-256 of big is {SHA256}"):
         weights.pull_weights("big", sha256="0" * 64)
+
+
+def test_a_file_named_like_one_of_the_table_must_be_that_one(server: FileServer) -> None:
+    with pytest.raises(BadInput, match=r"big\.gguf is the file of big, and its SHA-256 is .* Rename the other file"):
+        weights.pull_weights(server.address, sha256="0" * 64)
+    server.content = OTHER
+    with pytest.raises(ModelError, match="it was deleted"):
+        weights.pull_weights(server.address)
+
+
+def test_a_file_that_is_here_already_is_kept_and_named(server: FileServer) -> None:
+    path = weights.pull_weights(server.unlisted)
+    server.content = OTHER
+    said: list[str] = []
+    assert weights.pull_weights(server.unlisted, lambda message, *_: said.append(message)) == path
+    assert said == ["mine.gguf is here already; to fetch it again, delete it first"]
+    assert path.read_bytes() == MODEL
+
+
+@pytest.mark.parametrize(
+    "name", ["%00.gguf", "a%0ab.gguf", "a%1b[31m.gguf", "n" * 300 + ".gguf", "-x.gguf", "..gguf", ".gguf", "..", ""]
+)
+def test_an_address_without_a_plain_file_name_is_refused(server: FileServer, name: str) -> None:
+    with pytest.raises(BadInput, match="must end in"):
+        weights.pull_weights(server.address.replace("big.gguf", name))
+    with pytest.raises(BadInput, match="is not an address"):
+        weights.pull_weights("http://[bad/x.gguf")
+    assert server.asked == []
+
+
+def test_folders_in_an_encoded_name_are_dropped(server: FileServer) -> None:
+    path = weights.pull_weights(server.address.replace("big.gguf", "..%2f..%2fmine.gguf"))
+    assert path == weights.find_models_dir() / "mine.gguf"
 
 
 def test_a_killed_pull_is_continued_and_a_second_one_waits_for_the_first(server: FileServer) -> None:

@@ -192,6 +192,11 @@ def can_fill(tool: ToolSpec, sources: ValueSources) -> bool:
     return all(find_values(tool, field, sources) != [] for field in list_fields(tool) if field.is_required)
 
 
+def is_written_freely(tool: ToolSpec) -> bool:
+    """Whether the model itself must write an argument, such as a command."""
+    return any(field.kind == "open" and field.is_required for field in list_fields(tool))
+
+
 def needs_only_named_file(tool: ToolSpec, sources: ValueSources) -> bool:
     """Whether the clause names a file, and a file is all that this tool needs.
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle.events import TextDelta
+from treadle.knowledge.builtin_instructions import INSTRUCTIONS
 from treadle.messages import Json, Reply, Request, ToolSpec, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local import argument_values, gbnf, plain_reply, quote_result
@@ -50,6 +51,12 @@ class RequestPlan(Struct):
     steps: list[ClauseResult]
     sources: ValueSources
     next_tool: ToolSpec | None = None
+
+
+def _select_system(request: Request) -> list[Turn]:
+    """The instructions, unless they are long, or those of a built-in agent: a small model would chat about them."""
+    is_own = request.system.startswith(tuple(INSTRUCTIONS.values()))
+    return [("system", request.system)] if 0 < len(request.system) <= LONGEST_SYSTEM and not is_own else []
 
 
 class ChooseThenFill(Driver):
@@ -142,8 +149,7 @@ class ChooseThenFill(Driver):
             quote = quote_result.shorten_result(result, clause)
             options |= {"temperature": 0, "grammar": quote_result.build_grammar(clause, quote)}
             return quote_result.build_prompt(clause, quote), options, None
-        system: list[Turn] = [("system", request.system)] if 0 < len(request.system) <= LONGEST_SYSTEM else []
-        turns: list[Turn] = [*system, *conversation.earlier_turns, ("user", clause)]
+        turns: list[Turn] = [*_select_system(request), *conversation.earlier_turns, ("user", clause)]
         if request.output_schema is not None:
             return await self._chat.render(turns), AGAINST_LOOPS | options, None
         asks_for_fact = plain_reply.asks_for_fact(clause)
@@ -172,7 +178,8 @@ class ChooseThenFill(Driver):
         says_little = all(word in FILLERS for word in extract_words(sources.clause))
         for name, lead in (await chooser.rank_tools(sources.clause, self._progress)).items():
             tool = offered[name]
-            is_clear = lead >= CLEAR_LEAD and not says_little
+            # Nonsense may have a clear lead. It must not become a command.
+            is_clear = lead >= CLEAR_LEAD and not says_little and not argument_values.is_written_freely(tool)
             is_likely = is_clear or (lead > 0 and shares_telling_word(tool, sources.clause))
             is_meant = is_required or is_likely or argument_values.needs_only_named_file(tool, sources)
             if is_meant and argument_values.can_fill(tool, sources):

@@ -31,7 +31,8 @@ def download_model(model: PullableModel, part: Path, progress: Progress) -> None
             fetch_rest(model, part, progress)
             break
         except urllib.error.HTTPError as error:
-            reason = f"{model.file} could not be fetched: the server answers {error.code} {error.reason}."
+            answer = str(error.reason).partition("\n")[0].rstrip(".")  # for a redirect in a circle it has two lines
+            reason = f"{model.file} could not be fetched: the server answers {error.code} {answer}."
             error.close()
             if error.code in (404, 410):
                 raise NotFound(f"{reason} Check the address, or look for a newer treadle.") from None

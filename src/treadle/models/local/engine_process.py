@@ -20,6 +20,8 @@ from treadle.messages import Json
 from treadle.models.local.unix_http import open_exchange
 
 CHILD = Path(__file__).with_name("llama_child.py")
+LONGEST_TEMPORARY = 70
+"""Bytes in the path of the folder for temporary files. A socket's path may have 103 on macOS, 107 on Linux."""
 
 
 class EngineFacts(Struct, frozen=True):
@@ -92,7 +94,7 @@ class OwnProcess(EngineProcess):
     """An engine that only this process uses. It ends with this process."""
 
     def __init__(self, settings: dict[str, Json]) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="treadle-"))
+        folder = create_socket_folder()
         self.socket, self.log = folder / "engine.sock", folder / "log"
         settings = settings | {"folder": str(folder), "parent": os.getpid()}
         with self.log.open("wb") as log:
@@ -115,6 +117,12 @@ class OwnProcess(EngineProcess):
 
     def release(self) -> None:
         self._end()
+
+
+def create_socket_folder() -> Path:
+    """A new private folder, with a path so short that it fits a socket's address with a file name."""
+    is_short = len(os.fsencode(tempfile.gettempdir())) <= LONGEST_TEMPORARY
+    return Path(tempfile.mkdtemp(prefix="treadle-", dir=None if is_short else "/tmp"))
 
 
 def read_memory(pid: int) -> int:

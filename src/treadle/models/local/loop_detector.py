@@ -11,6 +11,8 @@ from treadle.models.base import ModelEvent
 
 LEAST_REPEATED = 120
 """Words and marks that must have come again in the same order before a text counts as a loop."""
+LEAST_REPEATED_MARKS = 1000
+"""The same for data and markup, which have more marks and numbers than words: boards and tables repeat a cell."""
 LEAST_CYCLES = 4
 """How often a cycle must have come again. A text that is quoted twice, or a refrain, is no loop."""
 COMPARED = 8
@@ -35,6 +37,7 @@ class LoopDetector:
         self._count = 0
         self._cycle = 0
         self._repeated = 0
+        self._repeated_words = 0
         self._blanks = 0
 
     def feed(self, text: str) -> bool:
@@ -57,9 +60,15 @@ class LoopDetector:
         run = tuple(self._recent)
         cycle = place - self._places.get(run, place)
         self._places[run] = place
-        self._repeated = self._repeated + 1 if cycle and cycle == self._cycle else 0
+        if not cycle or cycle != self._cycle:
+            self._repeated = self._repeated_words = 0
+        else:
+            self._repeated += 1
+            self._repeated_words += word.isalpha()
         self._cycle = cycle
-        return cycle > 0 and self._repeated >= max(LEAST_REPEATED, LEAST_CYCLES * cycle)
+        is_prose = 2 * self._repeated_words > self._repeated
+        least = LEAST_REPEATED if is_prose else LEAST_REPEATED_MARKS
+        return cycle > 0 and self._repeated >= max(least, LEAST_CYCLES * cycle)
 
 
 async def end_at_loop(events: AsyncGenerator[ModelEvent, None], model: str) -> AsyncGenerator[ModelEvent, None]:

@@ -138,3 +138,8 @@ MODELS = (
 def find_model(name: str) -> PullableModel | None:
     """The model of that name in the table. Case does not count."""
     return next((model for model in MODELS if model.name == name.lower()), None)
+
+
+def find_model_of_file(file: str) -> PullableModel | None:
+    """The model of the table whose file has that name."""
+    return next((model for model in MODELS if model.file == file), None)

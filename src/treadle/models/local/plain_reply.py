@@ -48,6 +48,8 @@ class SentenceReader:
         if self.has_repeated or (is_cut_off and self._seen):
             return ""
         self._held = _HASHTAGS.sub("", self._held)
+        if self._seen and not re.search(r"\w", self._held):  # marks in place of a picture
+            return ""
         return self._take(len(self._held)).rstrip() + ("…" if is_cut_off else "")
 
     def _take(self, end: int) -> str:

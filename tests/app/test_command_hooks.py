@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,17 @@ async def test_hooks_swapped_after_the_start_do_not_run_and_the_call_is_denied(w
     assert said is not None and said.decision == "deny" and not evil.exists()
 
 
+async def test_a_python_program_of_a_workspace_may_import_the_file_beside_it_each_time(work: Path) -> None:
+    """Python would write a folder `__pycache__` beside it, and the text would no longer be the one that is trusted."""
+    write_hooks(work, f'[[before_tool]]\ncommand = "{sys.executable} $TREADLE_WORKSPACE/.treadle/hooks/check.py"\n')
+    (work / ".treadle/hooks").mkdir()
+    (work / ".treadle/hooks/rules.py").write_text("WORD = 'no'\n")
+    program = """import json, rules\nprint(json.dumps({"decision": "deny", "reason": rules.WORD}))\n"""
+    (work / ".treadle/hooks/check.py").write_text(program)
+    trust(work)
+    assert [await ask(work), await ask(work)] == [HookResult("deny", "no")] * 2
+
+
 async def test_new_trust_in_another_text_does_not_cover_the_hooks_of_a_running_session(work: Path) -> None:
     write_hooks(work, HOSTILE)
     trust(work)
@@ -387,6 +399,14 @@ def test_hooks_that_cannot_be_read_as_they_stand_are_not_run(work: Path, what: s
             hooks.write_text("[[before_tool]]\ncommand = 7\n")
     hook, note = build(work)
     assert hook is None and note.startswith("the hooks of the workspace are not run"), note
+
+
+def test_a_folder_among_the_programs_is_named_and_no_descriptor_is_lost(work: Path) -> None:
+    write_hooks(work, HOSTILE)
+    (work / ".treadle/hooks/inner").mkdir(parents=True)
+    before = os.listdir("/proc/self/fd")
+    assert ".treadle/hooks/inner is not a regular file" in build(work)[1]
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 def test_hooks_in_the_configuration_of_a_workspace_are_ignored(work: Path) -> None:

@@ -148,3 +148,39 @@ async def test_init_writes_an_agents_file_and_asks_before_it_replaces_one(place:
         ("n", "nothing was changed"),
     ]
     await play(place, Case("", [], steps, before={"Makefile": "test:\n\ttrue\n"}, files={"AGENTS.md": "mine\n"}))
+
+
+async def test_escape_ends_hooks_that_read_a_message_and_gives_the_message_back(place: Place) -> None:
+    configure(place, '[[hooks.prompt]]\ncommand = "grep -q wait && sleep 600 || true"\ntimeout = 600\n')
+    async with StrictChat([Reply(text="Good day.")]) as fake, place.screen("chat", *model_options(fake)) as screen:
+        await screen.until("What shall be done?")
+        screen.type("please wait\r")
+        await screen.until("hooks read the message")
+        screen.type("\x1b")
+        await screen.until("the message was not sent: you stopped it")
+        screen.type("\x15hello\r")  # Ctrl-U clears the message that came back
+        await screen.until("Good day.")
+        screen.type("\x04")
+        assert await screen.end() == 0, screen.text
+    assert read_user_messages(fake) == ["hello"]
+
+
+async def test_a_refused_message_comes_back_so_that_it_can_be_changed(place: Place) -> None:
+    refuse = """grep -q password && echo '{"decision": "deny", "reason": "no secrets"}' || true"""
+    configure(place, f'[[hooks.prompt]]\ncommand = """{refuse}"""\n')
+    async with StrictChat([Reply(text="Good day.")]) as fake, place.screen("chat", *model_options(fake)) as screen:
+        await screen.until("What shall be done?")
+        screen.type("hello password\r")
+        await screen.until("no secrets")
+        screen.type("\x7f" * len(" password") + "\r")
+        await screen.until("Good day.")
+        screen.type("\x04")
+        assert await screen.end() == 0, screen.text
+    assert read_user_messages(fake) == ["hello"]
+
+
+async def test_yes_does_not_answer_a_hook_that_asks_and_no_option_is_named(place: Place) -> None:
+    configure(place, """[[hooks.before_tool]]\ncommand = '''echo '{"decision": "ask", "reason": "look twice"}' '''\n""")
+    async with StrictChat([CALCULATE, Reply(text="I may not.")]) as fake:
+        done = await place.quick("run", "add", *model_options(fake), "--yes")
+    assert done.code == 4 and "a hook asks, and only a person can answer it" in done.err and "--approve" not in done.err

@@ -8,12 +8,13 @@ import pytest
 from tests.engine.test_middleware import LOOK, build_middleware, fail, look
 from tests.kit import sessions as kit
 from tests.kit.sessions import DROP, PATIENCE, FinishedRun, Store, Tables
-from treadle import CallStarted, Grant, Middleware, RunFinished
+from treadle import Answer, ApprovalRequested, CallStarted, Grant, Middleware, RunFinished, later
 from treadle.engine.hook_result import HOOK_NOTE, HookCall, HookResult
 from treadle.engine.setup import MessageRefused
 from treadle.events import CallFinished, Custom, MessageReceived, SignalDetected
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Request
+from treadle.testing import call
 from treadle.testing.crash_points import cut
 
 DENY = HookResult("deny", "the house rules")
@@ -133,3 +134,46 @@ async def test_a_run_cut_after_any_fact_runs_no_recorded_hook_again(store: Store
         was_recorded = any(isinstance(fact, Custom) for fact in point_of_crash.facts)
         assert len(seen) == (0 if was_recorded else 1), point_of_crash
         assert [sum(isinstance(fact, kind) for fact in facts) for kind in (Custom, RunFinished)] == [1, 1]
+
+
+@pytest.mark.parametrize("said", ["a text", True, HookResult("allow"), HookResult(note=5)])  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("point", ["before_tool", "after_tool", "on_run_end"])
+async def test_a_result_that_does_not_fit_counts_as_a_failure_and_the_run_ends(
+    store: Store, point: str, said: Any
+) -> None:
+    hook, seen = build_counting(point, said)
+    run = await store.run_script([LOOK], "done", tools=[look], middleware=[hook])
+    assert run.answer == "done" and len(seen) == 1
+    assert run.results["l"].status == ("denied" if point == "before_tool" else "ok")
+    told = run.results["l"].output if point == "before_tool" else str(list_records(run))
+    assert "must return a HookResult or None" in told
+
+
+@pytest.mark.parametrize("point", ["after_tool", "on_run_end"])
+async def test_a_result_that_is_no_utf8_or_too_long_is_made_to_fit(store: Store, point: str) -> None:
+    hook, _ = build_counting(point, HookResult(reason="\udcff", note=f"\ud800{'x' * 20_000}"))
+    run = await store.run_script([LOOK], "done", tools=[look], middleware=[hook])
+    [record] = list_records(run)
+    assert run.answer == "done" and record["result"]["reason"] == "?"
+    assert record["result"]["note"].startswith("?x") and len(record["result"]["note"]) <= 8000
+
+
+async def test_a_yes_to_all_calls_of_a_tool_does_not_answer_what_a_hook_asks(store: Store) -> None:
+    hook, _ = build_counting("before_tool", HookResult(), HookResult("ask", "look twice"))
+    calls = [LOOK, call("look", id="second", at="that")]
+    grant = Grant(ask=("look",))
+    agent, _ = kit.build_agent(calls, "done", tools=[look], middleware=[hook], grant=grant, gate=later)
+    async with asyncio.timeout(PATIENCE), agent.session(store.open()) as session:
+        assert await kit.run_message(session) is None
+        by_rule, by_hook = [fact for fact in await session.facts() if isinstance(fact, ApprovalRequested)]
+        assert (by_rule.hook, by_rule.once, by_hook.hook, by_hook.once, by_hook.rule) == (False, False, True, True, "")
+        assert "look twice" in by_hook.why
+        await session.approve("l", Answer("allow", scope="tool"))
+        assert (await session.state()).calls["second"].answer is None
+
+
+async def test_where_nobody_can_be_asked_a_hook_names_no_option_that_would_not_help(store: Store) -> None:
+    hook, _ = build_counting("before_tool", HookResult("ask", "look twice"))
+    run = await store.run_script([LOOK], "done", tools=[look], middleware=[hook], grant=Grant(yes=True))
+    told = run.results["l"]
+    assert told.status == "denied" and "look twice" in told.output and "--" not in told.output

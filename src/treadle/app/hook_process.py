@@ -55,6 +55,7 @@ async def run_hook_command(command: str, given: bytes, workspaces: tuple[Path, .
     argv = ("/bin/sh", "-c", command)
     mark = os.urandom(16).hex()
     own = {"TREADLE_WORKSPACE": str(workspaces[0]), "PATH": build_outside_path(*workspaces), _MARK: mark}
+    own["PYTHONDONTWRITEBYTECODE"] = "1"  # a new folder in .treadle/hooks would be a text that nobody trusted
     variables = build_host_environment(Job(argv=argv, workspace=workspaces[0], env=own))
     config = SupervisorConfig(argv=argv, cwd=str(Path.home()), env=variables)
     settings = marshal.dumps({**msgspec.structs.asdict(config), "limits": [(resource.RLIMIT_CORE, 0)]})

@@ -84,9 +84,10 @@ def _read_file(root: int, name: str) -> bytes:
         descriptor = open_beneath(root, name, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise BadInput(f"{name} cannot be read: {error.strerror}. Links are not followed") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadInput(f"{name} is not a regular file; only files can be trusted")
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BadInput(f"{name} is not a regular file; only files can be trusted")
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise BadInput(f"{name} has more than {MAX_FILE_BYTES} bytes")

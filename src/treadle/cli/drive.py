@@ -295,6 +295,8 @@ class RunOutput:
             comment = "Nobody can be asked here" if question.during else f"Nobody can be asked here ({question.why})"
             comment += f". Keep to what the sandbox allows, or tell the user to allow it with {option}."
             comment += "" if question.during else " --full-access runs tools without the sandbox."
+            if question.hook:
+                comment = f"Nobody can be asked here ({question.why}). A hook asks, and only a person can answer it."
         return Answer("deny", comment=comment, by=events.NOBODY_ASKED)
 
     def write_note(self, text: str) -> None:
@@ -332,7 +334,9 @@ class RunOutput:
             asked = [one for one in self.report_builder.refused if isinstance(one, events.ApprovalRequested)]
             rules = {one.rule for one in asked}
             how = "--approve and --yes allow it, --full-access leaves the sandbox"
-            if any(one.flow for one in asked):
+            if any(one.hook for one in asked):
+                how = "a hook asks, and only a person can answer it"
+            elif any(one.flow for one in asked):
                 how = "--approve-flow and --yes allow it"
             elif len(rules) == 1 and all(rules):
                 how = f"--approve {rules.pop()!r} and --yes allow it"

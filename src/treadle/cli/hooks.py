@@ -113,7 +113,7 @@ async def offer_trust(settings: Settings) -> None:
 def _show_text(hooks: WorkspaceHooks) -> None:
     """Show every byte that is trusted, as far as a terminal can show it."""
     for name, data in hooks.files.items():
-        print_note(f"── {name}")
+        print_note(f"── {name if name.isprintable() else ascii(name)}")
         try:
             print_note(data.decode().rstrip("\n"))
         except UnicodeDecodeError:

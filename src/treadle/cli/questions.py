@@ -71,7 +71,9 @@ def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answ
 
 def is_harmful(question: AgentQuestion) -> bool:
     """Whether the call may destroy something, or must be asked each time."""
-    return isinstance(question, ApprovalRequested) and (question.once or question.safety == "destructive")
+    if not isinstance(question, ApprovalRequested):
+        return False
+    return question.safety == "destructive" or (question.once and not question.hook)
 
 
 def _has_tool_scope(question: ApprovalRequested) -> bool:

@@ -47,6 +47,11 @@ NOBODY_TO_ASK_ABOUT_FLOW = (
     "it, or tell the user how to allow it: --approve-flow, or a place where questions can be answered."
 )
 
+NOBODY_TO_ASK_FOR_HOOK = (
+    "Nobody can be asked here, so this call was denied ({why}). A hook of the user asks about it, and only a person's "
+    "answer to this call counts. Do without it, or tell the user."
+)
+
 CHANGED_SINCE_APPROVAL = (
     "Denied: this is not what was approved. The program, its folder, its sandbox or what it could send has changed "
     "since. "
@@ -259,6 +264,7 @@ def _apply_verdict(
 ) -> ReadyCall | events.AnyFact:
     """Return the call if the policy or a person allowed it, or ask a person, or deny it."""
     call, answer, tool = ready.call, ready.call.answer, ready.tool
+    has_hook_asked = call.hooked is not None and call.hooked.result.asks
     if answer is not None:
         if answer.decision == "deny":
             if answer.by == "expiry":
@@ -275,6 +281,7 @@ def _apply_verdict(
         return ready
     if setup.gate is None:
         told = NOBODY_TO_ASK_ABOUT_FLOW if verdict.asks_flow else NOBODY_TO_ASK
+        told = NOBODY_TO_ASK_FOR_HOOK if has_hook_asked else told
         return _close_call(call, "denied", told.format(why=verdict.why), ready.safety)
     arguments = ready.parsed.arguments
     pattern = suggest_pattern(tool.name, arguments, assessment.commands)
@@ -287,6 +294,7 @@ def _apply_verdict(
         rule="" if verdict.is_once_only else pin_version(pattern, tool.version),
         once=verdict.is_once_only,
         flow=verdict.asks_flow,
+        hook=has_hook_asked,
         digest=compute_digest(setup, tool, arguments),
         expires_at=_compute_expiry(setup),
     )

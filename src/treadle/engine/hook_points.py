@@ -17,7 +17,7 @@ from treadle.engine.hook_result import HOOK_NOTE, HookCall, HookRecord, HookResu
 from treadle.engine.setup import Middleware, Setup
 from treadle.engine.state import CallState, State
 from treadle.engine.steps import Record, Step
-from treadle.errors import describe_error
+from treadle.errors import BadInput, describe_error
 from treadle.messages import replace_surrogates
 from treadle.permissions.policy import Verdict, choose_strictest
 
@@ -51,7 +51,7 @@ async def run_before_tool(setup: Setup, call: CallState, shown: HookCall) -> eve
         return None
     result: HookResult | None = None
     for one in _find_overriding(setup, "before_tool"):
-        said = await one.before_tool(shown)
+        said = _check_result(await one.before_tool(shown), one, "before_tool")
         if said is not None:
             result = result.merge(said) if result is not None else said
             if result.decision == "deny":
@@ -91,8 +91,7 @@ class DueHooks:
         shown = HookCall(
             describe_session(setup, state), call.call.id, started.tool, started.safety or "caution", started.arguments
         )
-        asked = [partial(one.after_tool, shown, finished) for one in _find_overriding(setup, "after_tool")]
-        result = await _collect(asked)
+        result = await _collect(setup, "after_tool", lambda one: one.after_tool(shown, finished))
         if result is None:
             return []
         fact = _build_fact(setup, HookRecord("after_tool", result, call.call.id))
@@ -103,9 +102,7 @@ class DueHooks:
         assert run is not None and turn is not None
         self._done.add(("run_end", f"{run.id}:{turn.number}"))
         session = describe_session(setup, state)
-        result = await _collect(
-            [partial(one.on_run_end, session, end) for one in _find_overriding(setup, "on_run_end")]
-        )
+        result = await _collect(setup, "on_run_end", lambda one: one.on_run_end(session, end))
         if result is None:
             return []
         fact = _build_fact(setup, HookRecord("run_end", result, run_id=run.id, turn=turn.number))
@@ -119,18 +116,36 @@ def _find_overriding(setup: Setup, method: str) -> list[Middleware]:
     return [one for one in setup.middleware if getattr(type(one), method) is not getattr(Middleware, method)]
 
 
-async def _collect(hooks: Sequence[Callable[[], Awaitable[HookResult | None]]]) -> HookResult | None:
-    """Run hooks one after another, and merge what they say. One that raises counts as failed."""
+async def _collect(
+    setup: Setup, point: str, call: Callable[[Middleware], Awaitable[HookResult | None]]
+) -> HookResult | None:
+    """Run the hooks of a point one after another, and merge what they say. One that raises counts as failed."""
     result: HookResult | None = None
-    for hook in hooks:
+    for one in _find_overriding(setup, point):
         try:
-            said = await hook()
+            said = _check_result(await call(one), one, point)
         except Exception as error:
             _logger.exception("a hook failed")
             said = HookResult(failures=(describe_error(error),))
         if said is not None:
             result = result.merge(said) if result is not None else said
     return result
+
+
+def _check_result(said: HookResult | None, by: Middleware, point: str) -> HookResult | None:
+    """Check what a hook returned. The log could not read another result again, and the hook would run without end."""
+    if said is None:
+        return None
+    try:
+        checked = msgspec.convert(msgspec.to_builtins(said), HookResult)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{type(by).__name__}.{point} must return a HookResult or None: {error}") from None
+    failures = tuple(map(_clean_text, checked.failures))
+    return HookResult(checked.decision, _clean_text(checked.reason), _clean_text(checked.note), failures)
+
+
+def _clean_text(text: str) -> str:
+    return replace_surrogates(shorten_note(text))
 
 
 def _build_fact(setup: Setup, record: HookRecord) -> events.Custom:
@@ -152,5 +167,5 @@ def _build_note(setup: Setup, text: str) -> list[events.AnyFact]:
     """Build the fact that shows a note to the model."""
     if not text.strip():
         return []
-    detail = replace_surrogates(setup.redactor.redact_text(shorten_note(text)))
+    detail = setup.redactor.redact_text(shorten_note(text))
     return [events.SignalDetected(kind="hook", detail=detail)]

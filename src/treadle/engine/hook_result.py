@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle import events
 from treadle.messages import Json
@@ -62,9 +63,19 @@ class HookResult(Struct, frozen=True, omit_defaults=True):
 
     def tighten(self, verdict: Verdict) -> Verdict:
         """Return the stricter of a verdict and this result."""
-        if self.decision not in ("ask", "deny"):
+        reason = self.reason or "a hook of the user says so"
+        if self.decision == "deny":
+            return choose_strictest(verdict, Verdict("deny", reason))
+        if self.decision != "ask" or verdict.action == "deny":
             return verdict
-        return choose_strictest(verdict, Verdict(self.decision, self.reason or "a hook of the user says so"))
+        # No rule answers a hook: it asks about this very call.
+        why = reason if verdict.action == "allow" else f"{verdict.why}; {reason}"
+        return replace(verdict, action="ask", why=why, is_once_only=True)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a person must see the call before it runs."""
+        return self.decision == "ask"
 
 
 class HookRecord(Struct, frozen=True, omit_defaults=True):

@@ -144,6 +144,8 @@ class Runtime:
         self._coordinator: Coordinator | None = None
         self.gate: Gate | None = None
         """The gate of sessions that have none, and whose agent has none."""
+        self.resolve_model: Callable[[str], Model] | None = None
+        """Finds the models that no agent has. Without it, their names are those of the catalog."""
         self.after_answer: list[AfterAnswer] = []
         """Functions that are called in the background after every answer, such as `name_session`."""
         self._background: set[asyncio.Task[None]] = set()
@@ -415,7 +417,9 @@ class Runtime:
         for agent in self.agents.values():
             if agent.resolve_model().name == name:
                 return agent.resolve_model()
-        if name not in self._models:
+        if name not in self._models and self.resolve_model is not None:
+            self._models[name] = self.resolve_model(name)
+        elif name not in self._models:
             from treadle.models.catalog import resolve_model
 
             secrets = (agent.secrets for agent in self.agents.values())

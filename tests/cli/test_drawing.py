@@ -19,6 +19,7 @@ from treadle.cli.draw.markdown import render_markdown
 from treadle.cli.draw.markdown_stream import MarkdownStream
 from treadle.cli.draw.run_lines import describe_failure, render_work_line
 from treadle.cli.screen import Screen
+from treadle.messages import Call
 
 GOLDEN = Path(__file__).parent / "golden"
 PAGE = (GOLDEN / "page.md").read_text()
@@ -117,6 +118,19 @@ def test_a_diff_has_numbers_and_marks_the_words_that_changed() -> None:
     assert strip_codes(render_diff(long, 80, FULL)[-1]) == "… 20 more · /changes"
 
 
+def test_a_removed_line_that_looks_like_the_name_of_a_file_is_drawn() -> None:
+    diff = ["--- a", "+++ b", "@@ -1,2 +1,2 @@", "--- x", "+++ y", " same", "--- c", "+++ d", "@@ -5 +5 @@", "-z"]
+    assert render_diff(diff, 80, PLAIN) == ["b", "1 − -- x", "1 + ++ y", "2   same", "d", "5 − z"]
+    cut = ["--- a", "+++ b", "@@ -1,9 +1,9 @@", "-x", "[… 8 more lines]", "--- c", "+++ d", "@@ -5 +5 @@", "-z"]
+    assert render_diff(cut, 80, PLAIN)[-2:] == ["d", "5 − z"]
+
+
+def test_an_output_that_only_resembles_a_diff_is_no_diff() -> None:
+    output = "=== RUN TestA\n--- PASS: TestA (0.00s)\ndiff of both\nPASS"
+    fact = events.CallFinished(call_id="c", tool="shell", status="ok", output=output)
+    assert render_call(fact, {"command": "go test"}, 80, PLAIN, count=9)[1:] == [f"  │ {x}" for x in output.split("\n")]
+
+
 class ShownConsole(TerminalConsole):
     """A terminal of 80 columns whose output is kept."""
 
@@ -171,6 +185,23 @@ def test_cut_output_unfolds() -> None:
     assert "  │ … 48 lines above · Ctrl-O shows them\n  │ line 48\n  │ line 49\n" in shown
     whole = screen.unfold()
     assert all(f"line {number}" in whole for number in range(50))
+
+
+def test_a_long_line_and_a_long_command_unfold() -> None:
+    command, output = f"echo {'x' * 200}", "y" * 200 + "\n 9%\r50%\r"
+    call = events.CallStarted(call_id="c", tool="shell", arguments={"command": command})
+    screen, shown = play(call, events.CallFinished(call_id="c", tool="shell", status="ok", output=output))
+    assert "y" * 77 not in shown and "│ 50%" in shown
+    whole = strip_codes(screen.unfold())
+    assert command in whole and whole.replace("\n  │ ", "").count("y") == 200 and "9%\\x0d50%" in whole
+
+
+def test_a_command_of_the_user_shows_more_of_its_output() -> None:
+    for lines, first in ((20, "line 0"), (21, "… 2 lines above · Ctrl-O shows them")):
+        output = "\n".join(f"line {number}" for number in range(lines))
+        own = events.TurnStarted(turn=0, calls=(Call("c", "shell", "{}"),))
+        _, shown = play(own, events.CallFinished(call_id="c", tool="shell", status="ok", output=output))
+        assert shown.splitlines()[1].strip("│ ") == first and shown.count("\n") == 21
 
 
 def test_what_was_folded_is_unfolded_one_by_one_the_last_first() -> None:

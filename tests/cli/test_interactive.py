@@ -200,10 +200,27 @@ QUESTIONS = [
             ("", "Esc stops the run"),
             ("y", None),
             *([("\x1b[6~", None)] * 4),
-            ("", "+rule 59"),
+            ("", "60 + rule 59"),
             (has_no_file, None),
             ("y", "Written."),
         ],
+    ),
+    Case(
+        "the end of a long question is one key away",
+        [LONG, Reply(text="Written.")],
+        [
+            ("write it\r", "a yes counts when the end was shown"),
+            ("", "Esc stops the run"),
+            ("\x1b[F", "60 + rule 59"),
+            ("y", "Written."),
+        ],
+    ),
+    Case(
+        "a denial that was answered here is one line",
+        [ASK, Reply(text="As you like.")],
+        [("write it\r", "Esc stops the run"), ("n", "no, because:"), ("not today\r", "As you like.")],
+        shows=("⊘ you denied   write_file AGENTS.md · not today\n\nAs you like.",),
+        counts={"⊘": 1},
     ),
     Case(
         "Esc at a question stops the run",
@@ -246,7 +263,7 @@ async def test_sixty_columns_are_enough(place: Place) -> None:
         ("n", "no, because:"),
         ("not today\r", "As you like."),
         ("", "sandbox · fake"),
-        ("/sessions\r", "Sessions"),
+        ("/sessions\r", "no other session, in this folder or elsewhere"),
         (ESCAPE, "Ask, or"),
     ]
     script = [ASK, Reply(text="As you like.")]

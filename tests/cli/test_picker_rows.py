@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -73,6 +74,28 @@ async def test_models_say_what_is_reachable_and_what_is_missing(monkeypatch: pyt
     assert "nothing listens on" in by_value["ollama:NAME"].problem and "ollama serve" in by_value["ollama:NAME"].problem
     reachable = [not row.problem for row in rows]
     assert reachable == sorted(reachable, reverse=True)
+
+
+@pytest.mark.usefixtures("no_models")
+async def test_with_an_address_of_their_own_the_models_are_those_that_the_server_lists() -> None:
+    runner, url = await serve(["fake", "other"])
+    keyring = Keyring((), {"ANTHROPIC_API_KEY": "sk-of-a-test", "OPENAI_API_KEY": "sk-of-a-test"})
+    settings = Settings(model="openai:fake", base_url=url)
+    rows = await list_model_rows(settings, keyring, current="openai:fake")
+    assert [(row.value, row.facts[0]) for row in rows] == [("openai:fake", "now"), ("openai:other", f"at {url}")]
+    rows = await list_model_rows(Settings(base_url=url), keyring, current="fake")
+    assert [row.value for row in rows] == ["fake", "other"]
+    await runner.cleanup()
+    rows = await list_model_rows(settings, keyring, current="openai:fake")
+    assert [row.value for row in rows] == ["openai:fake", "openai:NAME"]
+    assert f"{url} does not answer" in rows[1].problem
+
+
+async def test_a_server_that_never_answers_does_not_hold_up_the_list_of_models() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts connections and reads nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        rows = await list_model_rows(Settings(model="m", base_url=url), Keyring((), {}), "m")
+    assert "does not answer" in rows[-1].problem
 
 
 def test_agents_come_from_the_folder_and_the_user(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ QUESTIONS = [
         RUN,
         shows=(
             "┃ ? write_file wants to run  destructive\n",
-            "┃   +be kind",
+            "┃   path: AGENTS.md\n",
+            "┃   1 + be kind",
             "┃   where   WORK\n",
             "┃   rule    none: this is asked each time\n",
             "┃   y  yes, once\n",
@@ -146,7 +147,7 @@ QUESTIONS = [
         [call_tool("write_file", path="AGENTS.md", content="be kind\x1b[2K\x1b[1A\u202eevil\u200b"), Reply(text="no")],
         [("", "answer>"), ("n\r", 0)],
         RUN,
-        shows=("+be kind<U+001B>[2K<U+001B>[1A<U+202E>evil<U+200B>",),
+        shows=("+ be kind<U+001B>[2K<U+001B>[1A<U+202E>evil<U+200B>",),
     ),
     Case(
         "later leaves the question in the log",
@@ -373,7 +374,7 @@ async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
         ("/agent reader", "from the next run on: reader"),
         ("/model", "▸ fake"),
         ("\x1b", "Ask, or /"),
-        ("/model gpt-9", "Did you mean openai:gpt-9?"),
+        ("/model gpt-9", "model from the next run on: gpt-9"),
         ("/name first steps", "named first steps"),
         ("/sessions", "Sessions"),
         ("\x1b", "Ask, or /"),

@@ -59,6 +59,7 @@ from treadle.events import (
 )
 from treadle.messages import Call, Usage
 from treadle.models.local.local_model import LocalModel
+from treadle.permissions.policy import PLAN_REFUSAL
 from treadle.tools.builtin import build_default_tools
 
 
@@ -219,6 +220,18 @@ def test_the_diff_of_a_change_is_shown(tmp_path: Path, tool: str, arguments: dic
     assert lines[len(lines) - len(diff) :] == diff and bool(lines) == bool(diff)
 
 
+def test_a_question_draws_the_diff_of_a_file_with_every_character(tmp_path: Path) -> None:
+    (tmp_path / "a.sql").write_text("-- old note\nselect one;\n")
+    content = f"++ new\u200b note\nselect two;\n{'日本 ' * 40}\n"
+    question = msgspec.structs.replace(ask(), tool="write_file", arguments={"path": "a.sql", "content": content})
+    lines = render_approval(question, {}, tmp_path, 60, Theme())
+    assert lines[:5] == ["path: a.sql", "", "1 − -- old note", "2 − select one;", "1 + ++ new<U+200B> note"]
+    assert "".join(line.removeprefix("3 +").strip() for line in lines[6:]).replace(" ", "")[:80] == "日本" * 40
+    assert all(measure_width(line) <= 60 for line in lines)
+    drawn = render_approval(question, {}, tmp_path, 60, Theme(has_colour=True, has_style=True))
+    assert [strip_codes(line).rstrip() for line in drawn] == lines
+
+
 def test_an_option_is_chosen_by_number_or_in_words() -> None:
     question = Question("Which?", ("red", "blue"))
     assert (parse_reply("2", question), parse_reply(" green ", question)) == ("blue", "green")
@@ -281,9 +294,27 @@ LINES = "\n".join(f"line {number}" for number in range(20))
         ),
         ("todo", "ok", {"items": PLAN}, "noted", ["✓ todo         1 of 3, now: mend · 1.2 s"]),
         ("shell", "denied", {"command": "git push"}, "Denied: no.", ["⊘ shell        git push · denied: no · 1.2 s"]),
+        (
+            "write_file", "denied", {"path": "x.py"}, f"Denied: {PLAN_REFUSAL} (why). Do without it.",
+            ["⊘ write_file   x.py · denied: plan mode · 1.2 s"],
+        ),
+        (
+            "shell", "denied", {"command": "git push"}, f"Denied: {'no more of this ' * 6}now.",
+            ["⊘ shell        git push · denied · 1.2 s", f"  │ Denied:{' no more of this' * 4} no",
+             "  │ more of this no more of this now."],
+        ),
+        (
+            "edit_file", "error", {"path": "a"}, f"Nothing was changed: {'a b ' * 20}",
+            ["✗ edit_file    a · failed · 1.2 s", f"  │ Nothing was changed:{' a b' * 14}", f"  │ a b{' a b' * 5}"],
+        ),
+        ("write_file", "ok", {"path": "n"}, "Made n (9 bytes, 2 lines).", ["✓ write_file   n · +2 · 1.2 s"]),
+        ("shell", "ok", {"command": "pull"}, " 9%\r50%\r\rall\r\n", ["✓ shell        pull · 1.2 s", "  │ all"]),
+        ("\x1b[2J", "error", {}, "No.", ["✗ \\x1b[2J       · No · 1.2 s"]),
         ("shell", "interrupted", {"command": "x"}, "", ["! shell        x · may have run; not run again · 1.2 s"]),
     ],
-    ids=["the end of a command's output", "the diff of an edit", "a plan", "a denial", "an unknown end"],
+    ids=["the end of a command's output", "the diff of an edit", "a plan", "a denial", "a denial in plan mode",
+         "a long reason", "a long error", "a new file", "a line that was overwritten", "an invented tool",
+         "an unknown end"],
 )  # fmt: skip
 def test_a_call_is_shown_by_what_it_did(
     tool: str, status: CallStatus, arguments: dict[str, Any], output: str, shown: list[str]

@@ -131,22 +131,26 @@ def is_abandoned(info: SessionInfo) -> bool:
 
 async def choose_model(settings: Settings, keyring: Keyring | None = None) -> tuple[Model, str]:
     """Choose the model that the settings name, or the first that works. Return it and the reason."""
-    from treadle.models.catalog import resolve_model
     from treadle.models.default_model import DefaultModel
 
-    keyring = keyring or Keyring()
-    model = resolve_model(
-        settings.model or None,
-        base_url=settings.base_url or None,
-        api_key_env=_find_key_variable(settings, keyring) or None,
-        keyring=keyring,
-    )
-    reason = ""
+    model, reason = find_model(settings.model, settings, keyring or Keyring()), ""
     if isinstance(model, DefaultModel):
         model, reason = await model.resolve(), model.reason
     if (local := _find_embedded_model(model)) is not None:
         local.keep_loaded = settings.keep_loaded
     return model, reason
+
+
+def find_model(name: str, settings: Settings, keyring: Keyring) -> Model:
+    """Find the model of a name, at the address of the settings. Their key is for that address or provider only."""
+    from treadle.models.catalog import resolve_model
+
+    provider = settings.model.partition(":")[0]
+    is_own = bool(settings.base_url) or name.partition(":")[0] == provider
+    variable = _find_key_variable(settings, keyring) if is_own else ""
+    return resolve_model(
+        name or None, base_url=settings.base_url or None, api_key_env=variable or None, keyring=keyring
+    )
 
 
 def has_unknown_price(model: Model) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from treadle.app.compose import choose_model, open_store
+from treadle.app.compose import choose_model, find_model, open_store
 from treadle.app.root_user import CONTAINER_ADVICE
 from treadle.app.settings import LoadedSettings, Settings, data_folder
 from treadle.app.workspace_knowledge import resolve_sandbox_folders
@@ -230,6 +230,24 @@ async def find_model_sources(keyring: Keyring | None = None) -> AsyncIterator[Mo
             how = f"no key: set {row.key_variables[0]}, or name its file: treadle config set api_key_file FILE"
             advice = f"{why}: write the name of a model, as /model {provider}:NAME" if key else how
             yield ModelSource(f"{provider}:NAME", bool(key), why, models, advice)
+
+
+async def ask_own_server(settings: Settings, keyring: Keyring, current: str = "") -> ModelSource:
+    """Ask the server at the `base_url` of the settings for its models. They are named as `current` is."""
+    provider = (current or settings.model).partition(":")[0]
+    prefix = f"{provider}:" if provider in PROVIDERS and ":" in (current or settings.model) else ""
+    name = f"{prefix}NAME"
+    try:
+        model = find_model(f"{prefix}any", settings, keyring)
+    except TreadleError as error:
+        return ModelSource(name, False, str(error), advice=str(error))
+    assert isinstance(model, RemoteModel)
+    address = model.endpoint.error_source.redact(model.endpoint.base_url)
+    found = await model.fetch_model_names()
+    if not found:
+        why = f"{address} does not answer" if found is None else f"{address} lists no model"
+        return ModelSource(name, False, why, advice=f"{why}: write the name, as /model {name}")
+    return ModelSource(name, True, f"at {address}", tuple(f"{prefix}{one}" for one in found))
 
 
 async def _ask_server(provider: str, keyring: Keyring | None) -> ModelSource:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treadle import ApprovalRequested, Tool
-from treadle.cli.console import escape_hidden, measure_width, truncate_line, wrap_rows
+from treadle.cli.console import HIDDEN, escape_hidden, measure_width, truncate_line, wrap_rows
+from treadle.cli.draw.diff import render_whole_diff
 from treadle.cli.draw.glyphs import Theme
 from treadle.errors import BadInput
 from treadle.messages import Json
@@ -20,7 +21,7 @@ MAX_PREVIEW_BYTES = 1 << 20
 _MAX_COMMAND_COLUMNS = 50
 _WISHES = {NETWORK: "wants", READ_FOLDER: "wants to read", WRITE_FOLDER: "wants to change"}
 _DIFF_STYLES = {"+": "ok", "-": "bad", "@": "ref"}
-_SHOWN_BY_DIFF = {"write_file": ("path", "content"), "edit_file": ("path", "old", "new"), "apply_patch": ("patch",)}
+_SHOWN_BY_DIFF = {"write_file": ("content",), "edit_file": ("old", "new"), "apply_patch": ("patch",)}
 
 
 def describe_request(question: ApprovalRequested) -> str:
@@ -54,7 +55,7 @@ def render_approval(
 
     Hidden characters are spelled out. An empty line separates the parts.
     """
-    diff = preview_diff(question.tool, question.arguments, folder)
+    diff = [escape_hidden(row) for row in preview_diff(question.tool, question.arguments, folder)]
     shown_by_diff = _SHOWN_BY_DIFF.get(question.tool, ()) if diff and _is_plain(question.arguments) else ()
     what: list[str] = []
     for name, value in question.arguments.items():
@@ -64,7 +65,10 @@ def render_approval(
         elif name not in shown_by_diff:
             what += _render_value(escape_hidden(name), text, width, theme)
     groups = [what, _render_parts(question, tools, folder, width, theme)]
-    groups.append([line for row in diff for line in _render_diff_row(escape_hidden(row), width, theme)])
+    if question.tool == "apply_patch":  # the model wrote it, so it is shown as it is
+        groups.append([line for row in diff for line in _render_diff_row(row, width, theme)])
+    else:
+        groups.append(render_whole_diff(diff, width, theme))
     groups.append(_render_facts(question, folder, width, theme))
     lines: list[str] = []
     for group in groups:
@@ -147,7 +151,7 @@ def shorten_home(folder: Path) -> str:
 
 def find_hidden(text: str) -> list[str]:
     """List the characters of a text that do not show, as they are spelled out."""
-    return [shown for character in text if (shown := escape_hidden(character)) != character]
+    return [escape_hidden(character) for character in HIDDEN.findall(text)]
 
 
 def _render_diff_row(row: str, width: int, theme: Theme) -> list[str]:

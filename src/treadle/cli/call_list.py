@@ -13,8 +13,11 @@ from treadle.cli.console import Console, escape_controls
 from treadle.cli.draw.calls import (
     CHAIN_CALLS,
     NOT_FOLDED,
+    OUTPUT_LINES,
+    OWN_LINES,
     RunningCall,
     describe_call,
+    is_denied,
     list_plan_steps,
     render_call,
     render_chain,
@@ -42,6 +45,10 @@ class CallList:
         self.plan: list[tuple[str, str]] = []
         self.folded: deque[str] = deque(maxlen=MAX_FOLDED)
         """What was folded or cut and not shown since, in full."""
+        self.is_own_command = False
+        """Whether the user runs the command: then they want to read more of its output."""
+        self.denied_here: set[str] = set()
+        """The calls that the user denied here. The line of their answer says it."""
         self._theme, self._prefix = theme, prefix
         self._arguments: dict[str, dict[str, Json]] = {}
         self._safe: set[str] = set()
@@ -88,7 +95,8 @@ class CallList:
             self._chain.append((fact, arguments))
             return
         self.end_chain(console)
-        self._write(fact, arguments, console)
+        if not (fact.call_id in self.denied_here and is_denied(fact)):
+            self._write(fact, arguments, console)
 
     def end_chain(self, console: Console) -> None:
         """Write the chain to the scrollback: as one line from three calls on."""
@@ -121,6 +129,7 @@ class CallList:
         """Forget the calls of a run that has ended."""
         self.running.clear()
         self._safe.clear()
+        self.denied_here.clear()
         self.plan = []
 
     def drop_chain(self) -> None:
@@ -131,9 +140,10 @@ class CallList:
         if not self._theme.has_style:
             console.write_block(f"{self._prefix}{describe_call(fact, arguments)}", "call")
             return
-        lines = render_call(fact, arguments, console.width, self._theme)
+        count = OWN_LINES if self.is_own_command else OUTPUT_LINES
+        lines = render_call(fact, arguments, console.width, self._theme, count=count)
         whole = render_call(fact, arguments, console.width, self._theme, whole=True)
-        if len(whole) > len(lines):
+        if whole != lines:
             self.folded.append("\n".join(whole))
         console.write_block("\n".join(lines), "call", gap=True if self._after_diff else None)
         self._after_diff = fact.status == "ok" and len(lines) > 1 and fact.tool not in ("shell", "bash")

@@ -16,6 +16,8 @@ from treadle.log.base import Log
 if TYPE_CHECKING:
     from treadle.cli.terminal.prompt_console import PromptConsole
 
+NO_SESSION = "no other session, in this folder or elsewhere"
+
 
 async def choose_session(settings: Settings) -> str:
     """Ask which session to continue, and return its id. Empty if there are none. Raise `BadInput` without a choice."""
@@ -48,10 +50,12 @@ async def pick_session(
     """Let the user pick a session of this folder, or of all folders. Return its id, or None."""
     from treadle.cli.terminal.picker import MORE
 
-    rows = await list_session_rows(log, folder, current)
+    title, rows = "Sessions", await list_session_rows(log, folder, current)
     if rows:
-        title, more = "Sessions of this folder", "all folders"
-        picked = await console.pick(title, rows, search, enter="open", more_key=more)
+        picked = await console.pick("Sessions of this folder", rows, search, enter="open", more_key="all folders")
         if picked != MORE:
             return picked
-    return await console.pick("Sessions", await list_session_rows(log, None, current), search, enter="open")
+    else:
+        title = "Sessions of other folders"
+    rows = await list_session_rows(log, None, current)
+    return await console.pick(title if rows else "Sessions", rows, search, enter="open", empty=NO_SESSION)

@@ -247,7 +247,7 @@ class InteractiveTerminal(KeyActions, ABC):
 
     async def _pick_history(self) -> None:
         rows = list_history(self.console.history)
-        picked = await self.console.pick("History", rows, search=self.console.draft, enter="take")
+        picked = await self.console.pick("History", rows, search=self.console.draft, enter="take", empty="no history")
         if picked is not None:
             self.console.draft = picked
 
@@ -370,6 +370,8 @@ class InteractiveTerminal(KeyActions, ABC):
         if fact.call_id not in self._answered_here:
             at = time.strftime("%H:%M", time.localtime(fact.at)) if fact.at else ""
             elsewhere = f"by {fact.by or 'somebody'}, {at}".rstrip(", ")
+        elif fact.decision == "deny":
+            self.screen.note_denial(fact.call_id)
         self._write_approval(question, fact.decision, fact.scope, fact.comment, elsewhere)
 
     def _write_approval(

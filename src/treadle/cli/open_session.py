@@ -15,7 +15,7 @@ from msgspec import to_builtins
 
 from treadle import Agent, Runtime, Session
 from treadle.agent import Gate, SessionOptions
-from treadle.app.compose import OpenRuntime, has_unknown_price, open_runtime, open_store
+from treadle.app.compose import OpenRuntime, find_model, has_unknown_price, open_runtime, open_store
 from treadle.app.root_user import check_root
 from treadle.app.session_access import find_access, restore_access
 from treadle.app.session_worktree import WORKTREE_NOTE, Worktree, read_worktree, start_session_worktree
@@ -81,6 +81,7 @@ async def open_session(
         opened = await open_runtime(stack, settings, log, keyring, recover=False, follow_up=follow_up)
         agent = _choose_agent(opened, loaded, info)
         opened.runtime.agents[agent.name] = agent
+        opened.runtime.resolve_model = lambda name: find_model(name, settings, keyring)
         options: SessionOptions = {"workspace": settings.folder, "gate": gate}
         if info is not None:
             options["id"] = info.id

@@ -43,15 +43,24 @@ class PickerRow(Struct, frozen=True):
 
 
 async def list_model_rows(settings: Settings, keyring: Keyring | None = None, current: str = "") -> list[PickerRow]:
-    """List the models that can be used now, and what is missing for the others. `current` is the one in use."""
-    from treadle.app.diagnose import describe_price, find_model_sources
+    """List the models that can be used now, and what is missing for the others. `current` is the one in use.
+
+    With a `base_url` in the settings, every model is one of that server.
+    """
+    from treadle.app.diagnose import ask_own_server, describe_price, find_model_sources
+    from treadle.secrets.keyring import Keyring
 
     usable = {settings.model: "your default"} if settings.model else {}
     usable |= {current: "now"} if current else {}
     rest: list[PickerRow] = []
-    async for source in find_model_sources(keyring):
+    sources = [source async for source in find_model_sources(keyring)] if not settings.base_url else []
+    if settings.base_url:
+        sources = [await ask_own_server(settings, keyring or Keyring(), current)]
+    for source in sources:
         provider = source.name.partition(":")[0]
-        names = [model if ":" in model else f"{provider}:{model}" for model in source.models]
+        names = list(source.models)
+        if not settings.base_url:
+            names = [model if ":" in model else f"{provider}:{model}" for model in source.models]
         names = ["local", *names] if provider == "local" else names
         if source.is_usable and names:
             usable = dict.fromkeys(names, source.reason) | usable

@@ -120,6 +120,10 @@ class Screen:
         """
         return self._calls.folded.pop() if self._calls.folded else ""
 
+    def note_denial(self, call_id: str) -> None:
+        """Remember a call that the user denied here. The line of their answer says it, so the call gets none."""
+        self._calls.denied_here.add(call_id)
+
     def handle_event(self, event: events.Event) -> None:
         if isinstance(event, _ENDS_RETRY):
             self._is_waiting = False
@@ -304,6 +308,7 @@ class Screen:
                 if self._reply.is_open or self._thought:
                     self.end_text()
                 self._model_progress, self._is_streamed = "", False
+                self._calls.is_own_command = bool(fact.calls)
                 for message in fact.messages:
                     if held := self._held_messages.pop(message, None):
                         self._write_message(held, f"steered - turn {fact.turn}" if fact.turn > 1 else "")

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 from msgspec import Struct
 
-from treadle.cli.console import escape_controls, format_duration, measure_width
+from treadle.cli.console import escape_controls, format_duration, measure_width, wrap_rows
 from treadle.cli.draw.diff import DIFF_LINES, count_changes, find_diff, render_diff
 from treadle.cli.draw.glyphs import ASCII_GLYPHS, Theme
 from treadle.events import CallFinished, CallStarted
 from treadle.messages import Json
+from treadle.permissions.policy import PLAN_REFUSAL
 
 MAIN_ARGUMENTS = ("command", "path", "url", "pattern", "query", "expression", "question", "name", "task", "text")
-OUTPUT_LINES, FAILED_LINES = 3, 8
-"""Lines at the end of the output that are shown of a command that went well, and of a call that failed."""
+OUTPUT_LINES, FAILED_LINES, OWN_LINES = 3, 8, 20
+"""Lines at the end of the output that are shown of a command that went well, of a call that failed, and of a command
+that the user ran.
+"""
 
 CHAIN_CALLS = 3
 """Successive calls that only read and went well, from which on they are folded to one line."""
@@ -30,6 +34,7 @@ TOOL_COLUMN = 13
 WIDE = 76
 NOT_FOLDED = ("shell", "bash", "todo", "delegate", "ask_user")
 _EXIT = re.compile(r"exit code (-?\d+)")
+_NEW_FILE = re.compile(r"Made .* \(\d+ bytes, (\d+) lines?\)\.$")
 # The glyph, the role of the mark and the plain word of each state.
 STATES = {
     "ok": ("done", "ok", "ok"),
@@ -43,6 +48,9 @@ STATES = {
     "asks": ("question", "need", "asks"),
 }
 
+
+_FAILURES = ("error", "timed_out", "denied", "refused")
+"""The states that need a reason."""
 
 _FINISHED_WORDS = ("ok", "failed", "denied", "stopped", "unknown")
 MAX_STEPS = 8
@@ -89,20 +97,27 @@ def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
     return escape_controls(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def render_head(state: str, tool: str, argument: str, facts: Sequence[str], width: int, theme: Theme) -> str:
-    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning.
+def render_head(
+    state: str, tool: str, argument: str, facts: Sequence[str], width: int, theme: Theme, *, whole: bool = False
+) -> str:
+    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning, if not `whole`.
 
     A model may call a tool that there is not, so its name can be any text.
     """
     tool = escape_controls(" ".join(tool.split()))
     is_path = "/" in argument and " " not in argument and "://" not in argument
     glyph, role, _ = STATES[state]
-    name = f"{tool:<{TOOL_COLUMN}}" if width >= WIDE and len(tool) < TOOL_COLUMN else f"{tool} "
+    name = _pad_name(tool, width)
     tail = theme.join_facts("", [fact for fact in facts if fact], max(0, width - len(name) - 10))
-    room = max(8, width - 2 - measure_width(name) - measure_width(tail))
+    room = measure_width(argument) if whole else max(8, width - 2 - measure_width(name) - measure_width(tail))
     mark = theme.paint(getattr(theme.glyphs, glyph), role)
     tail = theme.paint(tail, {"ok": "quiet", "running": "quiet", "error": "bad", "timed_out": "bad"}.get(state, ""))
     return f"{mark} {theme.paint(name, 'quiet')}{theme.cut(argument, room, keep_end=is_path)}{tail}".rstrip()
+
+
+def _pad_name(tool: str, width: int) -> str:
+    tool = escape_controls(tool)  # a model may invent a name
+    return f"{tool:<{TOOL_COLUMN}}" if width >= WIDE and len(tool) < TOOL_COLUMN else f"{tool} "
 
 
 def render_output(lines: Sequence[str], count: int, width: int, theme: Theme, *, is_quiet: bool = True) -> list[str]:
@@ -117,25 +132,55 @@ def render_output(lines: Sequence[str], count: int, width: int, theme: Theme, *,
 
 
 def render_call(
-    fact: CallFinished, arguments: Mapping[str, Json], width: int, theme: Theme, *, whole: bool = False
+    fact: CallFinished,
+    arguments: Mapping[str, Json],
+    width: int,
+    theme: Theme,
+    *,
+    whole: bool = False,
+    count: int = OUTPUT_LINES,
 ) -> list[str]:
-    """Render the result of a call: one line, then its diff or the end of its output. `whole` shows all of both."""
-    output = escape_controls(fact.output)
-    lines = [line for line in output.rstrip().splitlines() if line.strip()]
-    diff = find_diff(output.splitlines()) if fact.status == "ok" else []
+    """Render the result of a call: one line, then its diff or the last `count` lines of a command's output.
+
+    `whole` shows all, and cuts no line.
+    """
+    lines = [line for line in split_output(fact.output, whole=whole) if line.strip()]
+    facts = describe_facts(fact, theme)
+    reason = facts[0] if facts and fact.status in _FAILURES else ""
+    is_cut = measure_width(reason) + 3 > width - len(_pad_name(fact.tool, width)) - 10
+    if is_cut and reason:
+        facts[0] = STATES[fact.status][2]
     argument = summarize_arguments(fact.tool, arguments)
-    head = render_head(fact.status, fact.tool, argument, describe_facts(fact, theme), width, theme)
+    head = render_head(fact.status, fact.tool, argument, facts, width, theme, whole=whole)
+    if whole:
+        lines = [row for line in lines for row in wrap_rows(line.expandtabs(4), max(8, width - 4))]
+        count = max(1, len(lines))
+    diff = find_diff(escape_controls(fact.output).splitlines()) if fact.status == "ok" else []
     if diff:
         shown = render_diff(diff, width - 2, theme, len(diff) if whole else DIFF_LINES)
         return [head, *(f"  {line}" for line in shown)]
-    if fact.status in ("error", "timed_out"):
+    if fact.status in _FAILURES:
         lines = [line for line in lines if not _EXIT.fullmatch(line.strip(" []()."))]
-        is_told = len(lines) == 1 and lines[0].rstrip(".") in describe_facts(fact, theme)
-        count = len(lines) if whole else FAILED_LINES
-        return [head, *([] if is_told else render_output(lines, count, width, theme, is_quiet=False))]
+        if is_denied(fact) or (len(lines) == 1 and lines[0].rstrip(".") == reason):
+            rows = textwrap.wrap(" ".join(lines), max(8, width - 4)) if is_cut else []
+            lines = [row for line in rows for row in wrap_rows(line, max(8, width - 4))]
+        return [head, *render_output(lines, max(count, FAILED_LINES), width, theme, is_quiet=False)]
     if fact.status == "ok" and fact.tool in ("shell", "bash"):
-        return [head, *render_output(lines, len(lines) if whole else OUTPUT_LINES, width, theme)]
+        return [head, *render_output(lines, count, width, theme)]
     return [head]
+
+
+def split_output(output: str, *, whole: bool = False) -> list[str]:
+    """Split an output into lines. Of a line that the program overwrote, the end is left, unless `whole` is wanted."""
+    if "\r" in output and not whole:
+        lines = (line.rstrip("\r") for line in output.split("\n"))
+        output = "\n".join(line.rpartition("\r")[2] for line in lines)
+    return escape_controls(output).rstrip().splitlines()
+
+
+def is_denied(fact: CallFinished) -> bool:
+    """Whether a person, a rule or a limit kept a call from running."""
+    return fact.status in ("denied", "refused")
 
 
 def describe_facts(fact: CallFinished, theme: Theme) -> list[str]:
@@ -148,13 +193,16 @@ def describe_facts(fact: CallFinished, theme: Theme) -> list[str]:
             if diff := find_diff(lines):
                 added, removed = count_changes(diff)
                 facts.append(f"+{added} {theme.glyphs.minus}{removed}")
+            elif new := _NEW_FILE.match(first + "."):
+                facts.append(f"+{new[1]}")
             elif fact.tool != "todo" and (len(lines) > OUTPUT_LINES or fact.tool == "read_file"):
                 facts.append(f"{len(lines):,} lines" if len(lines) != 1 else "1 line")
         case "error" | "timed_out":
             code = _EXIT.search(fact.output)
             facts.append(f"exit {code[1]}" if code else "timed out" if fact.status == "timed_out" else first)
         case "denied" | "refused":
-            facts.append(first[:1].lower() + first[1:] if first else fact.status)
+            reason = "denied: plan mode" if PLAN_REFUSAL in fact.output else first
+            facts.append(reason[:1].lower() + reason[1:] if reason else fact.status)
         case "cancelled":
             facts.append("stopped")
         case "interrupted":
@@ -168,7 +216,7 @@ def describe_call(fact: CallFinished, arguments: Mapping[str, Json]) -> str:
     """Describe a finished call in words on one line, where nothing can be drawn."""
     theme = Theme(glyphs=ASCII_GLYPHS)
     facts = ", ".join(one for one in describe_facts(fact, theme) if one)
-    if fact.status in ("denied", "refused"):
+    if is_denied(fact):
         facts = facts.removeprefix("denied: ")
     call = f"{escape_controls(fact.tool)} {summarize_arguments(fact.tool, arguments)}"
     text = " ".join(f"{STATES[fact.status][2]} {call}".split())
@@ -183,7 +231,7 @@ def render_running(call: RunningCall, now: float, width: int, theme: Theme) -> l
     head = render_head("running", call.started.tool, argument, facts, width, theme)
     if call.steps:
         return [head, *(f"  {render_step(step, width - 2, theme)}" for step in call.steps[-2:])]
-    lines = [line for line in escape_controls(call.output).splitlines() if line.strip()]
+    lines = [line for line in split_output(call.output) if line.strip()]
     pipe = theme.paint(theme.glyphs.pipe, "quiet")
     shown = (theme.paint(theme.cut(line.expandtabs(4), max(8, width - 4)), "quiet") for line in lines[-OUTPUT_LINES:])
     return [head, *(f"  {pipe} {line}" for line in shown)]

@@ -73,6 +73,12 @@ def _bind_panel(bindings: KeyBindings, console: PromptConsole, has_panel: Condit
         def _(event: KeyPressEvent, key: str = key) -> None:
             console.press(key)
 
+    for key in ("home", "end"):  # in a line of text they move the cursor
+
+        @bindings.add(key, filter=is_keys)
+        def _(event: KeyPressEvent, key: str = key) -> None:
+            console.press(key)
+
     @bindings.add(Keys.Any, filter=is_keys)
     def _(event: KeyPressEvent) -> None:
         console.press(event.data)

@@ -21,14 +21,16 @@ _MAX_LABEL = 42
 class Picker:
     """A panel that shows rows and returns the value of one. `result` is None when the user left it.
 
-    `more_key` says what Ctrl-A does, which returns `MORE`.
+    `more_key` says what Ctrl-A does, which returns `MORE`. `empty` is shown if there are no rows at all.
     """
 
     focus: Focus = "entry"
 
-    def __init__(self, title: str, rows: Sequence[PickerRow], enter: str = "choose", more_key: str = "") -> None:
+    def __init__(
+        self, title: str, rows: Sequence[PickerRow], enter: str = "choose", more_key: str = "", empty: str = ""
+    ) -> None:
         self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._title, self._enter, self._more_key = title, enter, more_key
+        self._title, self._enter, self._more_key, self._empty = title, enter, more_key, empty
         self._rows = sorted(map(_escape_row, rows), key=lambda row: bool(row.problem))
         self._found, self._picked = self._rows, 0
         self._problem = ""
@@ -96,7 +98,8 @@ class Picker:
         if rest > 0:
             lines.append(theme.paint(f"  {theme.glyphs.down} {rest} more", "quiet"))
         if not self._found:
-            lines.append(theme.paint("  nothing matches", "quiet"))
+            nothing = "nothing matches" if self._rows else self._empty or "nothing to choose from"
+            lines.append(theme.paint(f"  {nothing}", "quiet"))
         picked = self._found[self._picked] if self._found else None
         if self._problem:
             lines += [f"  {theme.paint('!', 'need')} {pad(self._problem, room.columns - 5, theme).rstrip()}"]
@@ -104,7 +107,8 @@ class Picker:
             passage = pad(picked.passage, room.columns - 5, theme).rstrip()
             lines.append(theme.paint(f"  {theme.glyphs.pipe} {passage}", "quiet"))
         more = [("Ctrl-A", self._more_key)] if self._more_key else []
-        return [*lines, join_keys([("Enter", self._enter), *more, ("Esc", "back")], theme, room.columns)]
+        enter = [("Enter", self._enter)] if self._rows else []
+        return [*lines, join_keys([*enter, *more, ("Esc", "back")], theme, room.columns)]
 
     def _render_row(self, room: PanelRoom, row: PickerRow, is_picked: bool, column: int, widths: list[int]) -> str:
         """Render a row. Its last facts are dropped if they do not fit."""

@@ -306,10 +306,17 @@ class PromptConsole:
         self.buffer.insert_text(text)
 
     async def pick(
-        self, title: str, rows: Sequence[PickerRow], search: str = "", *, enter: str = "choose", more_key: str = ""
+        self,
+        title: str,
+        rows: Sequence[PickerRow],
+        search: str = "",
+        *,
+        enter: str = "choose",
+        more_key: str = "",
+        empty: str = "",
     ) -> str | None:
         """Let the user pick a row. Return its value, or None if the user left. `more_key` is for more rows: `MORE`."""
-        picker = Picker(title, rows, enter, more_key)
+        picker = Picker(title, rows, enter, more_key, empty)
         self.show_panel(picker)
         if search:
             self.entry.text = search

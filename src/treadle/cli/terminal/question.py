@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -14,6 +15,9 @@ from treadle.cli.terminal.panel import Focus, PanelRoom
 
 INERT_SECONDS = 0.5
 """Seconds without a key before keys count: a key typed for something else must not approve a call."""
+
+BODY_SECONDS, BODY_PAUSE = 1.0, 20
+"""Seconds for which a drawn body is kept, and how many times as long as drawing it takes."""
 
 WAIT_HINT = "  keys count in a moment"
 KEPT_HINT = "; what you type is kept for your message"
@@ -100,6 +104,7 @@ class ChoiceQuestion(_TimedPanel):
         self._state: Focus = "keys"
         self._offset = self._page = 0
         self._is_end_shown = False
+        self._body, self._body_columns, self._body_until = list[str](), 0, 0.0
 
     @property
     def focus(self) -> Focus:
@@ -113,7 +118,8 @@ class ChoiceQuestion(_TimedPanel):
         """A reason changes nothing else."""
 
     def press(self, key: str, entry: str) -> None:
-        scroll = {"up": -1, "down": 1, "pageup": -self._page, "pagedown": self._page}.get(key)
+        far = len(self._body)
+        scroll = {"up": -1, "down": 1, "pageup": -self._page, "pagedown": self._page, "home": -far, "end": far}.get(key)
         if self.is_dead and key not in ("escape", "c-c"):
             self.keep_text(key)
         elif scroll is not None:
@@ -166,7 +172,7 @@ class ChoiceQuestion(_TimedPanel):
         title += f"  {theme.paint(content.facts, 'quiet')}" if content.facts else ""
         roles = ("quiet", "quiet") if self.is_dead else ("strong", "")
         keys = [f"{bar}   {theme.paint(key, roles[0])}  {theme.paint(text, roles[1])}" for key, text in content.choices]
-        body = content.render_body(theme, max(10, room.columns - 5))
+        body = self._render_body(theme, max(10, room.columns - 5))
         room_left = room.rows - len(keys) - 3
         if room.rows >= 30 or len(body) + 2 <= room_left:
             body = ["", *body, ""] if body else [""]
@@ -185,6 +191,15 @@ class ChoiceQuestion(_TimedPanel):
         shown = body[self._offset : self._offset + self._page]
         lines = [*(f"{bar}   {line}".rstrip() for line in shown), f"{bar}   {theme.paint(f'… {more}{need}', 'quiet')}"]
         return [title, *lines, *keys]
+
+    def _render_body(self, theme: Theme, columns: int) -> list[str]:
+        """Render the body, at most once a second, and seldom if that takes long. What it reads may change meanwhile."""
+        start = time.monotonic()
+        if columns != self._body_columns or start >= self._body_until:
+            self._body, self._body_columns = self._content.render_body(theme, columns), columns
+            end = time.monotonic()
+            self._body_until = end + max(BODY_SECONDS, (end - start) * BODY_PAUSE)
+        return self._body
 
     def render_below(self, room: PanelRoom) -> list[str]:
         if self._state == "entry":

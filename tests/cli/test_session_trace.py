@@ -162,7 +162,7 @@ async def test_a_long_session_shows_its_end_and_how_much_is_left_out(place: Plac
     store = await story.store(place)
     lines = await show(place, store, 80)
     assert lines[1] == "… 200 earlier rows · --limit 300 shows them"
-    assert lines[2].split()[:2] == ["7", "min"], "the scale begins with the first row that is shown"
+    assert lines[2].split()[:2] == ["400", "s"], "the scale begins with the first row that is shown"
     assert len(lines) == 104 and lines[3].startswith("turn 201  model") and lines[-2].startswith("turn 300  model")
     done = await place.quick("sessions", "trace", "last", "--store", store, "--limit", "300")
     assert done.out.count("  model") == 300 and "earlier" not in done.out

@@ -93,7 +93,7 @@ CASES = [
             (UP, Shows("› a draft", below="Cancelled")),  # what was cleared is at hand
             (CTRL_C, None),
             (CTRL_C, HINT),
-            ("/cost\r", " · out "),
+            ("/cost\r", "Cost  nothing yet"),
             ("another", "› another"),
             (CTRL_C, "› /continue"),
             (CTRL_C, HINT),

@@ -365,8 +365,8 @@ async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
     lines = [
         ("/nonsense", "there is no command /nonsense"),
         ("/contxt", "did you mean /context?"),
-        ("/context", "tokens"),
-        ("/cost", "in "),
+        ("/context", "Context  "),
+        ("/cost", "Cost  "),
         ("/tools", "edit_file"),
         ("/agent", "Answers, looks things up"),
         ("\x1b", "Ask, or /"),

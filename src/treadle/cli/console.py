@@ -350,8 +350,8 @@ def format_duration(seconds: float, *, whole: bool = False) -> str:
 
 
 def format_count(number: int) -> str:
-    """Format a number of tokens, in thousands from 1000 on."""
-    return f"{number / 1000:.1f}k" if number >= 1000 else str(number)
+    """Format a number of tokens, in thousands from 1000 on: `999`, `46.2k`, `200k`."""
+    return str(number) if number < 1000 else f"{number / 1000:.1f}k" if number < 99_950 else f"{number / 1000:.0f}k"
 
 
 def format_table(rows: list[list[str]], heads: list[str], width: int) -> list[str]:

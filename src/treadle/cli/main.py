@@ -16,7 +16,7 @@ COMMANDS = {
     "run": "run one task and exit",
     "chat": "talk to an agent, and steer it while it works",
     "serve": "serve sessions over HTTP, with a web page",
-    "sessions": "list, show, search, resume, continue, fork, rename, export, import, delete",
+    "sessions": "list, show, trace, search, resume, continue, fork, rename, export, import, delete",
     "store": "check, back up, recover and shrink the store; delete old sessions",
     "approvals": "answer the questions of agents, in any session",
     "attach": "watch and steer a session that another process runs",

@@ -13,6 +13,7 @@ from treadle.app.compose import is_abandoned
 from treadle.app.settings import Settings
 from treadle.cli import console
 from treadle.cli.draw.glyphs import wants_ascii
+from treadle.events import RunFinished
 from treadle.log.base import Log, SessionInfo, SessionQuery
 
 NARROW_COLUMNS = 76
@@ -45,6 +46,23 @@ async def collect_sessions(log: Log, query: SessionQuery, limit: int) -> tuple[l
                 return found, True
             found.append(info)
     return found, False
+
+
+async def sum_cost_of_today(log: Log) -> float:
+    """Sum up the cost of the runs that ended today, in local time. A helper's cost is in that of its session."""
+    midnight, cost = time.mktime((*time.localtime()[:3], 0, 0, 0, 0, 0, -1)), 0.0
+    async with aclosing(log.iterate_sessions(SessionQuery())) as sessions:
+        async for info in sessions:
+            if info.updated_at < midnight:
+                break
+            if info.is_helper or not info.cost:
+                continue
+            if info.created_at >= midnight:
+                cost += info.cost
+            else:
+                runs = [one for one in await log.read(info.id) if isinstance(one, RunFinished) and one.at >= midnight]
+                cost += sum(one.usage.cost for one in runs)
+    return cost
 
 
 def arrange_sessions(found: Sequence[SessionInfo]) -> Iterator[tuple[SessionInfo, tuple[bool, ...]]]:

@@ -31,6 +31,7 @@ EXAMPLES = """\
   treadle sessions list --status waiting
   treadle sessions show 3f2a91
   treadle sessions show last
+  treadle sessions trace last               when it worked and waited, and what took long
   treadle sessions search "connection refused"
   treadle sessions resume 3f2a91            resume unfinished work, for example after a crash
   treadle sessions continue 3f2a91          continue after a limit, with new limits
@@ -49,6 +50,7 @@ SESSION is an id, the start of an id, a name, or `last` for the session that was
 ACTIONS = {
     "list": "list the sessions, the last changed first",
     "show": "show what happened in a session",
+    "trace": "show when a session worked and waited, as a timeline",
     "search": "search the text of all sessions",
     "resume": "resume unfinished work",
     "continue": "continue with new limits",
@@ -70,11 +72,13 @@ def parser() -> Parser:
         action = actions.add_parser(name, help=about)
         if name not in ("list", "search", "import"):
             add_session_argument(action)
-    listing, export, load = (actions.choices[name] for name in ("list", "export", "import"))
+    listing, trace, export, load = (actions.choices[name] for name in ("list", "trace", "export", "import"))
     listing.add_argument("--status", choices=STATUSES)
     listing.add_argument("--workspace", dest="folder", metavar="DIR", help="only sessions that work in this folder")
     listing.add_argument("--limit", type=int, default=30, help="how many (default: 30)")
     listing.add_argument("--json", action="store_true", help="one JSON object per line")
+    trace.add_argument("--limit", type=int, default=100, help="how many of the last steps (default: 100)")
+    trace.add_argument("--json", action="store_true", help="one JSON object per line, for every step")
     actions.choices["search"].add_argument("words")
     actions.choices["search"].add_argument("--limit", type=int, default=20)
     actions.choices["fork"].add_argument("--at", type=int, metavar="SEQ", help="up to this position (default: the end)")
@@ -133,12 +137,13 @@ async def main(args: argparse.Namespace) -> int:
     actions = {
         "list": _list_sessions,
         "show": _show_session,
+        "trace": _trace_session,
         "search": _search_sessions,
         "export": _export_session,
         "merge": _merge_worktree,
         "delete": _delete_session,
     }
-    is_reading = args.action in ("list", "show", "search", "export")
+    is_reading = args.action in ("list", "show", "trace", "search", "export")
     async with open_command_store(args, read_only=is_reading) as log:
         return await actions[args.action](args, log)
 
@@ -173,6 +178,15 @@ async def _show_session(args: argparse.Namespace, log: Log) -> int:
     for fact in await log.read(info.id):
         screen.handle_event(fact)
     screen.console.set_work_line("")
+    return 0
+
+
+async def _trace_session(args: argparse.Namespace, log: Log) -> int:
+    from treadle.cli.session_trace import print_trace
+
+    if args.limit < 1:
+        raise BadInput("--limit must be at least 1")
+    await print_trace(log, await find_session(log, args.session), args.limit, as_json=args.json)
     return 0
 
 

@@ -15,11 +15,13 @@ from treadle.app.session_access import find_plan
 from treadle.app.settings import config_folder
 from treadle.cli.chat_access import offer_plan
 from treadle.cli.choose_session import pick_session
-from treadle.cli.console import escape_controls, format_count, format_time_since, style_text, truncate_line
+from treadle.cli.console import escape_controls, format_time_since, truncate_line
 from treadle.cli.draw.diff import count_changes, render_diff
 from treadle.cli.draw.glyphs import Theme
+from treadle.cli.draw.panels import measure_usage, render_context, render_cost
 from treadle.cli.message_content import build_message
 from treadle.cli.picker_rows import PickerRow, list_agent_rows, list_model_rows
+from treadle.cli.session_list import sum_cost_of_today
 from treadle.cli.terminal.key_help import KEYS, render_key_table
 from treadle.cli.terminal.question import QuestionContent
 from treadle.errors import BadInput
@@ -37,7 +39,6 @@ COMMANDS: dict[str, str] = {}
 """The name of each slash command and its description."""
 
 _ACTIONS: dict[str, Action] = {}
-_BAR_WIDTH = 40
 
 
 def slash_command(name: str, about: str) -> Callable[[Action], Action]:
@@ -126,16 +127,9 @@ async def _approve_calls(chat: ChatTerminal, rest: str) -> None:
 
 @slash_command("context", "show what fills the context window")
 async def _show_context(chat: ChatTerminal, rest: str) -> None:
-    found = await chat.session.context()
-    window = f" of {format_count(found.window)} ({found.used / found.window:.0%})" if found.window else ""
-    source = "estimated" if found.estimated else "counted by the model's server"
-    chat.write_note(f"{format_count(found.used)} tokens{window}, {source}")
-    for name in ("system", "tools", "skills", "files", "history", "free"):
-        size = getattr(found, name)
-        if size:
-            bar = "█" * max(1, round(_BAR_WIDTH * size / max(1, found.window or found.used)))
-            bar = style_text(bar, "dim" if name == "free" else "cyan", chat.console.has_colour)
-            chat.console.write_block(f"  {name:<9}{format_count(size):>8}  {bar}")
+    found, facts = await chat.session.context(), await chat.session.facts()
+    lines = render_context(found, facts, chat.console.width - 1, chat.console.theme)
+    chat.console.write_block("\n".join(lines), gap=True)
 
 
 @slash_command("compact", "summarize the older turns to free context; /compact undo shows them again")
@@ -321,10 +315,10 @@ async def _export_session(chat: ChatTerminal, rest: str) -> None:
 
 @slash_command("cost", "show the tokens and the cost so far")
 async def _show_cost(chat: ChatTerminal, rest: str) -> None:
-    usage = (await chat.session.state()).usage
-    cached = f", {usage.cached_tokens / usage.input_tokens:.0%} of it cached" if usage.input_tokens else ""
-    money = f" · ${usage.cost:.4f}" if usage.cost else ""
-    chat.write_note(f"in {format_count(usage.input_tokens)}{cached} · out {format_count(usage.output_tokens)}{money}")
+    used = measure_usage(await chat.session.facts())
+    today, limits = await sum_cost_of_today(chat.opened.runtime.log), chat.opened.settings.build_limits()
+    lines = render_cost(used, today, limits.cost, chat.console.width - 1, chat.console.theme)
+    chat.console.write_block("\n".join(lines), gap=True)
 
 
 @slash_command("retry", "answer the last message again")

@@ -6,7 +6,7 @@ Only the messages to the model change. The log keeps everything. `model_call.py`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, cast
 
 from msgspec import Struct
@@ -316,7 +316,7 @@ class Breakdown(Struct, frozen=True):
     """The tokens in a model's window, by kind. `estimated` is False if the provider has counted them.
 
     `skills` are descriptions of skills. `files` are instruction files and the output of `read_file`.
-    `window` and `free` are None if the window is unknown.
+    `window` and `free` are None if the window is unknown. `largest` has the largest results of calls, by call id.
     """
 
     window: int | None
@@ -328,6 +328,7 @@ class Breakdown(Struct, frozen=True):
     history: int
     free: int | None
     estimated: bool = True
+    largest: tuple[tuple[str, int], ...] = ()
 
 
 def measure_context(state: State, request: Request, window: int | None) -> Breakdown:
@@ -335,9 +336,11 @@ def measure_context(state: State, request: Request, window: int | None) -> Break
     skills, files = (_count_tagged_tokens(kind, request.system) for kind in (_SKILLS, _FILES))
     system = estimate_text(request.system) - skills - files
     history = 0
+    results: dict[str, int] = {}
     for message in request.messages:
         size = estimate_message(message)
         if isinstance(message, ResultMessage):
+            results[message.call_id] = size
             attached = _count_tagged_tokens(_FILES, message.text) if message.tool != "read_file" else size
             files, history = files + attached, history + size - attached
         else:
@@ -357,7 +360,14 @@ def measure_context(state: State, request: Request, window: int | None) -> Break
     scaled = {name: size * used // max(total, 1) for name, size in parts.items()}
     scaled["history"] += used - sum(scaled.values())
     free = max(0, window - used) if window else None
-    return Breakdown(window, used, **scaled, free=free, estimated=not state.is_counted)
+    largest = tuple((name, results[name] * used // max(total, 1)) for name in _find_largest(results, total))
+    return Breakdown(window, used, **scaled, free=free, estimated=not state.is_counted, largest=largest)
+
+
+def _find_largest(results: Mapping[str, int], total: int) -> list[str]:
+    """Find the largest results, those that matter: at least 2 % of the context each."""
+    found = sorted(results, key=lambda name: -results[name])[:3]
+    return [name for name in found if results[name] * 50 >= total]
 
 
 def _count_tagged_tokens(kind: re.Pattern[str], text: str) -> int:

@@ -27,7 +27,10 @@ Attribute = str | int | float | bool
 
 @dataclass(slots=True)
 class Span:
-    """An activity with a start and an end. `end` is None while it runs. `ok` means that it succeeded."""
+    """An activity with a start and an end. `end` is None while it runs. `ok` means that it succeeded.
+
+    `began` and `ended` are the facts that began and ended it.
+    """
 
     id: str
     parent: str
@@ -37,6 +40,8 @@ class Span:
     end: float | None = None
     ok: bool = True
     attributes: dict[str, Attribute] = field(default_factory=dict[str, Attribute])
+    began: AnyFact | None = None
+    ended: AnyFact | None = None
 
 
 def build_spans(facts: Iterable[AnyFact]) -> list[Span]:
@@ -59,7 +64,8 @@ class _Tracer:
             case TurnStarted():
                 self._finish(fact, "model", "turn")
                 self._begin(fact, "run", "turn", f"turn {fact.turn}", {"treadle.wrap_up": fact.wrap_up or ""})
-                self._begin(fact, "turn", "model", "chat", {})
+                if fact.turn:  # in turn 0 the model is not asked
+                    self._begin(fact, "turn", "model", "chat", {})
             case ModelFailed():
                 self._finish(fact, "model", ok=False, attributes={"error.type": fact.kind})
                 if fact.wait is not None:
@@ -88,7 +94,9 @@ class _Tracer:
         self, fact: AnyFact, parent: str, kind: SpanKind, name: str, attributes: dict[str, Attribute], key: str = ""
     ) -> None:
         above = self._open.get(parent)
-        span = Span(f"{kind}:{fact.seq}", above.id if above else "", kind, name, fact.at, attributes=attributes)
+        span = Span(
+            f"{kind}:{fact.seq}", above.id if above else "", kind, name, fact.at, attributes=attributes, began=fact
+        )
         self._open[key or kind] = span
         self.spans.append(span)
 
@@ -96,5 +104,5 @@ class _Tracer:
         for key in keys:
             span = self._open.pop(key, None)
             if span is not None:
-                span.end, span.ok = fact.at, ok
+                span.end, span.ok, span.ended = fact.at, ok, fact
                 span.attributes.update(attributes)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from treadle import events
 from treadle.errors import NotFound
 from treadle.log.base import Artifact, Log
-from treadle.messages import NO_USAGE, ResultMessage, Usage, UserMessage, render_message, render_parts
+from treadle.messages import NO_USAGE, Json, ResultMessage, Usage, UserMessage, render_message, render_parts
 
 Form = Literal["markdown", "jsonl", "html"]
 
@@ -115,6 +115,14 @@ def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
             case _:
                 pass
     return blocks
+
+
+def read_arguments(text: str) -> dict[str, Json]:
+    """The arguments of a call by their names, or nothing if the model wrote no JSON object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Json])
+    except (msgspec.MsgspecError, ValueError):  # ValueError: half of a surrogate pair
+        return {}
 
 
 def describe_session(facts: Sequence[events.AnyFact]) -> tuple[str, list[str]]:

@@ -30,7 +30,8 @@ from treadle.events import (
 from treadle.export.html.diff import render_with_diffs
 from treadle.export.html.page import render_page
 from treadle.export.html.text import highlight_code, render_markdown
-from treadle.export.html.timeline import build_steps, format_duration
+from treadle.export.html.timeline import format_duration
+from treadle.export.run_steps import build_steps
 from treadle.messages import Call, TextPart, Usage
 
 TAGS = set(

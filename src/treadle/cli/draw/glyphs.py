@@ -32,6 +32,8 @@ class Glyphs(Struct, frozen=True):
     down: str = "↓"
     minus: str = "−"
     times: str = "×"
+    full: str = "█"
+    waiting: str = "░"
     spinner: str = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -53,6 +55,8 @@ ASCII_GLYPHS = Glyphs(
     down="v",
     minus="-",
     times="x",
+    full="#",
+    waiting=".",
     spinner="|/-\\",
 )
 

@@ -126,10 +126,15 @@ def list_run_facts(facts: RunFacts, end: float = 0.0) -> list[str]:
     counts = f"{facts.turns} turn{'s' * (facts.turns != 1)}, {facts.calls} call{'s' * (facts.calls != 1)}"
     return [
         *([format_duration(seconds)] if seconds >= 0.1 else []),
-        *([f"${usage.cost:.2f}" if usage.cost >= 0.01 else f"${usage.cost:.4f}"] if usage.cost else []),
+        *([format_cost(usage.cost)] if usage.cost else []),
         *([counts] if facts.turns or facts.calls else []),
         *([f"{format_count(tokens)} tokens{cached}"] if tokens else []),
     ]
+
+
+def format_cost(dollars: float) -> str:
+    """Format a cost in dollars: in cents, or finer below a cent."""
+    return f"${dollars:.2f}" if dollars >= 0.01 else f"${dollars:.4f}"
 
 
 def render_summary(facts: RunFacts, session: str, console: Console, *, is_done: bool) -> list[str]:

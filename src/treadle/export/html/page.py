@@ -9,13 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from treadle import events
 from treadle.export.html.diff import render_with_diffs
 from treadle.export.html.text import escape_text, render_markdown
 from treadle.export.html.timeline import format_duration, format_number, render_timeline
-from treadle.export.transcript import TranscriptBlock, build_blocks, describe_session
+from treadle.export.transcript import TranscriptBlock, build_blocks, describe_session, read_arguments
 from treadle.messages import Json, Usage
 
 MAX_OUTPUT = 100_000
@@ -121,14 +119,6 @@ def render_call(block: TranscriptBlock) -> str:
     head = f"<i>{mark}</i><b>{name}</b><code>{shown}</code><span>{escape_text(meta)}</span>"
     is_open = " open" if has_diff or not is_ok else ""
     return f'<details class="{state}"{is_open}><summary>{head}</summary>{body}</details>'
-
-
-def read_arguments(text: str) -> dict[str, Json]:
-    """The arguments of a call by their names, or nothing if the model wrote no JSON object."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Json])
-    except (msgspec.MsgspecError, ValueError):  # ValueError: half of a surrogate pair
-        return {}
 
 
 def render_values(values: dict[str, Json]) -> str:

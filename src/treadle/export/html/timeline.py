@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
-
-from msgspec import Struct
+from collections.abc import Sequence
 
 from treadle import events
 from treadle.export.html.text import escape_text
-from treadle.export.spans import build_spans
+from treadle.export.run_steps import Step, build_steps, split_runs
 
 MAX_ROWS = 500
 WIDTH = 1000
-StepKind = Literal["model", "tool", "person", "provider"]
 _WORDS = {"model": "Model", "tool": "", "person": "Asked you:", "provider": "Retry:"}
-
-
-class Step(Struct, frozen=True):
-    """A piece of a run. `is_ok` is false for what failed."""
-
-    kind: StepKind
-    label: str
-    start: float
-    end: float
-    is_ok: bool = True
 
 
 def render_timeline(facts: Sequence[events.AnyFact]) -> str:
     """Render the timeline of each run, under a line with what it took."""
     runs: list[str] = []
     for number, run in enumerate(split_runs(facts), 1):
-        steps = sorted(build_steps(run), key=lambda step: step.start)
+        steps = build_steps(run)
         start, end = run[0].at, run[-1].at
         title = f"Run {number}"
         last = run[-1]
@@ -61,30 +47,6 @@ def render_timeline(facts: Sequence[events.AnyFact]) -> str:
     return f'<details class="timeline" open><summary>Timeline</summary>{body}</details>'
 
 
-def build_steps(facts: Sequence[events.AnyFact]) -> list[Step]:
-    """Build the steps of one run. What was not finished lasts until its last fact."""
-    end = facts[-1].at
-    steps = [
-        Step("model" if span.kind == "model" else "tool", span.name.removeprefix("execute_tool "), span.start,
-             span.end if span.end is not None else end, span.ok)
-        for span in build_spans(facts)
-        if span.kind in ("model", "tool")
-    ]  # fmt: skip
-    asked: dict[str, events.AnyFact] = {}
-    for fact in facts:
-        match fact:
-            case events.ApprovalRequested() | events.InputRequested():
-                asked[fact.call_id] = fact
-            case events.ApprovalAnswered() | events.InputAnswered() if question := asked.pop(fact.call_id, None):
-                steps.append(Step("person", getattr(question, "tool", "question"), question.at, fact.at))
-            case events.ModelFailed(wait=wait) if wait:
-                steps.append(Step("provider", fact.kind.replace("_", " "), fact.at, min(fact.at + wait, end)))
-            case _:
-                pass
-    steps += [Step("person", getattr(question, "tool", "question"), question.at, end) for question in asked.values()]
-    return steps
-
-
 def format_duration(seconds: float) -> str:
     """A duration such as `40 ms`, `1.4 s`, `12 s`, `9:41` or `1:02:03`."""
     if seconds < 1:
@@ -98,20 +60,6 @@ def format_duration(seconds: float) -> str:
 def format_number(number: int) -> str:
     """A number with thin spaces between its thousands."""
     return f"{number:,}".replace(",", "\u2009")
-
-
-def split_runs(facts: Iterable[events.AnyFact]) -> list[list[events.AnyFact]]:
-    """The facts of each run. Facts between runs are left out."""
-    runs: list[list[events.AnyFact]] = []
-    is_open = False
-    for fact in facts:
-        if isinstance(fact, events.RunStarted):
-            runs.append([])
-            is_open = True
-        if is_open:
-            runs[-1].append(fact)
-        is_open = is_open and not isinstance(fact, events.RunFinished)
-    return runs
 
 
 def render_step(step: Step, start: float, length: float) -> str:

@@ -157,10 +157,10 @@ class CommandHooks(Middleware):
         try:
             for folder in dict.fromkeys(workspaces) if one.digest else ():
                 self._check_trust(folder, one.digest)
-            text = json.dumps({"event": one.point, **about}, ensure_ascii=False, separators=(",", ":"))
+            given = json.dumps({"event": one.point, **about}, ensure_ascii=False, separators=(",", ":"))
             # A lone surrogate is no UTF-8. Its escape with a backslash is the one that JSON has for it.
-            data = f"{text}\n".encode("utf-8", "backslashreplace")
-            output = await run_hook_command(hook.command, data, workspaces, hook.timeout)
+            told = f"{given}\n".encode("utf-8", "backslashreplace")
+            output = await run_hook_command(hook.command, told, workspaces, hook.timeout)
             return read_verdict(one.point, output, redact(output.out.decode("utf-8", "replace")))
         except (HookFailed, OSError) as error:
             failure = redact(f"the hook `{one.name}` failed: {error}")

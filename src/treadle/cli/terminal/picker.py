@@ -29,7 +29,8 @@ class Picker:
     def __init__(self, title: str, rows: Sequence[PickerRow], enter: str = "choose", more_key: str = "") -> None:
         self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._title, self._enter, self._more_key = title, enter, more_key
-        self._rows = sorted(map(_escape_row, rows), key=lambda row: bool(row.problem))
+        self._rows = [*(row for row in rows if not row.problem), *(row for row in rows if row.problem)]
+        self._rows = list(map(_escape_row, self._rows))
         self._found, self._picked = self._rows, 0
         self._problem = ""
 

@@ -336,12 +336,13 @@ def test_the_listing_of_loaded_modules_sees_what_a_statement_loads() -> None:
 
 
 def test_one_message_passes_through_few_files() -> None:
-    walks = [measure_walks()]
-    if any(count > WALK_FILES[name] for name, count in walks[0].items()):
-        # On a busy machine a periodic check of the runtime may run meanwhile.
-        walks.append(measure_walks())
-    assert all(walk.keys() == WALK_FILES.keys() for walk in walks)
-    assert {name: count for name, count in walks[-1].items() if count > WALK_FILES[name]} == {}
+    least = measure_walks()
+    for _ in range(4):  # on a busy machine a periodic check of the runtime may run meanwhile, which adds files
+        if all(count <= WALK_FILES[name] for name, count in least.items()):
+            break
+        least = {name: min(count, least[name]) for name, count in measure_walks().items()}
+    assert least.keys() == WALK_FILES.keys()
+    assert {name: count for name, count in least.items() if count > WALK_FILES[name]} == {}
 
 
 def test_the_count_of_walks_reads_the_last_lines() -> None:

@@ -26,6 +26,10 @@ for name in ("http_proxy", "https_proxy", "all_proxy"):
     os.environ.pop(name, None)
     os.environ.pop(name.upper(), None)
 
+# What is drawn must not depend on the terminal of whoever starts the tests.
+for name in ("TERM", "COLUMNS", "LINES", "NO_COLOR", "TREADLE_GLYPHS", "TREADLE_PLAIN", "TREADLE_MOTION"):
+    os.environ.pop(name, None)
+
 # No test leaves an engine behind. Those of kept engines choose their own time.
 os.environ["TREADLE_KEEP_LOADED"] = "0"
 

@@ -46,8 +46,8 @@ class HookOutput(NamedTuple):
     error: bytes
 
 
-async def run_hook_command(command: str, given: bytes, workspaces: tuple[Path, ...], timeout: float) -> HookOutput:
-    """Run a command with `given` on its standard input; raises `HookFailed`. Its folder is the user's home.
+async def run_hook_command(command: str, data: bytes, workspaces: tuple[Path, ...], timeout: float) -> HookOutput:
+    """Run a command with `data` on its standard input; raises `HookFailed`. Its folder is the user's home.
 
     The first of the `workspaces` is the session's. Neither its folder nor its search path is in any of them: an agent
     could decide there which files the command runs.
@@ -65,7 +65,7 @@ async def run_hook_command(command: str, given: bytes, workspaces: tuple[Path, .
             settings_file = create_memory_file("settings", settings, theirs)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", "-B", supervisor.__file__, str(settings_file), str(control)),
-                stdin=create_memory_file("input", given, theirs),
+                stdin=create_memory_file("input", data, theirs),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={},

@@ -58,16 +58,31 @@ async def find_access(runtime: Runtime, session_id: str) -> Tier:
     return find_narrowest_tier(setup.grants)
 
 
-async def change_access(runtime: Runtime, session_id: str, access: Tier, *, by: str = "user") -> None:
+async def change_access(runtime: Runtime, session_id: str, access: Tier, *more: AnyFact, by: str = "user") -> int:
     """Change what a session may do from its next call on. Calls that run now keep the access they began with.
 
-    The change is recorded. More than the agent's grant allows needs a session that is open in this program, and ends
-    with it. Ask the person first.
+    The change is recorded together with `more` facts. Return the position of the last one. More than the agent's grant
+    allows needs a session that is open in this program, and ends with it. Ask the person first.
     """
-    await _record_access(runtime, session_id, access, by)
+    before, use = await find_access(runtime, session_id), runtime.find_use(session_id)
+    state = await runtime.coordinator.load_state(session_id)
+    agent = runtime.agents.get(state.agent)
+    if use is None or agent is None:
+        raise Conflict(f"session {session_id} is not open here, so its access cannot be changed")
+    allowed = use.access or agent.grant.tier
+    # Raise what this program allows before the change, because alone that has no effect, and lower it after.
+    use.access = allowed if choose_narrowest(allowed, access) == access else access
+    facts = [validate_fact(fact) for fact in (SessionConfigured(access=access, access_before=before, by=by), *more)]
+    try:
+        stored = (await runtime.log.post(session_id, facts, wake=bool(more))).facts
+    except BaseException:
+        use.access = allowed
+        raise
+    use.access = access
+    return stored[-1].seq
 
 
-def accept_plan(runtime: Runtime, session_id: str, plan: str, access: Tier = "sandbox", *, by: str = "user") -> Run:
+def accept_plan(runtime: Runtime, session_id: str, plan: str, access: Tier = "sandbox") -> Run:
     """Leave plan mode and start the work, in one write to the log. The model gets exactly the text of `plan`.
 
     Raises `Conflict` if the session works, or is not in plan mode.
@@ -81,7 +96,7 @@ def accept_plan(runtime: Runtime, session_id: str, plan: str, access: Tier = "sa
         state = await runtime.coordinator.load_state(session_id)
         if state.run is not None or await find_access(runtime, session_id) != "plan":
             raise Conflict(f"session {session_id} has no plan to accept: it is working, or it is not in plan mode")
-        return await _record_access(runtime, session_id, access, by, message)
+        return await change_access(runtime, session_id, access, message)
 
     return Run(runtime.coordinator, session_id, begin, message.id)
 
@@ -95,32 +110,10 @@ async def restore_access(runtime: Runtime, session_id: str, flag: Tier | None = 
     chosen = (await runtime.coordinator.load_state(session_id)).access
     if flag is not None:
         if flag != chosen:
-            await _record_access(runtime, session_id, flag, "user")
+            await change_access(runtime, session_id, flag)
         return ""
     access = await find_access(runtime, session_id)
     if chosen is not None and chosen != access:
-        await _record_access(runtime, session_id, access, RESUMED)
+        await change_access(runtime, session_id, access, by=RESUMED)
         return f"access is {access} again: {chosen} was allowed until the session was left"
     return f"access is {access}, as before" if chosen is not None and access != "sandbox" else ""
-
-
-async def _record_access(runtime: Runtime, session_id: str, access: Tier, by: str, *more: AnyFact) -> int:
-    """Record a change of access together with other facts. Return the position of the last one.
-
-    What this program allows is raised before, because alone that has no effect, and lowered after.
-    """
-    before, use = await find_access(runtime, session_id), runtime.find_use(session_id)
-    state = await runtime.coordinator.load_state(session_id)
-    agent = runtime.agents.get(state.agent)
-    if use is None or agent is None:
-        raise Conflict(f"session {session_id} is not open here, so its access cannot be changed")
-    allowed = use.access or agent.grant.tier
-    use.access = allowed if choose_narrowest(allowed, access) == access else access
-    facts = [validate_fact(fact) for fact in (SessionConfigured(access=access, access_before=before, by=by), *more)]
-    try:
-        stored = (await runtime.log.post(session_id, facts, wake=bool(more))).facts
-    except BaseException:
-        use.access = allowed
-        raise
-    use.access = access
-    return stored[-1].seq

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from treadle import Run, __version__, events
 from treadle.app.compose import open_keyring, set_progress_listener
@@ -138,7 +137,7 @@ class ChatTerminal(InteractiveTerminal):
         self._has_ended = False
         self._shown_seq = 0
         self._idle_watch: Watch | None = None
-        self._stopping: asyncio.Task[Any] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._sending, self._sent_text = CancelScope(), ""
 
     @property

@@ -100,12 +100,9 @@ def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
 def render_head(
     state: str, tool: str, argument: str, facts: Sequence[str], width: int, theme: Theme, *, whole: bool = False
 ) -> str:
-    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning, if not `whole`.
-
-    A model may call a tool that there is not, so its name can be any text.
-    """
-    tool = escape_controls(" ".join(tool.split()))
+    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning, if not `whole`."""
     is_path = "/" in argument and " " not in argument and "://" not in argument
+    tool = escape_controls(" ".join(tool.split()))  # a model may call a tool of any name
     glyph, role, _ = STATES[state]
     name = _pad_name(tool, width)
     tail = theme.join_facts("", [fact for fact in facts if fact], max(0, width - len(name) - 10))

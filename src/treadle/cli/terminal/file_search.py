@@ -32,7 +32,7 @@ def list_paths(folder: Path) -> list[str]:
     found: list[str] = []
     end = time.monotonic() + MAX_SECONDS
     waiting: deque[tuple[str, tuple[tuple[str, str], ...]]] = deque([("", ())])
-    while waiting and len(found) < MAX_FILES and time.monotonic() < end:
+    while waiting and time.monotonic() < end:
         at, rules = waiting.popleft()
         rules += tuple((at, rule) for rule in read_ignored_names(folder / at / ".gitignore"))
         try:
@@ -41,13 +41,15 @@ def list_paths(folder: Path) -> list[str]:
         except OSError:
             continue
         for entry in entries:
+            if len(found) >= MAX_FILES or time.monotonic() > end:  # one folder may have many files, and many rules
+                break
             path, is_folder = at + entry.name, entry.is_dir(follow_symlinks=False)
             if entry.name in _SKIPPED or _is_ignored(path, rules, is_folder=is_folder):
                 continue
             found.append(f"{path}/" if is_folder else path)
             if is_folder:
                 waiting.append((f"{path}/", rules))
-    return [path for path in found if path.isprintable()][:MAX_FILES]
+    return [path for path in found if path.isprintable()]
 
 
 def read_ignored_names(file: Path) -> list[str]:

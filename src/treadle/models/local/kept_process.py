@@ -179,14 +179,14 @@ def lock_engines() -> Generator[Path, None, None]:
     if found.st_mode & 0o077:
         folder.chmod(0o700)
     file = folder / "lock"
-    given_up = time.monotonic() + LOCK_SECONDS
+    deadline = time.monotonic() + LOCK_SECONDS
     with file.open("ab") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > given_up:
+                if time.monotonic() > deadline:
                     raise TimeoutError(f"another process holds {file}") from None
                 time.sleep(0.01)
         yield file

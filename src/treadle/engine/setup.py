@@ -109,6 +109,10 @@ class MessageRefused(BadInput):
     """Raise it in `Middleware.on_user_message`: the message is not stored, and the log says that it was refused."""
 
 
+class MessageStopped(Conflict):
+    """The session was cancelled while middleware read a message. The message is not stored."""
+
+
 class Middleware:
     """Rewrites messages, requests and replies, refuses calls, and adds notes to them. Override the methods you need.
 

@@ -20,10 +20,10 @@ from treadle.engine.coordinator import Coordinator
 from treadle.engine.fold import fold
 from treadle.engine.hook_result import HOOK_NOTE, HookRecord, HookResult
 from treadle.engine.model_call import build_breakdown, compact_context
-from treadle.engine.setup import Answer, MessageRefused, MessageStopped, check_returned_type
+from treadle.engine.setup import Answer, check_returned_type
 from treadle.engine.state import State
 from treadle.engine.tool_call import load_output
-from treadle.errors import BadInput, Conflict, NotAnswered, NotFound, TreadleError
+from treadle.errors import BadInput, Conflict, MessageRefused, MessageStopped, NotAnswered, NotFound, TreadleError
 from treadle.log.base import Artifact, Log, Watch
 from treadle.messages import FilePart, ImagePart, Json, Message, Part, TextPart, ToolSpec, replace_surrogates
 from treadle.permissions.patterns import covers_call

@@ -10,7 +10,7 @@ from tests.kit import sessions as kit
 from tests.kit.sessions import DROP, PATIENCE, FinishedRun, Store, Tables
 from treadle import Answer, ApprovalRequested, CallStarted, Grant, Middleware, RunFinished, later
 from treadle.engine.hook_result import HOOK_NOTE, HookCall, HookResult
-from treadle.engine.setup import MessageRefused, MessageStopped
+from treadle.errors import MessageRefused, MessageStopped
 from treadle.events import CallFinished, Custom, MessageReceived, SignalDetected
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Request

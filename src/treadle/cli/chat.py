@@ -36,9 +36,8 @@ from treadle.cli.questions import QuestionQueue
 from treadle.cli.slash_commands import COMMANDS, read_custom_commands, run_slash_command
 from treadle.cli.status_script import StatusScript
 from treadle.cli.terminal.status_line import ACCESS_ROLES, StatusFact, render_status
-from treadle.engine.setup import MessageRefused, MessageStopped
 from treadle.engine.state import State
-from treadle.errors import BadInput, Conflict, TreadleError
+from treadle.errors import BadInput, Conflict, MessageRefused, MessageStopped, TreadleError
 from treadle.events import Tier
 from treadle.log.base import Watch
 from treadle.messages import Part

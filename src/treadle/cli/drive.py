@@ -35,8 +35,7 @@ from treadle.cli.first_start import offer_first_start
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.questions import AgentQuestion, Keyboard, QuestionQueue, TerminalReader, describe_client_call
 from treadle.cli.screen import Screen
-from treadle.engine.setup import MessageStopped
-from treadle.errors import BadInput, TreadleError
+from treadle.errors import BadInput, MessageStopped, TreadleError
 from treadle.messages import Json, Usage, render_parts
 from treadle.sandbox.registries import are_registries
 

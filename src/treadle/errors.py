@@ -180,3 +180,11 @@ class StoreBusy(StoreError):
 
 class StoreDamaged(StoreError):
     """The file is not a treadle store, or it is damaged."""
+
+
+class MessageRefused(BadInput):
+    """Raise it in `Middleware.on_user_message`: the message is not stored, and the log says that it was refused."""
+
+
+class MessageStopped(Conflict):
+    """The session was cancelled while middleware read a message. The message is not stored."""

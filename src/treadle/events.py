@@ -279,10 +279,10 @@ class ApprovalRequested(Fact, frozen=True):
     rule: str = ""
     once: bool = False
     flow: bool = False
-    hook: bool = False
     digest: str = ""
     expires_at: float | None = None
     during: str = ""
+    hook: bool = False
 
 
 class ApprovalAnswered(Fact, frozen=True):

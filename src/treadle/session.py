@@ -13,16 +13,17 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from treadle import events
+from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.checkpoints import Checkpoint, build_checkpoints
 from treadle.engine.compaction import Breakdown
 from treadle.engine.coordinator import Coordinator
 from treadle.engine.fold import fold
 from treadle.engine.hook_result import HOOK_NOTE, HookRecord, HookResult
 from treadle.engine.model_call import build_breakdown, compact_context
-from treadle.engine.setup import Answer, MessageRefused, check_returned_type
+from treadle.engine.setup import Answer, check_returned_type
 from treadle.engine.state import State
 from treadle.engine.tool_call import load_output
-from treadle.errors import BadInput, Conflict, NotAnswered, NotFound, TreadleError
+from treadle.errors import BadInput, Conflict, MessageRefused, MessageStopped, NotAnswered, NotFound, TreadleError
 from treadle.log.base import Artifact, Log, Watch
 from treadle.messages import FilePart, ImagePart, Json, Message, Part, TextPart, ToolSpec, replace_surrogates
 from treadle.permissions.patterns import covers_call
@@ -51,6 +52,7 @@ class Session(Generic[T]):
         self.agent = agent
         self._coordinator = coordinator
         self._log = coordinator.log
+        self._reading_scopes = set[CancelScope]()
 
     def run(self, content: Content, *, mode: events.MessageMode = "queue", key: str = "") -> Run:
         """Send a message and watch its run: `async with session.run("...") as run: async for event in run`."""
@@ -170,7 +172,12 @@ class Session(Generic[T]):
         return await self._coordinator.finish_call(self.id, call_id, ToolResult(output, tuple(parts), ok))
 
     async def cancel(self, by: str = "user", why: str = "") -> events.RunFinished | None:
-        """Stop the run, its model call and its tools. Returns when that is recorded."""
+        """Stop the run, its model call and its tools. Returns when that is recorded.
+
+        A message that middleware still reads is not stored: its sender gets `MessageStopped`.
+        """
+        for scope in self._reading_scopes:
+            scope.stop()
         return await self._coordinator.cancel(self.id, by, why)
 
     async def retry_now(self, by: str = "user") -> None:
@@ -360,16 +367,8 @@ class Session(Generic[T]):
     ) -> events.MessageReceived:
         self._coordinator.check_open()
         parts = _build_parts(content)
-        for middleware in self.agent.middleware:
-            try:
-                parts = await middleware.on_user_message(self.id, parts)
-            except MessageRefused as error:
-                refusal = HookRecord("prompt", HookResult("deny", str(error)))
-                await self.note(HOOK_NOTE, to_builtins(refusal))
-                raise
-            parts = check_returned_type(
-                tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message"
-            )
+        if self.agent.middleware:
+            parts = await self._show_to_middleware(parts)
         parts = tuple(
             replace(part, text=replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts
         )
@@ -377,6 +376,28 @@ class Session(Generic[T]):
         stored = (await self._coordinator.post(self.id, received, f"message:{key}" if key else "")).facts[0]
         assert isinstance(stored, events.MessageReceived)
         return stored
+
+    async def _show_to_middleware(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        """Let middleware change or refuse a message. `cancel` ends it, also a hook that takes long."""
+        scope = CancelScope()
+        self._reading_scopes.add(scope)
+        try:
+            with scope:
+                for middleware in self.agent.middleware:
+                    changed = await middleware.on_user_message(self.id, parts)
+                    changed = tuple(changed) if isinstance(changed, list) else changed
+                    parts = check_returned_type(changed, tuple, middleware, "on_user_message")
+        except MessageRefused as error:
+            refusal = HookRecord("prompt", HookResult("deny", replace_surrogates(str(error))))
+            await self.note(HOOK_NOTE, to_builtins(refusal))
+            raise
+        except TimeoutError:
+            if scope.was_stopped:
+                raise MessageStopped("the message was not sent: it was stopped") from None
+            raise
+        finally:
+            self._reading_scopes.discard(scope)
+        return parts
 
     async def _post_request(
         self, trigger: events.Trigger, limits: events.Limits | None = None, key: str = "", command: str = ""

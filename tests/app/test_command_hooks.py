@@ -227,6 +227,20 @@ async def test_a_hook_gets_no_secrets_and_prints_none(work: Path, monkeypatch: p
     )
 
 
+async def test_a_secret_that_a_hook_spells_with_json_escapes_is_redacted_too(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-value-123456")
+    spelled = "".join(f"\\u{ord(letter):04x}" for letter in "sk-secret-value-123456")
+    verdict = work.parent / "verdict"
+    verdict.write_text(f'{{"decision": "deny", "reason": "you wrote {spelled}"}}')
+    configure(work, "before_tool", f"cat {verdict}")
+    keyring = Keyring()
+    keyring.take(["OPENAI_API_KEY"])
+    said = await ask(work, keyring=keyring)
+    assert said is not None and said.reason.startswith("you wrote") and "secret-value" not in said.reason
+
+
 async def test_hooks_on_a_message_refuse_it_or_add_a_note(work: Path) -> None:
     configure(work, "prompt", """grep -q password && echo '{"decision": "deny", "reason": "no secrets"}' || true""")
     configure(work, "prompt", """echo '{"note": "today is Monday"}'""")

@@ -157,7 +157,7 @@ async def test_escape_ends_hooks_that_read_a_message_and_gives_the_message_back(
         screen.type("please wait\r")
         await screen.until("hooks read the message")
         screen.type("\x1b")
-        await screen.until("the message was not sent: you stopped it")
+        await screen.until("the message was not sent: it was stopped")
         screen.type("\x15hello\r")  # Ctrl-U clears the message that came back
         await screen.until("Good day.")
         screen.type("\x04")

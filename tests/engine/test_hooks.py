@@ -10,7 +10,7 @@ from tests.kit import sessions as kit
 from tests.kit.sessions import DROP, PATIENCE, FinishedRun, Store, Tables
 from treadle import Answer, ApprovalRequested, CallStarted, Grant, Middleware, RunFinished, later
 from treadle.engine.hook_result import HOOK_NOTE, HookCall, HookResult
-from treadle.engine.setup import MessageRefused
+from treadle.errors import MessageRefused, MessageStopped
 from treadle.events import CallFinished, Custom, MessageReceived, SignalDetected
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Request
@@ -177,3 +177,21 @@ async def test_where_nobody_can_be_asked_a_hook_names_no_option_that_would_not_h
     run = await store.run_script([LOOK], "done", tools=[look], middleware=[hook], grant=Grant(yes=True))
     told = run.results["l"]
     assert told.status == "denied" and "look twice" in told.output and "--" not in told.output
+
+
+async def test_cancel_ends_a_hook_that_reads_a_message_and_the_message_is_not_stored(store: Store) -> None:
+    entered = asyncio.Event()
+
+    async def wait(self: Middleware, *args: Any) -> Any:
+        entered.set()
+        await asyncio.Event().wait()
+
+    agent, model = kit.build_agent("hi", middleware=[type("Slow", (Middleware,), {"on_user_message": wait})()])
+    async with asyncio.timeout(PATIENCE), agent.session(store.open()) as session:
+        run = asyncio.ensure_future(kit.run_to_end(session))
+        await entered.wait()
+        await session.cancel()
+        with pytest.raises(MessageStopped, match="was not sent"):
+            await run
+        facts = await session.facts()
+    assert not any(isinstance(fact, MessageReceived) for fact in facts) and model.requests == []

@@ -161,7 +161,8 @@ class CommandHooks(Middleware):
             # A lone surrogate is no UTF-8. Its escape with a backslash is the one that JSON has for it.
             told = f"{given}\n".encode("utf-8", "backslashreplace")
             output = await run_hook_command(hook.command, told, workspaces, hook.timeout)
-            return read_verdict(one.point, output, redact(output.out.decode("utf-8", "replace")))
+            said = read_verdict(one.point, output, redact(output.out.decode("utf-8", "replace")))
+            return replace(said, reason=redact(said.reason), note=redact(said.note))  # JSON can spell a secret as \\u…
         except (HookFailed, OSError) as error:
             failure = redact(f"the hook `{one.name}` failed: {error}")
         if hook.on_failure == "deny" and one.point in ("before_tool", "prompt"):

@@ -36,10 +36,8 @@ from treadle.cli.questions import QuestionQueue
 from treadle.cli.slash_commands import COMMANDS, read_custom_commands, run_slash_command
 from treadle.cli.status_script import StatusScript
 from treadle.cli.terminal.status_line import ACCESS_ROLES, StatusFact, render_status
-from treadle.engine.cancel_scope import CancelScope
-from treadle.engine.setup import MessageRefused
 from treadle.engine.state import State
-from treadle.errors import BadInput, Conflict, TreadleError
+from treadle.errors import BadInput, Conflict, MessageRefused, MessageStopped, TreadleError
 from treadle.events import Tier
 from treadle.log.base import Watch
 from treadle.messages import Part
@@ -66,6 +64,8 @@ STATUS_SECONDS = 1.0
 RECAP_MESSAGES = 2
 HOOK_HINT = "  hooks read the message · Esc stops them"
 HOOK_HINT_SECONDS = 0.5
+"""Seconds after which a hint says that hooks read a message. It is not stored yet, and no run shows that it works."""
+
 REWIND_HINT = "  Esc again goes back to before a message"
 POSTED_FACTS = (events.MessageReceived, events.RunRequested, events.ApprovalAnswered, events.InputAnswered)
 
@@ -138,7 +138,7 @@ class ChatTerminal(InteractiveTerminal):
         self._shown_seq = 0
         self._idle_watch: Watch | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._sending, self._sent_text = CancelScope(), ""
+        self._sent_text = ""
 
     @property
     def is_running(self) -> bool:
@@ -305,33 +305,27 @@ class ChatTerminal(InteractiveTerminal):
 
     async def _follow_run(self, run: Run) -> Run | None:
         """Show a run until it ends or waits for an answer. Return the next run if work is left."""
+        hint = asyncio.get_running_loop().call_later(HOOK_HINT_SECONDS, self.console.set_hint, HOOK_HINT)
         try:
             run.watch_from(self._shown_seq)
-            async with AsyncExitStack() as stack:
-                await self._enter_run(stack, run)
+            async with run:
+                self._end_hook_hint(hint)
                 async for event in run:
                     self.show_event(event)
             if run.outcome is not None and _has_work(await self.session.state()):
                 return self.session.resume()
-        except MessageRefused as error:
-            self.write_note(str(error), "red")
-            self.console.draft = self.console.draft or self._sent_text  # the user can change it and send it again
         except TreadleError as error:
             self.write_note(str(error), "red")
+            if isinstance(error, MessageRefused | MessageStopped):  # the user can change it and send it again
+                self.console.draft = self.console.draft or self._sent_text
+        finally:
+            self._end_hook_hint(hint)
         return None
 
-    async def _enter_run(self, stack: AsyncExitStack, run: Run) -> None:
-        """Start a run. Before its message is stored hooks read it, which may take long: Esc ends them."""
-        hint = asyncio.get_running_loop().call_later(HOOK_HINT_SECONDS, self.console.set_hint, HOOK_HINT)
-        try:
-            with self._sending:
-                await stack.enter_async_context(run)
-        except TimeoutError:
-            raise MessageRefused("the message was not sent: you stopped it") from None
-        finally:
-            hint.cancel()
-            if self.console.hint == HOOK_HINT:
-                self.console.set_hint("")
+    def _end_hook_hint(self, hint: asyncio.TimerHandle) -> None:
+        hint.cancel()
+        if self.console.hint == HOOK_HINT:
+            self.console.set_hint("")
 
     def show_event(self, event: events.Event) -> None:
         super().show_event(event)
@@ -359,9 +353,7 @@ class ChatTerminal(InteractiveTerminal):
 
     def handle_escape(self) -> None:
         """Stop the run. When the agent is idle and the input is empty, the second Escape opens the rewind picker."""
-        if self._sending.is_active:
-            self._sending.stop()
-        elif self.is_busy:
+        if self.is_busy:
             if self._stopping is None or self._stopping.done():
                 self._stopping = self.start_action(self.session.cancel(why="stopped at the terminal"))
         elif not self.console.draft and self.console.hint == REWIND_HINT:

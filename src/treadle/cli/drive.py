@@ -35,7 +35,7 @@ from treadle.cli.first_start import offer_first_start
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.questions import AgentQuestion, Keyboard, QuestionQueue, TerminalReader, describe_client_call
 from treadle.cli.screen import Screen
-from treadle.errors import BadInput, TreadleError
+from treadle.errors import BadInput, MessageStopped, TreadleError
 from treadle.messages import Json, Usage, render_parts
 from treadle.sandbox.registries import are_registries
 
@@ -377,8 +377,8 @@ async def drive_run(args: argparse.Namespace, loaded: LoadedSettings, begin: Cal
             except BadInput:
                 raise
             except (TreadleError, asyncio.CancelledError) as error:
-                is_error = isinstance(error, TreadleError)
-                text = str(error) if is_error else "left before the stop was recorded; the session can be resumed"
+                is_error = isinstance(error, TreadleError) and not isinstance(error, MessageStopped)
+                text = str(error) or "left before the stop was recorded; the session can be resumed"
                 report = build_failure_report("failed" if is_error else "cancelled", text, opened.session.id)
                 if output.mode != "json":  # no event contains this reason
                     output.write_note(report.error)

@@ -264,7 +264,7 @@ def _apply_verdict(
 ) -> ReadyCall | events.AnyFact:
     """Return the call if the policy or a person allowed it, or ask a person, or deny it."""
     call, answer, tool = ready.call, ready.call.answer, ready.tool
-    has_hook_asked = call.hooked is not None and call.hooked.result.asks
+    has_hook_asked = call.hooked is not None and call.hooked.result.decision == "ask"
     if answer is not None:
         if answer.decision == "deny":
             if answer.by == "expiry":

@@ -72,11 +72,6 @@ class HookResult(Struct, frozen=True, omit_defaults=True):
         why = reason if verdict.action == "allow" else f"{verdict.why}; {reason}"
         return replace(verdict, action="ask", why=why, is_once_only=True)
 
-    @property
-    def asks(self) -> bool:
-        """Whether a person must see the call before it runs."""
-        return self.decision == "ask"
-
 
 class HookRecord(Struct, frozen=True, omit_defaults=True):
     """The result of hooks, for the log: of a call, or of a run at the end of a turn."""

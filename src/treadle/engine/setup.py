@@ -18,6 +18,7 @@ from treadle.engine.context import Attachments
 from treadle.engine.hook_result import HookCall, HookResult, HookSession
 from treadle.engine.state import CallState, State
 from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired
+from treadle.errors import MessageRefused as MessageRefused
 from treadle.log.base import Claim, Log
 from treadle.messages import Json, Part, Reply, Request, ToolSpec
 from treadle.models.base import Model
@@ -103,10 +104,6 @@ def build_answered_error(call_id: str, fact: events.AnyFact) -> Conflict:
 def build_expired_error(call_id: str) -> Expired:
     """Build the error for an answer that comes after the question expired."""
     return Expired(f"call {call_id}: the time to answer is over; the model is told that nobody answered")
-
-
-class MessageRefused(BadInput):
-    """Raise it in `Middleware.on_user_message`: the message is not stored, and the log says that it was refused."""
 
 
 class Middleware:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +28,7 @@ from treadle.events import (
     SessionRenamed,
     TurnStarted,
 )
+from treadle.export.html import diff
 from treadle.export.html.diff import render_with_diffs
 from treadle.export.html.page import render_page
 from treadle.export.html.text import highlight_code, render_markdown
@@ -217,3 +219,28 @@ def test_a_long_output_is_cut_and_the_page_says_so() -> None:
     html = render_page([*facts, CallFinished(call_id="c", tool="t", status="ok", output="x" * 100_050)])
     assert "50 more characters are left out of this page." in html
     assert "<pre>content:\none\ntwo</pre>" in html
+
+
+def build_diff(line: str, other: str, count: int) -> str:
+    removed, added = (f"{sign}{text}\n" * count for sign, text in (("-", line), ("+", other)))
+    return f"--- a\n+++ b\n@@ -1,{count} +1,{count} @@\n{removed}{added}"
+
+
+def test_a_hostile_diff_compares_a_limited_number_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing these lines with each other would take minutes."""
+    compared: list[int] = []
+
+    def count(old: list[str], new: list[str]) -> Any:
+        compared.append(len(old) * len(new))
+        return [], []
+
+    monkeypatch.setattr(diff, "compare_words", count)
+    page = diff.render_with_diffs(build_diff("a " * 300, "b " * 300, 100))
+    assert page.count('class="del"') == 100 and 0 < sum(compared) <= diff.MAX_COMPARED
+    diff.render_with_diffs(build_diff("a " * 900, "b " * 900, 1) + build_diff("old word", "new word", 1))
+    assert compared[-1] == 9
+
+
+@pytest.mark.parametrize("text", ["[", "![", "*a", "> ", "~~a", "<!--"])
+def test_hostile_markdown_with_very_many_marks_stays_as_it_is_written(text: str) -> None:
+    assert render_markdown(text * 20_000).startswith("<pre>")

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from treadle.export.html.text import escape_text
 
 MAX_LINES = 2000
-MAX_MARKED = 2000
+MAX_COMPARED = 500_000
+"""Word pairs that are compared in one diff. Hostile lines would take minutes; later lines get no marks."""
+
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _WORD = re.compile(r"\w+|\s+|.")
 
@@ -74,14 +76,16 @@ def read_hunks(lines: list[str], at: int) -> tuple[list[DiffLine], int]:
 
 def mark_words(rows: list[DiffLine]) -> None:
     """Mark what changed in lines that were replaced one for one."""
-    at = 0
-    while at < len(rows):
+    at, left = 0, MAX_COMPARED
+    while at < min(len(rows), MAX_LINES):
         removed = _take(rows, at, "-")
         added = _take(rows, at + len(removed), "+")
         if removed and len(removed) == len(added):
             for before, after in zip(removed, added, strict=True):
-                if len(before.text) + len(after.text) <= MAX_MARKED:
-                    before.marks, after.marks = compare_words(before.text, after.text)
+                old, new = _WORD.findall(before.text), _WORD.findall(after.text)
+                if len(old) * len(new) <= left:
+                    left -= len(old) * len(new)
+                    before.marks, after.marks = compare_words(old, new)
         at += max(len(removed) + len(added), 1)
 
 
@@ -92,9 +96,8 @@ def _take(rows: list[DiffLine], at: int, sign: str) -> list[DiffLine]:
     return rows[at:end]
 
 
-def compare_words(before: str, after: str) -> tuple[Marks, Marks]:
+def compare_words(old: list[str], new: list[str]) -> tuple[Marks, Marks]:
     """Find the places that differ. Lines that have little in common get no marks."""
-    old, new = _WORD.findall(before), _WORD.findall(after)
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     if matcher.ratio() < 0.4:
         return [], []

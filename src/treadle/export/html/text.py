@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
 
-MAX_MARKDOWN = 200_000
+MAX_MARKDOWN = 100_000
+MAX_MARKS = 10_000
+"""Characters such as brackets and stars in one text. The time that they take grows with the square of their number."""
+
 MAX_HIGHLIGHTED = 30_000
 LINK = re.compile(r"(?:https?|mailto):", re.IGNORECASE)
 _TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -36,8 +39,8 @@ def show_hidden(text: str) -> str:
 
 
 def render_markdown(text: str) -> str:
-    """Render Markdown. A very long text stays as it is written."""
-    if len(text) > MAX_MARKDOWN:
+    """Render Markdown. A very long text, or one with very many marks, stays as it is written."""
+    if len(text) > MAX_MARKDOWN or sum(map(text.count, "[]*_~`<&!>")) > MAX_MARKS:
         return f"<pre>{escape_text(text)}</pre>"
     return f'<div class="prose">{_create_parser().render(show_hidden(text))}</div>'
 

@@ -337,7 +337,7 @@ def test_the_listing_of_loaded_modules_sees_what_a_statement_loads() -> None:
 
 def test_one_message_passes_through_few_files() -> None:
     walks = [measure_walks()]
-    if any(count > WALK_FILES[name] for name, count in walks[0].items()):
+    while len(walks) < 5 and any(count > WALK_FILES[name] for name, count in walks[-1].items()):
         # On a busy machine a periodic check of the runtime may run meanwhile.
         walks.append(measure_walks())
     assert all(walk.keys() == WALK_FILES.keys() for walk in walks)

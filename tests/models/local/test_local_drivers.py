@@ -105,6 +105,32 @@ async def test_nonsense_becomes_no_command_however_clear_the_choice_is(
     assert [call.arguments for call in reply.calls] == ['{"path": "make"}']
 
 
+async def test_a_reply_that_begins_like_an_earlier_one_is_asked_for_again_without_it(tmp_path: Path) -> None:
+    copied = "I am not able to assist you. "
+    earlier = (user("hello"), ModelMessage(f"Hello! {copied}"))
+    prompts = [json.dumps({"prompt": name}) for name in ("with the earlier turns", "alone")]
+    engine = Scripted(prompts[0], pieces(copied, "Bye."), prompts[1], pieces("Glad you like it."))
+    events, reply = await drive(build_small_driver(tmp_path, engine), Request("", (*earlier, user("lol"))))
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["Glad you like it."]
+    assert reply.text == "Glad you like it."
+    assert [len(engine.asked[place]["messages"]) for place in (0, 2)] == [3, 1]
+
+
+@pytest.mark.parametrize("asked", ["Hello", "what is my name", "are you able?"])
+async def test_the_same_request_and_a_question_may_get_the_same_answer(tmp_path: Path, asked: str) -> None:
+    earlier = (user("hello"), ModelMessage("I am not able to assist you."))
+    engine = Scripted(json.dumps({"prompt": "…"}), pieces("I am not able to assist you."))
+    _, reply = await drive(build_small_driver(tmp_path, engine), Request("", (*earlier, user(asked))))
+    assert reply.text == "I am not able to assist you."
+
+
+async def test_a_greeting_may_come_in_several_replies(tmp_path: Path) -> None:
+    earlier = (user("hello"), ModelMessage("You're welcome! I am here for you all day."))
+    engine = Scripted(json.dumps({"prompt": "…"}), pieces("You're welcome! I am here ", "for you all day. Bye."))
+    _, reply = await drive(build_small_driver(tmp_path, engine), Request("", (*earlier, user("thanks"))))
+    assert reply.text.rstrip() == "You're welcome!"
+
+
 async def render_small_talk(folder: Path, system: str) -> list[str]:
     """The texts that the embedded model's chat template gets for a greeting."""
     engine = Scripted(json.dumps({"prompt": "…"}), pieces("Hello!"))

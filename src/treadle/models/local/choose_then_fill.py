@@ -53,6 +53,11 @@ class RequestPlan(Struct):
     next_tool: ToolSpec | None = None
 
 
+def count_answer_tokens(request: Request) -> int:
+    """How many tokens an answer may have."""
+    return ANSWER_TOKENS if request.max_tokens is None else request.max_tokens
+
+
 def _select_system(request: Request) -> list[Turn]:
     """The instructions, unless they are long, or those of a built-in agent: a small model would chat about them."""
     is_own = request.system.startswith(tuple(INSTRUCTIONS.values()))
@@ -116,17 +121,15 @@ class ChooseThenFill(Driver):
         found = [result for _, result in steps if result]
         if not found or request.output_schema is not None:
             steps = [("\n\n".join([conversation.request, *found]), "")]
-        limit = ANSWER_TOKENS if request.max_tokens is None else request.max_tokens
+        limit = count_answer_tokens(request)
         reply = Reply(model=self._name)
         for clause, result in steps:
-            left = limit - reply.usage.output_tokens
-            if left <= 0:
+            if reply.usage.output_tokens >= limit:
                 reply = msgspec.structs.replace(reply, finish="length")
                 break
             if reply.text:
                 yield TextDelta(text="\n")
-            prompt, options, sentences = await self._prepare_answer(request, conversation, (clause, result), left)
-            async with aclosing(self._stream_text(prompt, options, reply, sentences)) as events:
+            async with aclosing(self._answer_clause(request, conversation, (clause, result), reply)) as events:
                 async for event in events:
                     if isinstance(event, Reply):
                         reply = event
@@ -138,6 +141,24 @@ class ChooseThenFill(Driver):
             yield TextDelta(text=hint)
             reply = msgspec.structs.replace(reply, text=reply.text + hint)
         yield reply
+
+    async def _answer_clause(
+        self, request: Request, conversation: Conversation, step: ClauseResult, before: Reply
+    ) -> AsyncGenerator[ModelEvent, None]:
+        """Answer one clause. If the answer begins like an earlier reply, it is asked for again without those."""
+        limit = count_answer_tokens(request) - before.usage.output_tokens
+        prompt, options, sentences = await self._prepare_answer(request, conversation, step, limit)
+        async with aclosing(self._stream_text(prompt, options, before, sentences)) as events:
+            async for event in events:
+                if isinstance(event, Reply) and sentences and sentences.is_copy:
+                    before = msgspec.structs.replace(before, usage=event.usage)
+                else:
+                    yield event
+        if sentences and sentences.is_copy:
+            conversation = msgspec.structs.replace(conversation, earlier_turns=())
+            async with aclosing(self._answer_clause(request, conversation, step, before)) as events:
+                async for event in events:
+                    yield event
 
     async def _prepare_answer(
         self, request: Request, conversation: Conversation, step: ClauseResult, limit: int
@@ -162,7 +183,8 @@ class ChooseThenFill(Driver):
         # A limit of the caller's, and log-probabilities of each token, ask for the model's text as it is.
         if limit <= plain_reply.MOST_TOKENS or "n_probs" in options:
             return prompt, suited | options, None
-        return prompt, suited | options | {"n_predict": plain_reply.MOST_TOKENS}, SentenceReader()
+        said = plain_reply.list_said(conversation.earlier_turns, clause)
+        return prompt, suited | options | {"n_predict": plain_reply.MOST_TOKENS}, SentenceReader(said)
 
     async def _choose_tool(
         self, tools: Sequence[ToolSpec], sources: ValueSources, is_required: bool = False

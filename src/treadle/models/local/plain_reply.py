@@ -6,7 +6,8 @@ The numbers were measured with the embedded model: see docs/local-model.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 from treadle.engine.context import EARLIER_INTRO
 from treadle.messages import Json, Message, ModelMessage, UserMessage, render_parts
@@ -14,6 +15,8 @@ from treadle.messages import Json, Message, ModelMessage, UserMessage, render_pa
 MOST_TOKENS = 80
 SMALL_TALK: dict[str, Json] = {"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.1, "seed": 7}
 FACTS: dict[str, Json] = {"temperature": 0, "repeat_penalty": 1.1}
+LEAST_WORDS = 4
+"""Shorter sentences, such as a greeting, may come in several replies."""
 LATIN = r"root ::= [\n -~\u00a0-\u024f\u2010-\u2026]*"
 """The embedded model writes only nonsense in other scripts, and rows of pictures."""
 HINT = (
@@ -24,16 +27,26 @@ HINT = (
 _SENTENCE_END = re.compile(r"(?<!\d)[.!?…]+[\"')\]”’*]*(?=\s)|[。！？]|\n")
 _HASHTAGS = re.compile(r"(?:(?:^|\s)#\w+)+\s*$")
 _FACT = re.compile(r"(?:what|which|who|where|when|why|how (?:many|much|long|far|old|big))\b", re.IGNORECASE)
+_QUESTION = re.compile(_FACT.pattern + r"|.*(?:\?|\bmy\b)", re.IGNORECASE | re.DOTALL)
 _PERSONAL = re.compile(r"\b(?:you|your|i|my|me|we|up)\b", re.IGNORECASE)
 
 
 class SentenceReader:
-    """Passes on the text of a reply in whole sentences. It stops before a sentence that was there already."""
+    """Passes on the text of a reply in whole sentences. It stops before a sentence that was there already.
 
-    def __init__(self) -> None:
+    `said` are sentences of earlier replies, as `list_said` finds them.
+    """
+
+    def __init__(self, said: Collection[str] = ()) -> None:
         self.has_repeated = False
+        self._said = said
         self._held = ""
         self._seen: set[str] = set()
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the reply has begun with a sentence of an earlier one."""
+        return self.has_repeated and not self._seen
 
     def feed(self, text: str) -> str:
         """The sentences that are complete now."""
@@ -54,15 +67,39 @@ class SentenceReader:
 
     def _take(self, end: int) -> str:
         sentence, self._held = self._held[:end], self._held[end:]
-        words = " ".join(re.findall(r"\w+", sentence.lower()))
-        self.has_repeated = bool(words) and words in self._seen
+        words = _extract_words(sentence)
+        self.has_repeated = bool(words) and (words in self._seen or words in self._said)
+        if self.has_repeated:
+            return ""
         self._seen |= {words} - {""}
-        return "" if self.has_repeated else sentence
+        return sentence
 
 
 def asks_for_fact(request: str) -> bool:
     """Whether a request asks about the world, and not about the model or the person."""
     return bool(_FACT.match(request.strip()) and not _PERSONAL.search(request))
+
+
+def list_said(earlier: Sequence[tuple[str, str]], request: str) -> set[str]:
+    """The sentences of earlier turns that the reply to `request` should not say again: the model copies itself.
+
+    The answer to a question may be the same as before, and so may that to the same request.
+    """
+    if _QUESTION.match(request.strip()):
+        return set()
+    found: set[str] = set()
+    asked = ""
+    for role, text in earlier:
+        if role == "user":
+            asked = text
+        elif role == "assistant" and _extract_words(asked) != _extract_words(request):
+            ends = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+            found |= {_extract_words(text[start:end]) for start, end in pairwise(ends)}
+    return {words for words in found if words.count(" ") + 1 >= LEAST_WORDS}
+
+
+def _extract_words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def needs_hint(messages: Sequence[Message]) -> bool:

@@ -38,20 +38,27 @@ _EXAMPLES = (
 def clean_result(result: ResultMessage) -> str:
     """The text of a result without what is meant for the model: line numbers, notes, and advice what to do next."""
     whole = find_own_text(result).strip("\n")
-    lines = [line for line in whole.splitlines() if not line.startswith("[… ")]  # where a long result was cut
+    lines, broken = _drop_cuts(whole.splitlines())
     while lines and _is_note(lines[-1]):
         lines.pop()
     while lines and _is_note(lines[0]):
         lines.pop(0)
     if not lines:  # the note is all there is, such as an exit code
         return whole.strip("[]")
-    if result.ok and all(_NUMBERED.match(line) for line in lines):
-        lines = [_NUMBERED.sub("", line) for line in lines]
+    if result.ok and all(_NUMBERED.match(line) or line in broken for line in lines):
+        lines = [_NUMBERED.sub("", line) for line in lines if line not in broken] or lines
     text = "\n".join(lines).strip()
     if result.ok:
         return text
     sentences = re.split(r"(?<=[.!?])\s+", text)
     return " ".join(each for each in sentences if not _ADVICE.search(each)).strip() or text
+
+
+def _drop_cuts(lines: list[str]) -> tuple[list[str], set[str]]:
+    """The lines without the marks of what was cut out, and those beside a mark: they may lack an end or a beginning."""
+    cuts = {number for number, line in enumerate(lines) if line.startswith("[… ")}
+    broken = {line for number, line in enumerate(lines) if {number - 1, number + 1} & cuts}
+    return [line for number, line in enumerate(lines) if number not in cuts], broken
 
 
 def _is_note(line: str) -> bool:

@@ -125,6 +125,11 @@ def test_a_removed_line_that_looks_like_the_name_of_a_file_is_drawn() -> None:
     assert render_diff(cut, 80, PLAIN)[-2:] == ["d", "5 − z"]
 
 
+def test_the_last_line_of_code_is_highlighted_too() -> None:
+    drawn = render_markdown("```diff\n-old\n+new\n```", 80, FULL)
+    assert "\x1b[31m-old\x1b[0m" in drawn and "\x1b[32m+new\x1b[0m" in drawn
+
+
 def test_an_output_that_only_resembles_a_diff_is_no_diff() -> None:
     output = "=== RUN TestA\n--- PASS: TestA (0.00s)\ndiff of both\nPASS"
     fact = events.CallFinished(call_id="c", tool="shell", status="ok", output=output)

@@ -159,7 +159,7 @@ async def test_a_question_may_wait_in_the_log_and_the_run_continues_when_it_is_a
         session = done.document["session_id"]
         listed = (await place.quick("approvals", "list")).out
         assert [
-            part for part in (session[:12], "write_file wants to run", "destructive", "+obey") if part not in listed
+            part for part in (session[:12], "write_file wants to run", "destructive", "1 + obey") if part not in listed
         ] == [], listed
         assert (await place.quick("approvals", "allow", session[:8])).code == 0
         again = await place.quick("approvals", "allow", session[:8])

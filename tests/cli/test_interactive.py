@@ -1,6 +1,7 @@
 """The interactive terminal: access modes, plans, pickers, the menu, the queue, questions and the status line."""
 
 import re
+import signal
 
 import pytest
 
@@ -18,13 +19,14 @@ from tests.kit.terminal import (
     play,
     read_user_messages,
     release,
+    send_signal,
 )
 from treadle.app.session_access import PLAN_ACCEPTED
 from treadle.events import RunFinished, SessionConfigured, TurnStarted
 from treadle.messages import Reply
 
 SHIFT_TAB, UP, TAB, ESCAPE = "\x1b[Z", "\x1b[A", "\t", "\x1b"
-CTRL_R, CTRL_U = "\x12", "\x15"
+CTRL_G, CTRL_R, CTRL_U = "\x07", "\x12", "\x15"
 ASK = call_tool("write_file", path="AGENTS.md", content="be kind\n")
 PLAN = Reply(text="1. Parse the date\n2. Filter in the store")
 LONG = call_tool("write_file", path="AGENTS.md", content="".join(f"rule {number}\n" for number in range(60)))
@@ -293,11 +295,16 @@ async def test_a_script_of_the_user_replaces_the_status_line(place: Place, comma
     await play(place, Case("", [Reply(text="Hello.")], [("hello\r", "Hello."), ("", shown)]))
 
 
-async def test_a_plan_is_edited_before_it_is_accepted(place: Place) -> None:
+def set_editor(place: Place, script: str) -> None:
+    """Make a shell script the editor of the user."""
     editor = place.home / "editor"
-    editor.write_text('#!/bin/sh\nprintf "1. Only the date\\n" > "$1"\n')
+    editor.write_text(f"#!/bin/sh\n{script}\n")
     editor.chmod(0o755)
     place.env |= {"EDITOR": str(editor), "VISUAL": ""}
+
+
+async def test_a_plan_is_edited_before_it_is_accepted(place: Place) -> None:
+    set_editor(place, 'printf "1. Only the date\\n" > "$1"')
     steps = [
         (SHIFT_TAB, "plan  reads"),
         ("add a flag\r", "Esc decide later"),
@@ -311,11 +318,44 @@ async def test_a_plan_is_edited_before_it_is_accepted(place: Place) -> None:
     assert "Parse the date" not in str(played.fake.seen[-1].body["messages"][-1])
 
 
-async def test_an_editor_that_is_no_command_is_noted_and_the_text_stays(place: Place) -> None:
-    place.env |= {"EDITOR": "vi 'x", "VISUAL": ""}
-    steps = [("hel", "› hel"), ("\x07", "No closing quotation. Correct EDITOR"), ("lo\r", "Good day.")]
+async def test_an_emptied_plan_is_not_accepted(place: Place) -> None:
+    set_editor(place, ': > "$1"')
+    steps = [
+        (SHIFT_TAB, "plan  reads"),
+        ("add a flag\r", "Esc decide later"),
+        ("e", "an empty plan cannot be accepted; it stays as it was"),
+        ("", "Esc decide later"),
+        ("y", "It is done."),
+    ]
+    played = await play(place, Case("", [PLAN, Reply(text="It is done.")], steps))
+    assert "Parse the date" in str(played.fake.seen[-1].body["messages"][-1])
+
+
+@pytest.mark.parametrize(
+    ("editor", "problem"),
+    [
+        ("vi 'x", "No closing quotation. Correct EDITOR"),
+        ("no-such-editor", "no-such-editor: No such file or directory; the text stays as it was"),
+        ("false", "false ended with code 1; the text stays as it was"),
+    ],
+)
+async def test_an_editor_that_cannot_be_used_is_noted_and_the_text_stays(
+    place: Place, editor: str, problem: str
+) -> None:
+    place.env |= {"EDITOR": editor, "VISUAL": ""}
+    steps = [("hel", "› hel"), (CTRL_G, problem), ("lo\r", "Good day.")]
     played = await play(place, Case("", [Reply(text="Good day.")], steps))
     assert "hello" in str(played.fake.seen[-1].body["messages"][-1])
+
+
+async def test_a_ctrl_c_in_the_editor_is_for_the_editor(place: Place) -> None:
+    set_editor(place, 'kill -INT $PPID; kill -INT $PPID; printf changed > "$1"')
+    await play(place, Case("", [], [("hel", "› hel"), (CTRL_G, "› changed"), (CTRL_U, None)]))
+
+
+async def test_a_chat_ends_at_sigterm_while_an_editor_has_the_terminal(place: Place) -> None:
+    set_editor(place, "echo it runs; exec tail -f /dev/null")
+    await play(place, Case("", [], [(CTRL_G, "it runs"), (send_signal(signal.SIGTERM), 0)]))
 
 
 @needs_sandbox

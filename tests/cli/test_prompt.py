@@ -102,6 +102,12 @@ CASES = [
         shows=("continue with",),
     ),
     Case(
+        "Ctrl-D leaves from a picker that a command opened",
+        [],
+        [("/agent\r", "Enter use here"), (CTRL_D, 0)],
+        shows=("continue with",),
+    ),
+    Case(
         "a second Ctrl-C leaves also when the first has stopped it",
         [STALL],
         [("count\r", "Thinking"), (CTRL_C, "Cancelled"), (CTRL_C, 0)],

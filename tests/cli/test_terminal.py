@@ -150,6 +150,18 @@ QUESTIONS = [
         shows=("+ be kind<U+001B>[2K<U+001B>[1A<U+202E>evil<U+200B>",),
     ),
     Case(
+        "a question in plain lines has words for marks and fits the window",
+        [call_tool("write_file", path="AGENTS.md", content="x" * 150), Reply(text="done")],
+        [("", "answer>"), ("y\r", 0)],
+        RUN,
+        env={"TREADLE_PLAIN": "1"},
+        shows=(
+            "asks: write_file wants to run  destructive\n  path: AGENTS.md\n",
+            f"  1 + {'x' * 91}\n      {'x' * 59}\n",
+        ),
+        counts={"┃": 0},
+    ),
+    Case(
         "later leaves the question in the log",
         [ASK, Reply(text="done")],
         [("", "answer>"), ("l\r", 4)],

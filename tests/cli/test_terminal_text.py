@@ -38,8 +38,10 @@ from treadle.cli.message_content import build_message
 from treadle.cli.picker_rows import PickerRow
 from treadle.cli.questions import list_choices, parse_decision, parse_reply
 from treadle.cli.screen import Screen
+from treadle.cli.terminal import question as question_panel
 from treadle.cli.terminal.panel import PanelRoom
 from treadle.cli.terminal.picker import Picker
+from treadle.cli.terminal.question import ChoiceQuestion, QuestionContent
 from treadle.errors import BadInput
 from treadle.events import (
     CallFinished,
@@ -48,6 +50,7 @@ from treadle.events import (
     EndReason,
     Limits,
     MessageReceived,
+    ModelFailed,
     ModelReplied,
     OutputDelta,
     Progress,
@@ -220,6 +223,36 @@ def test_the_diff_of_a_change_is_shown(tmp_path: Path, tool: str, arguments: dic
     assert lines[len(lines) - len(diff) :] == diff and bool(lines) == bool(diff)
 
 
+def test_a_long_question_is_drawn_seldom_and_its_end_is_one_key_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(question_panel, "BODY_SECONDS", 3600.0)
+
+    class Place:
+        def type_text(self, text: str) -> None: ...
+        def update_focus(self) -> None: ...
+
+    async def scroll() -> None:
+        drawn: list[int] = []
+
+        def render(theme: Theme, width: int) -> list[str]:
+            drawn.append(width)
+            return [f"line {number}" for number in range(500)]
+
+        content = QuestionContent("Really?", render, (("y", "yes"), ("n", "no")))
+        question = ChoiceQuestion(content, Place(), lambda key: None)
+        question.enable()
+        room = PanelRoom(Theme(), 80, 24)
+        for _ in range(20):
+            question.render_above(room)
+        question.press("y", "")
+        assert len(drawn) == 1 and not question.is_done, "its end was not shown"
+        question.press("end", "")
+        assert "line 499" in "".join(question.render_above(room))
+        question.press("y", "")
+        assert question.result.result().key == "y"
+
+    asyncio.run(scroll())
+
+
 def test_a_question_draws_the_diff_of_a_file_with_every_character(tmp_path: Path) -> None:
     (tmp_path / "a.sql").write_text("-- old note\nselect one;\n")
     content = f"++ new\u200b note\nselect two;\n{'日本 ' * 40}\n"
@@ -268,6 +301,17 @@ def test_a_file_that_is_too_large_is_refused_before_anything_is_sent(tmp_path: P
         build_message("read @big.txt", tmp_path)
     with pytest.raises(BadInput, match="is not an image"):
         build_message("look", tmp_path, [str(tmp_path / "big.txt")])
+
+
+def test_a_wait_that_does_not_fit_loses_its_last_fact_and_no_key(console: StatusConsole) -> None:
+    screen = Screen(console)
+    screen.retry_keys = "Enter tries now, Ctrl-C stops"
+    now = time.time()
+    failed = ModelFailed("network", "x", wait=3600.0, at=now, give_up_at=now + 9000)
+    for fact in (RunStarted("r", limits=Limits()), TurnStarted(turn=1), failed):
+        screen.handle_event(fact)
+    shown = strip_codes(console.status)
+    assert shown.endswith(" (2) · Enter tries now, Ctrl-C stops"), shown
 
 
 PLAN = [{"text": "look", "status": "done"}, {"text": "mend", "status": "doing"}, {"text": "rest", "status": "pending"}]

@@ -82,7 +82,7 @@ async def main(args: argparse.Namespace) -> int:
     if not is_terminal(sys.stdin) or not is_terminal(sys.stdout):
         raise BadInput('a chat needs a terminal; without one, use `treadle run "…"`')
     if is_dumb_terminal():
-        raise BadInput("TERM names a terminal that cannot draw a prompt; use `treadle run --session`")
+        raise BadInput("a chat cannot be drawn here (TERM=dumb or TREADLE_PLAIN); use `treadle run --session`")
     build_message("", Path(), args.image)  # rejects invalid images before the chat starts
     loaded = load_command_settings(args)
     if args.latest or args.resume:

@@ -73,6 +73,8 @@ async def offer_plan(chat: ChatTerminal, plan: str) -> None:
         if edited and edited != plan:
             plan = edited
             chat.console.write_block(escape_controls(plan), "answer")
+        elif not edited:
+            chat.write_note("an empty plan cannot be accepted; it stays as it was")
     if choice.key in ("y", "r"):
         access: Tier = "sandbox" if choice.key == "y" else "read-only"
         chat.start_run(accept_plan(chat.opened.runtime, chat.session.id, plan, access))

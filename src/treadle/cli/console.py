@@ -93,7 +93,7 @@ class TerminalConsole:
 
     @property
     def width(self) -> int:
-        return terminal_width() if self.is_live else 120
+        return terminal_width() if self.is_live or is_terminal(self._stream) else 120
 
     def write_block(self, text: str, kind: BlockKind = "note", *, gap: bool | None = None) -> None:
         if gap is None:

@@ -124,7 +124,7 @@ class InteractiveTerminal(KeyActions, ABC):
                 self.start_task(work).add_done_callback(self._check_task)
             try:
                 # Ctrl-C arrives as a signal when nothing is drawn.
-                with handle_signals({signal.SIGINT: self.handle_ctrl_c}), capture_warnings(self.write_note):
+                with handle_signals({signal.SIGINT: self._handle_interrupt}), capture_warnings(self.write_note):
                     drawing = asyncio.create_task(self.console.run())
                     try:
                         self._reading = asyncio.create_task(self._read_inputs())
@@ -144,6 +144,10 @@ class InteractiveTerminal(KeyActions, ABC):
                 await self.show_end()
         if self._failure is not None:
             raise self._failure
+
+    def _handle_interrupt(self) -> None:
+        if not self.console.holder.is_lent:  # else Ctrl-C was for the editor or the pager
+            self.handle_ctrl_c()
 
     def _show_task_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Show the errors of background tasks above the input, so that they do not overwrite it."""
@@ -232,7 +236,7 @@ class InteractiveTerminal(KeyActions, ABC):
         """Show in full what was cut or folded last and was not shown yet."""
         text = self.screen.unfold()
         if text:
-            self.console.show_text(text)
+            self.start_task(self.console.show_text(text))
         else:
             self.console.set_hint("  nothing else was cut or folded")
 
@@ -435,7 +439,8 @@ class InteractiveTerminal(KeyActions, ABC):
         self.console.write_block(style_text(escape_controls(text), style, self.console.has_colour))
 
     def abort(self) -> None:
-        """Leave at once, also while a command of the user is under way."""
+        """Leave at once, also while a command of the user is under way or a program has the terminal."""
+        self.console.holder.end_program()
         self.leave()
         if self._reading is not None:
             self._reading.cancel()

@@ -122,14 +122,17 @@ class OpenQuestion:
         self.is_shown = True
         theme, request = choose_theme(has_colour=console.has_colour, has_style=console.has_style), self.request
         if isinstance(request, ApprovalRequested):
-            lines = [f"{theme.paint('?', 'need')} {theme.paint(describe_request(request), 'strong')}  {request.safety}"]
+            mark = theme.paint("?", "need") if theme.has_style else "asks:"
+            lines = [f"{mark} {theme.paint(describe_request(request), 'strong')}  {request.safety}"]
             lines += [f"  {line}" for line in render_approval(request, tools, folder, console.width - 5, theme)]
             choices = {**list_choices(request), "n": "no, and say why: n too risky"}
             lines += ["", *(f"  {theme.paint(key, 'strong')}  {text}" for key, text in choices.items())]
         else:
             lines = render_input_question(request.questions[len(self.answers)], console.width - 3, theme)
         bar = theme.paint(theme.glyphs.bar, "danger" if is_harmful(request) else "need")
-        console.write_block("\n".join(f"{bar} {line}".rstrip() for line in lines), gap=True)
+        if theme.has_style:  # else a screen reader would read the bar on each line
+            lines = [f"{bar} {line}" for line in lines]
+        console.write_block("\n".join(line.rstrip() for line in lines), gap=True)
 
     def accept_answer(self, text: str, folder: Path) -> None:
         """Accept the typed text as the answer. Raises `BadInput` if it is not a valid answer."""

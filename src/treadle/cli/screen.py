@@ -210,7 +210,8 @@ class Screen:
             await asyncio.sleep(TICK_SECONDS if self._has_motion else CALM_TICK_SECONDS)
             self.redraw_status()
             seconds = int(time.monotonic() - self._run_start)
-            if self.announces and self.is_running and seconds // STILL_SECONDS > self._still:
+            is_working = self.is_running and not self._open_questions
+            if self.announces and is_working and seconds // STILL_SECONDS > self._still:
                 self._still = seconds // STILL_SECONDS
                 self._write_line("", f"still working, {format_duration(seconds, whole=True)}")
 
@@ -231,6 +232,8 @@ class Screen:
             text = describe_failure(self._failures[-1], left, self._run.limits)
             mark = theme.paint(theme.glyphs.warning, "need")
             tail = f"{theme.dot}{self.retry_keys}" if self.retry_keys else ""
+            if len(text) > width - 2 - len(tail):
+                text = text.partition(", until ")[0].removesuffix(")") + ")"
             return f"{mark} {theme.cut(text, width - 2 - len(tail))}{theme.paint(tail, 'quiet')}"
         if self.is_stopping:
             word = "Stopping"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 
 from treadle.errors import BadInput
 
@@ -18,3 +19,13 @@ def read_program(*names: str) -> list[str]:
         if words:
             return words
     return []
+
+
+def find_editor() -> list[str]:
+    """Find the editor of the user: the one that `VISUAL` or `EDITOR` names, or a usual one."""
+    if words := read_program("VISUAL", "EDITOR"):
+        return words
+    for name in ("editor", "nano", "vi", "emacs"):
+        if shutil.which(name):
+            return [name]
+    raise BadInput("no editor was found: set VISUAL or EDITOR to the command of yours")

@@ -97,16 +97,13 @@ def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
     return escape_controls(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def render_head(
-    state: str, tool: str, argument: str, facts: Sequence[str], width: int, theme: Theme, *, whole: bool = False
-) -> str:
-    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning, if not `whole`."""
+def render_head(state: str, name: str, argument: str, facts: Sequence[str], width: int, theme: Theme) -> str:
+    """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning."""
     is_path = "/" in argument and " " not in argument and "://" not in argument
     tool = escape_controls(" ".join(tool.split()))  # a model may call a tool of any name
     glyph, role, _ = STATES[state]
-    name = _pad_name(tool, width)
     tail = theme.join_facts("", [fact for fact in facts if fact], max(0, width - len(name) - 10))
-    room = measure_width(argument) if whole else max(8, width - 2 - measure_width(name) - measure_width(tail))
+    room = max(8, width - 2 - measure_width(name) - measure_width(tail))
     mark = theme.paint(getattr(theme.glyphs, glyph), role)
     tail = theme.paint(tail, {"ok": "quiet", "running": "quiet", "error": "bad", "timed_out": "bad"}.get(state, ""))
     return f"{mark} {theme.paint(name, 'quiet')}{theme.cut(argument, room, keep_end=is_path)}{tail}".rstrip()
@@ -144,11 +141,13 @@ def render_call(
     lines = [line for line in split_output(fact.output, whole=whole) if line.strip()]
     facts = describe_facts(fact, theme)
     reason = facts[0] if facts and fact.status in _FAILURES else ""
-    is_cut = measure_width(reason) + 3 > width - len(_pad_name(fact.tool, width)) - 10
+    name = _pad_name(fact.tool, width)
+    is_cut = measure_width(reason) + 3 > width - len(name) - 10
     if is_cut and reason:
         facts[0] = STATES[fact.status][2]
     argument = summarize_arguments(fact.tool, arguments)
-    head = render_head(fact.status, fact.tool, argument, facts, width, theme, whole=whole)
+    columns = width + measure_width(argument) if whole else width
+    head = render_head(fact.status, name, argument, facts, columns, theme)
     if whole:
         lines = [row for line in lines for row in wrap_rows(line.expandtabs(4), max(8, width - 4))]
         count = max(1, len(lines))
@@ -225,7 +224,7 @@ def render_running(call: RunningCall, now: float, width: int, theme: Theme) -> l
     facts = [f"{call.finished_steps} calls"] if call.finished_steps else []
     facts.append(format_duration(max(0.0, now - call.since), whole=True))
     argument = summarize_arguments(call.started.tool, call.started.arguments)
-    head = render_head("running", call.started.tool, argument, facts, width, theme)
+    head = render_head("running", _pad_name(call.started.tool, width), argument, facts, width, theme)
     if call.steps:
         return [head, *(f"  {render_step(step, width - 2, theme)}" for step in call.steps[-2:])]
     lines = [line for line in split_output(call.output) if line.strip()]
@@ -241,7 +240,7 @@ def render_step(step: str, width: int, theme: Theme) -> str:
     if not state:
         return theme.paint(theme.cut(escape_controls(step), width), "quiet")
     tool, _, argument = rest.partition(" ")
-    return render_head(state, tool, argument, (), width, theme)
+    return render_head(state, _pad_name(tool, width), argument, (), width, theme)
 
 
 def render_chain(calls: Sequence[CallFinished], width: int, theme: Theme) -> str:

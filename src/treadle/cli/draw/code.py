@@ -56,8 +56,7 @@ def highlight_code(code: str, language: str) -> list[Text]:
     if lexer is None:
         text.append(code)
     else:
-        # Some lexers, such as the one of diffs, know a line only by the newline at its end.
-        for token, piece in lexer.get_tokens(code + "\n"):
+        for token, piece in lexer.get_tokens(f"{code}\n"):  # some lexers know a line by its end
             text.append(piece, find_style(token))
         text.right_crop(1)
     return list(text.split("\n", allow_blank=True))

@@ -43,6 +43,10 @@ class Panel(Protocol):
         """Handle a key. `entry` is the text of its own line."""
         ...
 
+    def abandon(self) -> None:
+        """Called when the user leaves the terminal without an answer. Nobody may wait for one any more."""
+        ...
+
     def render_above(self, room: PanelRoom) -> list[str]:
         """Render what stands above its line."""
         ...

@@ -67,6 +67,9 @@ class Picker:
             else:
                 self.finish(row.value)
 
+    def abandon(self) -> None:
+        self.finish(None)
+
     def finish(self, value: str | None) -> None:
         if not self.result.done():
             self.result.set_result(value)

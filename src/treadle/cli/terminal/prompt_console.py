@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from prompt_toolkit.application import Application, run_in_terminal
-from prompt_toolkit.application.current import set_app
+from prompt_toolkit.application import Application
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.document import Document
@@ -45,7 +44,7 @@ from treadle.cli.terminal.message_queue import MessageQueue
 from treadle.cli.terminal.panel import Panel, PanelRoom
 from treadle.cli.terminal.picker import Picker
 from treadle.cli.terminal.terminal_holder import TerminalHolder
-from treadle.cli.user_programs import read_program
+from treadle.cli.user_programs import find_editor, read_program
 from treadle.errors import BadInput
 
 MAX_INPUT_ROWS = 8
@@ -156,6 +155,8 @@ class PromptConsole:
             await self.app.run_async(handle_sigint=False, set_exception_handler=False)
         finally:
             self._flush_output()
+            for panel in self._panels:
+                panel.abandon()
             self._entries.put_nowait(None)
 
     async def read(self) -> Entry:
@@ -220,42 +221,43 @@ class PromptConsole:
             self.panel.follow(text)
 
     async def edit_text(self, text: str) -> str:
-        """Let the user change a text in their editor. A command that cannot be read is noted: the text stays."""
-        try:
-            read_program("VISUAL", "EDITOR")
-        except BadInput as error:
-            self.write_block(escape_controls(str(error)))
+        """Let the user change a text in their editor. If that fails, it is noted and the text stays."""
+        if self.holder.is_lent:
             return text
-        edited = Buffer(document=Document(text))
-        self.holder.is_lent = True
         try:
-            with set_app(self.app):
-                await edited.open_in_editor()
+            command = find_editor()
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "message.md"
+                file.write_text(text, "utf-8", "replace")
+                code = await self.holder.lend([*command, str(file)])
+                if code == 0:
+                    return file.read_text("utf-8", "replace").rstrip("\n")
+            problem = f"{command[0]} ended with code {code}"
+        except BadInput as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{error.filename}: {error.strerror}"
         finally:
-            self._take_back()
-        return edited.text.rstrip("\n")
+            self._write_text("")  # what came while the editor had the terminal
+        self.write_block(escape_controls(f"{problem}; the text stays as it was"))
+        return text
 
-    def show_text(self, text: str) -> None:
+    async def show_text(self, text: str) -> None:
         """Write a text to the scrollback, or show it in the pager if it is long."""
+        command = ["less", "-R"]
         try:
-            command = read_program("PAGER") or ["less", "-R"]
+            command = read_program("PAGER") or command
         except BadInput as error:
             self.write_block(escape_controls(str(error)))
-            command = ["less", "-R"]
-        if text.count("\n") < PAGER_LINES or shutil.which(command[0]) is None:
+        if text.count("\n") < PAGER_LINES or shutil.which(command[0]) is None or self.holder.is_lent:
             self.write_block(text, gap=True)
             return
-        self.holder.is_lent = True
-        work = run_in_terminal(
-            lambda: subprocess.run(command, input=text, text=True, check=False, env={"LESS": "-R", **os.environ}),
-            in_executor=True,
-        )
-        asyncio.ensure_future(work).add_done_callback(lambda _: self._take_back())
-
-    def _take_back(self) -> None:
-        """Go on after an editor or a pager had the terminal."""
-        self.holder.is_lent = False
-        self._write_text("")
+        try:
+            await self.holder.lend(command, text, {"LESS": "-R", **os.environ})
+        except OSError:
+            self.write_block(text, gap=True)
+        finally:
+            self._write_text("")
 
     # --- panels
 

@@ -156,6 +156,9 @@ class ChoiceQuestion(_TimedPanel):
         else:
             self._on_escape(key)
 
+    def abandon(self) -> None:
+        self.result.cancel()
+
     def finish(self, choice: KeyChoice) -> None:
         if not self.result.done():
             self.result.set_result(choice)
@@ -242,6 +245,9 @@ class TextQuestion(_TimedPanel):
     @property
     def is_done(self) -> bool:
         return False  # `accept` closes it
+
+    def abandon(self) -> None:
+        """Nobody waits for its answer here."""
 
     def follow(self, entry: str) -> None:
         self._problem = ""

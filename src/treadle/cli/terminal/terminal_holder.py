@@ -6,13 +6,15 @@ import asyncio
 import os
 import select
 import signal
+import subprocess
 import termios
 import tty
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from prompt_toolkit.application import Application
+from prompt_toolkit.application import Application, run_in_terminal
+from prompt_toolkit.application.current import set_app
 from prompt_toolkit.input.typeahead import store_typeahead
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyPress
@@ -29,6 +31,7 @@ class TerminalHolder:
     def __init__(self, app: Application[None], flush_output: Callable[[], None]) -> None:
         self.is_lent = False
         self._app, self._flush_output = app, flush_output
+        self._program: subprocess.Popen[str] | None = None
 
     @contextmanager
     def hold(self, show_error: ErrorHandler | None = None) -> Generator[None]:
@@ -60,6 +63,29 @@ class TerminalHolder:
             keys: list[KeyPress] = []
             Vt100Parser(keys.append).feed(os.read(fd, _MAX_EARLY_BYTES).decode("utf-8", "replace").replace("\n", "\r"))
             store_typeahead(self._app.input, keys)
+
+    async def lend(self, command: Sequence[str], text: str | None = None, env: Mapping[str, str] | None = None) -> int:
+        """Let a program have the terminal until it ends. Return its exit code. `text` is its input.
+
+        Raises `OSError` if it cannot be started.
+        """
+        self.is_lent = True
+        try:
+            with set_app(self._app):
+                return await run_in_terminal(lambda: self._run_program(command, text, env), in_executor=True)
+        finally:
+            self.is_lent = False
+
+    def _run_program(self, command: Sequence[str], text: str | None, env: Mapping[str, str] | None) -> int:
+        stdin = None if text is None else subprocess.PIPE
+        with subprocess.Popen(command, stdin=stdin, text=True, errors="replace", env=env) as self._program:
+            self._program.communicate(text)
+            return self._program.returncode
+
+    def end_program(self) -> None:
+        """End the program that has the terminal, as when the terminal goes away: editors keep what was typed."""
+        if self.is_lent and self._program is not None:
+            self._program.send_signal(signal.SIGHUP)
 
     def stop_process(self) -> None:
         """Stop this process as Ctrl-Z does. The shell continues it."""

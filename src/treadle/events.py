@@ -265,10 +265,9 @@ class ModelFailed(Fact, frozen=True):
 class ApprovalRequested(Fact, frozen=True):
     """`digest` binds an answer to the call that was shown. `rule` is the pattern that scope `pattern` remembers.
 
-    `once` means that a yes is valid for this call only, whatever its scope, because the call is too dangerous. `flow`
-    means that it could let private data out, or make a lasting change, because text of others asked for it. `hook`
-    means that a hook asks, so that no option and no rule answers it. `during` names a running call that asks for more,
-    such as a host. Then `call_id` is the id of this question alone, and the run goes on.
+    `once`: a yes is valid for this call only, whatever its scope, because the call is too dangerous. `flow`: it could
+    let private data out, or make a lasting change, because text of others asked for it. `hook`: a hook asks, so no
+    option and no rule answers. `during` names a running call that asks for more; then `call_id` names this question.
     """
 
     call_id: str

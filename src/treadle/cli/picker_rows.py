@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle.app.settings import Settings, config_folder
-from treadle.cli.console import format_time_since
+from treadle.cli.console import escape_controls, format_time_since
 from treadle.events import MessageReceived
 from treadle.log.base import Log, SessionInfo, SessionQuery
 from treadle.messages import render_parts
@@ -40,6 +41,11 @@ class PickerRow(Struct, frozen=True):
     """Shown below the list for the picked row."""
     problem: str = ""
     """Why it is not reachable, and what to do. Such rows come last."""
+
+    def escape(self) -> PickerRow:
+        """Return the row as it may be drawn: a workspace, a server or a message of others may have written its texts."""
+        texts = {name: escape_controls(getattr(self, name)) for name in ("label", "passage", "problem")}
+        return replace(self, facts=tuple(map(escape_controls, self.facts)), **texts)
 
 
 async def list_model_rows(settings: Settings, keyring: Keyring | None = None, current: str = "") -> list[PickerRow]:

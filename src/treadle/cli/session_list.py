@@ -24,8 +24,9 @@ MIN_NAME_COLUMNS = 12
 MAX_HELPERS = 20
 """How many rows there may be for each session that `--limit` counts."""
 _STATUS_WORDS = {"waiting": "needs you"}
+# By the first word of the status.
 _STYLES = {
-    **dict.fromkeys(("waiting", "unfinished", "retries"), "bold yellow"),
+    **dict.fromkeys(("needs", "unfinished", "retries"), "bold yellow"),
     **dict.fromkeys(("answered", "idle", "stopped", "cancelled"), "dim"),
     "running": "magenta",
     "failed": "red",
@@ -104,7 +105,7 @@ def print_sessions(found: Sequence[SessionInfo], settings: Settings) -> None:
         widths[2] = min(widths[2], max(MIN_NAME_COLUMNS, width - 1 - others))
     for number, (row, prefix) in enumerate(zip(cells, prefixes, strict=True)):
         row[2] = prefix + console.truncate_line(row[2], widths[2] - len(prefix))
-        styles = {1: _find_style(row[1]), 2: "dim" if prefix else ""} if number else {}
+        styles = {1: _STYLES.get(row[1].partition(" ")[0], ""), 2: "dim" if prefix else ""} if number else {}
         pieces: list[str] = []
         for at, text in enumerate(row):
             space = " " * (widths[at] - console.measure_width(text))
@@ -141,11 +142,6 @@ def choose_bars() -> Mapping[str, str]:
     if wants_ascii() or not console.is_terminal(sys.stdout):
         return {"line": "|", "fork": "|", "end": "`"}
     return {"line": "│", "fork": "├", "end": "└"}
-
-
-def _find_style(words: str) -> str:
-    names = {shown: name for name, shown in _STATUS_WORDS.items()}
-    return _STYLES.get(names.get(words, words.partition(" ")[0]), "")
 
 
 def describe_status(info: SessionInfo) -> str:

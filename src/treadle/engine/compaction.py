@@ -6,7 +6,7 @@ Only the messages to the model change. The log keeps everything. `model_call.py`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal, cast
 
 from msgspec import Struct
@@ -360,14 +360,9 @@ def measure_context(state: State, request: Request, window: int | None) -> Break
     scaled = {name: size * used // max(total, 1) for name, size in parts.items()}
     scaled["history"] += used - sum(scaled.values())
     free = max(0, window - used) if window else None
-    largest = tuple((name, results[name] * used // max(total, 1)) for name in _find_largest(results, total))
-    return Breakdown(window, used, **scaled, free=free, estimated=not state.is_counted, largest=largest)
-
-
-def _find_largest(results: Mapping[str, int], total: int) -> list[str]:
-    """Find the largest results, those that matter: at least 2 % of the context each."""
-    found = sorted(results, key=lambda name: -results[name])[:3]
-    return [name for name in found if results[name] * 50 >= total]
+    largest = sorted(results, key=lambda name: -results[name])[:3]  # those of more than 2 % are shown
+    shown = tuple((name, results[name] * used // total) for name in largest if results[name] * 50 > total)
+    return Breakdown(window, used, **scaled, free=free, estimated=not state.is_counted, largest=shown)
 
 
 def _count_tagged_tokens(kind: re.Pattern[str], text: str) -> int:

@@ -100,7 +100,6 @@ def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
 def render_head(state: str, name: str, argument: str, facts: Sequence[str], width: int, theme: Theme) -> str:
     """Render the line of a call. Its facts stay. A command loses its end, and a path its beginning."""
     is_path = "/" in argument and " " not in argument and "://" not in argument
-    tool = escape_controls(" ".join(tool.split()))  # a model may call a tool of any name
     glyph, role, _ = STATES[state]
     tail = theme.join_facts("", [fact for fact in facts if fact], max(0, width - len(name) - 10))
     room = max(8, width - 2 - measure_width(name) - measure_width(tail))
@@ -110,7 +109,7 @@ def render_head(state: str, name: str, argument: str, facts: Sequence[str], widt
 
 
 def _pad_name(tool: str, width: int) -> str:
-    tool = escape_controls(tool)  # a model may invent a name
+    tool = escape_controls(" ".join(tool.split()))  # a model may invent a name
     return f"{tool:<{TOOL_COLUMN}}" if width >= WIDE and len(tool) < TOOL_COLUMN else f"{tool} "
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
-from treadle.cli.console import escape_controls, measure_width
+from treadle.cli.console import measure_width
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.picker_rows import PickerRow
 from treadle.cli.terminal.cells import join_keys, pad
@@ -31,7 +29,7 @@ class Picker:
     ) -> None:
         self.result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._title, self._enter, self._more_key, self._empty = title, enter, more_key, empty
-        self._rows = sorted(map(_escape_row, rows), key=lambda row: bool(row.problem))
+        self._rows = sorted((row.escape() for row in rows), key=lambda row: bool(row.problem))
         self._found, self._picked = self._rows, 0
         self._problem = ""
 
@@ -126,10 +124,3 @@ class Picker:
                 break
             line, used = f"{line}  {theme.paint(pad(fact, width, theme), 'quiet')}", used + 2 + width
         return line.rstrip()
-
-
-def _escape_row(row: PickerRow) -> PickerRow:
-    """Escape what is shown of a row: a workspace, a server or a message of others may have written it."""
-    facts = tuple(map(escape_controls, row.facts))
-    texts = {name: escape_controls(getattr(row, name)) for name in ("label", "passage", "problem")}
-    return replace(row, facts=facts, **texts)

@@ -43,7 +43,7 @@ class PickerRow(Struct, frozen=True):
     """Why it is not reachable, and what to do. Such rows come last."""
 
     def escape(self) -> PickerRow:
-        """Return the row as it may be drawn: a workspace, a server or a message of others may have written its texts."""
+        """Return the row as it may be drawn: a workspace, a server or a message may have its texts from others."""
         texts = {name: escape_controls(getattr(self, name)) for name in ("label", "passage", "problem")}
         return replace(self, facts=tuple(map(escape_controls, self.facts)), **texts)
 

@@ -105,6 +105,12 @@ async def test_nonsense_becomes_no_command_however_clear_the_choice_is(
     assert [call.arguments for call in reply.calls] == ['{"path": "make"}']
 
 
+async def test_a_greeting_is_answered_without_ranking_the_tools(tmp_path: Path) -> None:
+    engine = Scripted(json.dumps({"prompt": "…"}), pieces("Hello!"))
+    _, reply = await drive(build_small_driver(tmp_path, engine), Request("", (user("Hello, how are you?"),), (READ,)))
+    assert (reply.text, len(engine.asked)) == ("Hello!", 2)
+
+
 async def test_a_reply_that_begins_like_an_earlier_one_is_asked_for_again_without_it(tmp_path: Path) -> None:
     copied = "I am not able to assist you. "
     earlier = (user("hello"), ModelMessage(f"Hello! {copied}"))

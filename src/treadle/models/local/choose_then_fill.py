@@ -190,6 +190,8 @@ class ChooseThenFill(Driver):
         self, tools: Sequence[ToolSpec], sources: ValueSources, is_required: bool = False
     ) -> ToolSpec | None:
         """The likeliest tool whose arguments can be found, unless a plain answer is likelier."""
+        if not is_required and all(word in FILLERS for word in extract_words(sources.clause)):
+            return None  # it says too little, like a greeting. Ranking takes seconds after the engine has started.
         key = repr(tools)
         if key not in self._choosers:
             if len(self._choosers) >= MOST_TOOL_SETS:
@@ -197,11 +199,10 @@ class ChooseThenFill(Driver):
             self._choosers[key] = ToolChooser(self._engine, self._chat, tools, self._cache)
         chooser = self._choosers[key]
         offered = {tool.name: tool for tool in tools}
-        says_little = all(word in FILLERS for word in extract_words(sources.clause))
         for name, lead in (await chooser.rank_tools(sources.clause, self._progress)).items():
             tool = offered[name]
             # Nonsense may have a clear lead. It must not become a command.
-            is_clear = lead >= CLEAR_LEAD and not says_little and not argument_values.is_written_freely(tool)
+            is_clear = lead >= CLEAR_LEAD and not argument_values.is_written_freely(tool)
             is_likely = is_clear or (lead > 0 and shares_telling_word(tool, sources.clause))
             is_meant = is_required or is_likely or argument_values.needs_only_named_file(tool, sources)
             if is_meant and argument_values.can_fill(tool, sources):

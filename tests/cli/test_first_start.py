@@ -102,3 +102,11 @@ def read_number(text: str, label: str) -> str:
 
 def list_settings(home: Path) -> list[Path]:
     return [path for path in home.rglob("*") if path.name in ("config.toml", "keys")]
+
+
+async def test_the_banner_breaks_no_word_of_a_long_reason(place: Place) -> None:
+    async with place.screen("chat", env={**NO_SERVERS, "OPENAI_API_KEY": "sk-test"}, columns=44) as screen:
+        await screen.until("What shall be done?")
+        lines = [line.strip() for line in screen.text.splitlines()]
+        assert {"OPENAI_API_KEY is set", "writes in this folder only; no", "network"} <= set(lines)
+        assert await screen.leave() == 0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from textwrap import wrap
 
 from treadle import Run, __version__, events
 from treadle.app.compose import open_keyring, set_progress_listener
@@ -17,7 +18,7 @@ from treadle.app.session_worktree import describe_next_steps
 from treadle.cli.approval_text import shorten_home
 from treadle.cli.chat_access import cycle_access, offer_plan
 from treadle.cli.choose_session import choose_session
-from treadle.cli.console import Notifier, escape_controls, is_dumb_terminal, is_terminal, print_note
+from treadle.cli.console import Notifier, escape_controls, is_dumb_terminal, is_terminal, measure_width, print_note
 from treadle.cli.find_session import find_latest_session
 from treadle.cli.first_start import offer_first_start
 from treadle.cli.interactive import InteractiveTerminal
@@ -199,7 +200,7 @@ class ChatTerminal(InteractiveTerminal):
                 self.console.draft = self.first_message
 
     def _render_banner(self, facts: Sequence[events.AnyFact]) -> list[str]:
-        """Render three lines: name and folder, model and why it was chosen, access and what it allows."""
+        """Render name and folder, model and why it was chosen, access and what it allows. Long reasons stand below."""
         theme, settings, opened = self.console.theme, self.opened.settings, self.opened
         lines = [f"{theme.paint('treadle', 'pick')} {__version__}  {escape_controls(shorten_home(settings.folder))}"]
         rows = [("model", opened.model.name, opened.model_reason)]
@@ -210,8 +211,12 @@ class ChatTerminal(InteractiveTerminal):
         rows.append(("access", self.access, describe_access(self.access, settings.network)))
         column = max(len(name) for name, _, _ in rows)
         for name, value, why in rows:
-            line = f"  {theme.paint(f'{name:<{column}}', 'quiet')}  {escape_controls(value)}"
-            lines.append(line + (f"  {theme.paint(escape_controls(why), 'quiet')}" if why else ""))
+            value, why = escape_controls(value), escape_controls(why)
+            room = max(20, self.console.width - column - 5)
+            fits = measure_width(value) + 2 + measure_width(why) <= room
+            beside, below = (why, []) if fits else ("", wrap(why, room))
+            head = f"  {theme.paint(f'{name:<{column}}', 'quiet')}  {value}  {theme.paint(beside, 'quiet')}"
+            lines += [head.rstrip(), *(f"{' ' * (column + 4)}{theme.paint(line, 'quiet')}" for line in below)]
         return lines
 
     def describe_status(self, columns: int) -> str:

@@ -62,8 +62,8 @@ async def test_new_with_an_id_that_is_taken_is_a_conflict() -> None:
             pass
 
 
-@pytest.mark.parametrize("wrong", ["", "last", "a/b", "..", "-x", "x y", "é", "x" * 65, "x\n"])
-async def test_an_id_that_is_no_id_is_refused(wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["", "last", "a/b", "..", "-x", "x y", "é", "x" * 65, "x\n", 7, None])
+async def test_an_id_that_is_no_id_is_refused(wrong: Any) -> None:
     log, agent = InMemoryLog(), Agent(ScriptedModel())
     async with agent.session(log):
         pass

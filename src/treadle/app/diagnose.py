@@ -211,11 +211,12 @@ async def find_model_sources(keyring: Keyring | None = None) -> AsyncIterator[Mo
     The servers are asked at the same time. Keys come from the keyring; without one, from the environment.
     """
     if has_local_runtime():
-        kept = tuple(weights.name_installed(file) for file in weights.list_installed())
+        names = (weights.name_installed(file) for file in weights.list_installed())
+        larger = tuple(name for name in names if name != "local")
         why = f"ready{_describe_loaded_engines()}"
         if weights.find_weights(None) is None:
             why = "its weights are downloaded at first use: treadle models pull local"
-        yield ModelSource("local", True, why, kept)
+        yield ModelSource("local", True, why, larger)
     else:
         missing = 'not installed; run: pip install "treadle[local]"'
         yield ModelSource("local", False, missing, advice=missing)

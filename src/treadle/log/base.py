@@ -61,9 +61,9 @@ SESSION_ID_RULE = (
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def is_session_id(text: str) -> bool:
+def is_session_id(value: object) -> bool:
     """Whether a session can have this id, as `SESSION_ID_RULE` says."""
-    return bool(_SESSION_ID.fullmatch(text)) and text != LAST
+    return isinstance(value, str) and bool(_SESSION_ID.fullmatch(value)) and value != LAST
 
 
 class SessionInfo(Struct, frozen=True):

@@ -13,6 +13,7 @@ import tempfile
 
 from treadle import Agent, Limits
 from treadle.events import ModelReplied
+from treadle.models.local.local_model import LocalModel
 from treadle.tools.builtin import build_default_tools
 
 Wanted = tuple[str, str, dict[str, str]]
@@ -88,8 +89,9 @@ async def first_call(agent: Agent, request: str, folder: str) -> tuple[str, dict
 
 async def main(requests: list[Wanted]) -> None:
     right = done = 0
+    model = LocalModel()  # one for all sessions, so that it is loaded once
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as kept:
-        agent = Agent("local", tools=build_default_tools(kept=kept), limits=Limits(turns=1))
+        agent = Agent(model, tools=build_default_tools(kept=kept), limits=Limits(turns=1))
         for request, tool, wanted in requests:
             called, given = await first_call(agent, request, folder)
             # An argument that is left out has its default: no pattern, this folder.
@@ -99,6 +101,7 @@ async def main(requests: list[Wanted]) -> None:
             right, done = right + (called == tool), done + fits
             if not fits:
                 print(f"{request} -> {called} {given}, wanted {tool} {wanted}")
+    await model.close()
     print(f"{len(requests)} requests: {right} with the right tool, {done} also with the right arguments")
 
 

@@ -110,11 +110,14 @@ class _Command:
 
     async def prune(self) -> int:
         args, before = self._args, time.time() - parse_age(self._args.older_than)
+        size = self._file.stat().st_size
         async with open_store(self._settings, read_only=args.dry_run) as log:
             old = await store_care.find_old_sessions(log, before, keep_named=args.keep_named)
             if not args.dry_run:
                 old = await store_care.prune_sessions(log, old, self._report)
-        freed = 0 if args.dry_run else store_care.shrink_store(self._file)
+        if not args.dry_run:
+            store_care.shrink_store(self._file)
+        freed = max(0, size - self._file.stat().st_size)  # deleting has given some back already
         self._console.set_work_line("")
         rows = [
             [info.id[:12], console.format_time_since(info.updated_at), info.status, info.name or "–"] for info in old

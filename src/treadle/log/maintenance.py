@@ -183,13 +183,11 @@ def vacuum_store(path: Path, report: Report) -> tuple[int, int]:
     return before, path.stat().st_size
 
 
-def shrink_store(path: Path) -> int:
-    """Give unused pages back, also while others use the store. Return by how many bytes the file became smaller."""
-    before = path.stat().st_size
+def shrink_store(path: Path) -> None:
+    """Give unused pages back, also while others use the store."""
     with closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as db:
         while give_back_space(db):
             pass
-    return max(before - path.stat().st_size, 0)
 
 
 def _build_in_use(path: Path) -> StoreBusy:

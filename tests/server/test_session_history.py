@@ -48,6 +48,20 @@ async def test_checkpoints_are_listed_page_by_page_with_their_content() -> None:
         assert paged == points
 
 
+async def test_the_state_of_a_session_is_shown_now_and_at_a_position() -> None:
+    async with serve_script(call("note", id="a", text="x"), "done") as client:
+        session_id = await client.session(name="work")
+        await client.send(session_id, "go")
+        path = f"/v1/sessions/{session_id}/state"
+        now = await client.json("GET", path)
+        assert [message["text"] for message in now["messages"]] == ["go", "done"] and now["status"] == "idle"
+        assert now["calls"] == [{"id": "a", "tool": "note", "status": "ok"}] and now["name"] == "work"
+        then = await client.json("GET", f"{path}?at={now['seq'] - 3}")
+        assert (then["seq"], then["status"], then["last"]) == (now["seq"] - 3, "running", None)
+        problem = await client.problem("GET", f"{path}?at={now['seq'] + 1}", status=422)
+        assert f"positions 1 to {now['seq']}" in str(problem)
+
+
 @pytest.mark.parametrize("fork", [False, True])
 async def test_a_run_goes_on_from_a_checkpoint_in_place_and_in_a_fork(fork: bool) -> None:
     async with serve_script(call("note", id="a", text="x"), "first", "second") as client:

@@ -1,24 +1,27 @@
-"""The past of a session: its checkpoints, going on from one, what its calls changed in files, and rewinding."""
+"""The past of a session: its state then, its checkpoints, going on from one, what calls changed, and rewinding."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
 from treadle import Session
+from treadle.dialects.state_view import build_state_view
 from treadle.errors import BadInput, Conflict
 from treadle.permissions.policy import choose_narrowest, find_narrowest_tier
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer, require_right
 from treadle.server.session_control import RunAccepted
 from treadle.server.sessions import LimitsBody
+from treadle.server.streams import describe_content
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["sessions"])
 Position = Annotated[int, Field(ge=1, le=2**53)]
 After = Annotated[int, Query(ge=0, le=2**53)]
+STATE = describe_content("the state of the session", "application/json")
 
 
 class CheckpointView(BaseModel):
@@ -94,6 +97,19 @@ class RewindView(BaseModel):
     skipped: list[UnchangedFile]
     done: bool
     seq: int
+
+
+@router.get("/state", response_class=Response, responses=STATE)
+async def get_state(
+    service: CurrentService, token: Viewer, session_id: str, at: Annotated[int | None, Query(ge=1, le=2**53)] = None
+) -> Any:
+    """Show the state of a session at a position: its conversation, calls, questions and usage. Default is now."""
+    session = await service.runtime.open(session_id)
+    try:
+        state = await session.state() if at is None else await session.at(at)
+    except BadInput as error:
+        raise build_field_error("at", str(error)) from None
+    return Response(msgspec.json.encode(build_state_view(state)), media_type="application/json")
 
 
 @router.get("/checkpoints")

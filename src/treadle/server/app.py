@@ -14,9 +14,11 @@ from treadle.server import (
     catalogue,
     conversations_api,
     home,
+    login,
     loop_api,
     messages_api,
     openai_api,
+    page,
     problems,
     responses_api,
     session_control,
@@ -86,6 +88,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
     for part in (
         sessions,  # first, because most requests are for them
         home,
+        login,
         session_control,
         session_history,
         loop_api,
@@ -96,6 +99,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         messages_api,
         catalogue,
         sockets,
+        page,
     ):
         app.include_router(part.router)
     problems.install_error_handlers(app)

@@ -9,6 +9,8 @@ from pathlib import Path
 from treadle.errors import BadInput
 from treadle.server.tokens import Token, check_tokens
 
+PAGE_FOLDER = Path(__file__).parent / "static"
+"""Where a build puts the web page."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -51,6 +53,7 @@ class ServerConfig:
     max_anonymous: int = 2048
     max_anonymous_per_address: int = 1024
     skill_autogen: bool = False
+    page_folder: Path = PAGE_FOLDER
 
     def check_access(self) -> None:
         """Raise `BadInput` when nobody decided who may use the server, or when a token can be guessed."""

@@ -23,6 +23,7 @@ import msgspec
 
 from treadle.messages import Json
 from treadle.server.config import LOOPBACK_NAMES, ServerConfig
+from treadle.server.public_paths import READING_METHODS, is_public
 from treadle.server.tokens import ANYONE, Token
 
 AsgiScope: TypeAlias = MutableMapping[str, Any]
@@ -31,9 +32,7 @@ Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
 Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 
-PUBLIC_PATHS = frozenset(("/", "/health", "/login", "/favicon.ico", "/api/hello"))  # Claude Code probes the last
 TOKEN_HEADERS = frozenset(("authorization", "x-api-key"))
-METHODS_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -68,6 +67,8 @@ CONNECTION_KEY = "treadle.connection"
 COOKIE_NAME = "treadle_login"
 COOKIE_SECONDS = 30 * 24 * 3600.0
 TICKET_SECONDS = 600.0
+LOGIN_BYTES = 4096
+"""How long a body may be before the sender has logged in."""
 _MAX_CLIENTS = 4096
 
 
@@ -137,20 +138,24 @@ class Tokens:
     def find_by_headers(self, headers: dict[str, str]) -> Token | None:
         """Find the token of a request: in its Authorization or x-api-key header, or else in its login cookie."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [bearer if kind.lower() == "bearer" else "", headers.get("x-api-key", "")]
         if TOKEN_HEADERS & headers.keys():
-            found = None
-            for value in (text.strip().encode("utf-8", "replace") for text in given if text):
-                for token in self._tokens:  # compare all of them, so that the time taken reveals nothing
-                    if hmac.compare_digest(token.value.encode(), value):
-                        found = token
-            return found
+            given = [bearer if kind.lower() == "bearer" else "", headers.get("x-api-key", "")]
+            found = [self.find_by_value(text) for text in given if text]
+            return next((token for token in reversed(found) if token is not None), None)
         # The standard library may take minutes over a hostile header, so we read the cookies ourselves.
         for pair in headers.get("cookie", "").split(";"):
             name, _, value = pair.partition("=")
             if name.strip() == COOKIE_NAME:
                 return self.find_by_cookie(value.strip(' "'))
         return None
+
+    def find_by_value(self, text: str) -> Token | None:
+        """Find the token that has this value."""
+        value, found = text.strip().encode("utf-8", "replace"), None
+        for token in self._tokens:  # compare all of them, so that the time taken reveals nothing
+            if hmac.compare_digest(token.value.encode(), value):
+                found = token
+        return found
 
     def find_by_cookie(self, value: str) -> Token | None:
         """Find the token of a login cookie, while the cookie is valid."""
@@ -183,6 +188,15 @@ class Tokens:
     @property
     def has_tokens(self) -> bool:
         return bool(self._tokens)
+
+    def list_tokens(self) -> tuple[Token, ...]:
+        """List the tokens with their values."""
+        return self._tokens
+
+    def check_attempts(self, client: str) -> None:
+        """Refuse a client that has sent too many wrong tokens."""
+        if wait := self.seconds_until_retry(client):
+            raise Refusal(429, "too_many_wrong_tokens", "too many requests with a wrong token", retry_after=wait)
 
     def record_wrong_token(self, client: str) -> None:
         """Count a wrong token from this client."""
@@ -233,7 +247,8 @@ class Guard:
             scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"cookie"]  # no route reads them
             bucket = self._take_rate(token)
             if scope["type"] == "http":
-                receive = await self._check_body(scope, headers, receive)
+                max_bytes = self._config.body_bytes if token.rights else LOGIN_BYTES
+                receive = await self._check_body(scope, headers, receive, max_bytes)
             if scope.get("method") == "HEAD":
                 await _answer_head(self._app, scope, receive, send_with_headers)
             else:
@@ -283,11 +298,9 @@ class Guard:
         if not self._tokens.has_tokens:
             return ANYONE
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path in PUBLIC_PATHS and scope.get("method", "GET") in METHODS_WITHOUT_BODY:
+        if scope["type"] == "http" and is_public(path, scope["method"]):
             return Token("nobody", "", frozenset())
-        wait = self._tokens.seconds_until_retry(client)
-        if wait:
-            raise Refusal(429, "too_many_wrong_tokens", "too many requests with a wrong token", retry_after=wait)
+        self._tokens.check_attempts(client)
         if TOKEN_HEADERS & headers.keys() or "cookie" in headers:
             self._tokens.record_wrong_token(client)
         raise Refusal(
@@ -310,11 +323,11 @@ class Guard:
         bucket.active += 1
         return bucket
 
-    async def _check_body(self, scope: AsgiScope, headers: dict[str, str], receive: Receive) -> Receive:
+    async def _check_body(self, scope: AsgiScope, headers: dict[str, str], receive: Receive, max_bytes: int) -> Receive:
         """Read the whole body and refuse it unless it is JSON of an allowed size and depth."""
-        if scope["method"] in METHODS_WITHOUT_BODY:
+        if scope["method"] in READING_METHODS:
             return receive
-        body = await self._read_body(headers, receive)
+        body = await _read_body(headers, receive, max_bytes)
         if body:
             if headers.get("content-encoding", "identity").strip().lower() != "identity":
                 raise Refusal(415, "encoded", "a body must be plain JSON", "send it without Content-Encoding")
@@ -332,23 +345,24 @@ class Guard:
 
         return receive_again
 
-    async def _read_body(self, headers: dict[str, str], receive: Receive) -> bytes:
-        max_bytes, length = self._config.body_bytes, headers.get("content-length", "0")
-        too_large = Refusal(413, "too_large", f"a body may have {max_bytes} bytes")
-        if not length.isdigit() or int(length) > max_bytes:
+
+async def _read_body(headers: dict[str, str], receive: Receive, max_bytes: int) -> bytes:
+    length = headers.get("content-length", "0")
+    too_large = Refusal(413, "too_large", f"a body may have {max_bytes} bytes")
+    if not length.isdigit() or int(length) > max_bytes:
+        raise too_large
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refusal(400, "disconnected", "the body ended early")
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > max_bytes:
             raise too_large
-        pieces: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Refusal(400, "disconnected", "the body ended early")
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if size > max_bytes:
-                raise too_large
-            if not message.get("more_body"):
-                return b"".join(pieces)
+        if not message.get("more_body"):
+            return b"".join(pieces)
 
 
 def is_too_deep(body: bytes, max_depth: int) -> bool:

@@ -31,6 +31,7 @@ from treadle.server.problems import build_field_error, build_no_model_error
 from treadle.server.readiness import Readiness
 from treadle.server.registry import Registry
 from treadle.server.response_runs import ResponseRuns
+from treadle.server.static_files import StaticFiles
 from treadle.server.streams import OpenStreams
 from treadle.server.tokens import Right, Token
 
@@ -101,6 +102,7 @@ class Service:
         self.observer = LogObserver()
         self.streams = OpenStreams(config.keep_alive)
         self.registry = Registry()
+        self.page = StaticFiles(config.page_folder)
         agents = AgentResponses(runtime, self.open_for_use, self.detach_at_shutdown)
         self.responses = ResponseRuns(runtime, self.get_model, agents)
         self.counting = asyncio.Semaphore(COUNTS_AT_ONCE)

@@ -7,7 +7,7 @@ import secrets
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +17,8 @@ from treadle.events import Grant
 
 Right = Literal["view", "send", "approve"]
 MIN_TOKEN_LENGTH = 16
-RIGHTS: frozenset[Right] = frozenset(("view", "send", "approve"))
+RIGHT_NAMES: tuple[Right, ...] = get_args(Right)
+RIGHTS: frozenset[Right] = frozenset(RIGHT_NAMES)
 
 
 class Token(Struct, frozen=True):

@@ -1,0 +1,95 @@
+"""Logging in by a link or a token, logging out, and what the page learns about who is logged in."""
+
+import aiohttp
+import pytest
+
+from tests.kit.server import OWNER, Client, create_token, serve_script
+from tests.kit.sessions import PATIENCE
+from treadle import Grant, __version__
+from treadle.server.guard import COOKIE_NAME
+
+
+class Browser(Client):
+    """A client that has no token and keeps cookies."""
+
+    async def __aenter__(self) -> "Browser":
+        self.headers = {}
+        jar, timeout = aiohttp.CookieJar(unsafe=True), aiohttp.ClientTimeout(total=PATIENCE)
+        self.http = aiohttp.ClientSession(self.base, cookie_jar=jar, timeout=timeout)
+        self.request = self.http.request
+        return self
+
+
+async def test_a_token_logs_a_browser_in_until_it_logs_out() -> None:
+    reader = create_token("reader", "view")
+    async with serve_script(tokens=(OWNER, reader)) as client, Browser(client.base) as browser:
+        await browser.problem("GET", "/v1/me", status=401)
+        async with browser.request("POST", "/login", json={"token": f" {reader.value}\n"}) as answer:
+            assert (answer.status, await answer.read()) == (204, b"")
+            cookie = answer.headers["set-cookie"].lower()
+        for part in ("httponly", "samesite=strict", "max-age=2592000", "path=/"):
+            assert part in cookie, part
+        assert reader.value not in cookie
+        assert await browser.json("GET", "/v1/me") == {"name": "reader", "rights": ["view"], "version": __version__}
+        await browser.problem("POST", "/v1/sessions", {}, 403)
+        await browser.json("POST", "/logout", status=204)
+        assert not [cookie for cookie in browser.http.cookie_jar if cookie.key == COOKIE_NAME]
+        await browser.problem("GET", "/v1/me", status=401)
+        await browser.json("POST", "/logout", status=204)
+
+
+async def test_wrong_tokens_at_the_login_are_limited_as_elsewhere() -> None:
+    async with serve_script(max_wrong_tokens=3) as client, Browser(client.base) as browser:
+        for _ in range(2):
+            problem = await browser.problem("POST", "/login", {"token": "wrong"}, 401)
+            assert problem["param"] == "token" and "wrong" not in problem["message"]
+        await browser.problem("GET", "/v1/me", status=401, headers={"authorization": "Bearer wrong"})
+        for token in ("wrong", OWNER.value):
+            async with browser.request("POST", "/login", json={"token": token}) as answer:
+                assert answer.status == 429 and int(answer.headers["retry-after"]) > 0
+                assert "set-cookie" not in answer.headers
+
+
+async def test_a_login_needs_a_small_json_body_from_this_page() -> None:
+    async with serve_script() as client, Browser(client.base) as browser:
+        body = {"token": OWNER.value}
+        hostile: list[dict[str, str]] = [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}]
+        for headers in hostile:
+            for path in ("/login", "/logout"):
+                async with browser.request("POST", path, json=body, headers=headers) as answer:
+                    assert answer.status == 403 and "set-cookie" not in answer.headers
+        async with browser.request("POST", "/login", data=body) as answer:
+            assert answer.status == 415
+        await browser.problem("POST", "/login", {"token": "x" * 5000}, 413)
+        for wrong in ({}, {"token": ""}, {"token": 1}, {"token": OWNER.value, "more": 1}):
+            assert (await browser.problem("POST", "/login", wrong, 422))["type"]
+
+
+async def test_the_login_link_leads_to_a_path_of_the_page() -> None:
+    async with serve_script() as client, Browser(client.base) as browser:
+        for path, address in {"": "./", "&next=/s/ses_1": "./s/ses_1", "&next=//evil.example": "./"}.items():
+            link = (await client.json("POST", "/v1/tickets", status=201))["path"]
+            async with browser.request("GET", link + path, allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["location"]) == (303, address)
+            await browser.problem("GET", link, status=403)
+        assert (await browser.json("GET", "/v1/me"))["rights"] == ["view", "send", "approve"]
+
+
+async def test_tokens_are_listed_without_their_values() -> None:
+    narrow = create_token("narrow", "view", "send", grant=Grant(tier="read-only", forbid=("shell",)))
+    async with serve_script(tokens=(OWNER, narrow)) as client:
+        async with client.request("GET", "/v1/tokens") as answer:
+            text = await answer.text()
+        assert OWNER.value not in text and narrow.value not in text
+        owner, other = await client.json("GET", "/v1/tokens")
+        assert owner == {"name": "owner", "rights": ["view", "send", "approve"], "grant": None, "current": True}
+        assert (other["rights"], other["current"]) == (["view", "send"], False)
+        assert (other["grant"]["tier"], other["grant"]["forbid"]) == ("read-only", ["shell"])
+
+
+@pytest.mark.parametrize("path", ["/login", "/v1/tickets"])
+async def test_a_server_that_is_open_to_everyone_needs_no_login(path: str) -> None:
+    async with serve_script(tokens=(), open_to_everyone=True) as client:
+        assert (await client.json("GET", "/v1/me"))["name"] == "anyone"
+        assert await client.json("GET", "/v1/tokens") == []
+        await client.problem("POST", path, {"token": "x"}, 409)

@@ -18,7 +18,8 @@ from treadle.errors import BadInput
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.server.guard import COOKIE_NAME, Guard, Tokens, is_too_deep
-from treadle.server.serve import DrainingServer, ServeOptions, is_loopback, serve, serve_app
+from treadle.server.login_link import is_loopback
+from treadle.server.serve import DrainingServer, ServeOptions, serve, serve_app
 from treadle.server.tokens import Token, load_tokens
 from treadle.testing import call
 

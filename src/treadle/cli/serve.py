@@ -16,6 +16,7 @@ from treadle.cli.options import (
 
 EXAMPLES = """\
   treadle serve                                  on this machine only, with the first model that works
+  treadle serve --open                           and open the web page in the browser, logged in
   treadle serve --model local --port 9000
   treadle serve --host 0.0.0.0 --host-name box.example.org --root ~/projects
 """
@@ -29,6 +30,7 @@ def parser() -> Parser:
     server.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
     server.add_argument("--port", type=int, default=8420, help="default: 8420")
     server.add_argument("--host-name", metavar="NAME", action="append", help="a host name that requests may use")
+    server.add_argument("--open", action="store_true", help="open the web page in the browser, logged in")
     server.add_argument("--origin", metavar="URL", action="append", help="another web page that may send requests")
     server.add_argument("--root", metavar="DIR", action="append", help="a folder of workspaces (default: this one)")
     server.add_argument("--offer", metavar="MODEL", action="append", help="another model that requests may name")
@@ -59,6 +61,7 @@ async def main(args: argparse.Namespace) -> int:
         models=args.offer or (),
         token_file=args.token_file,
         grace=args.grace,
+        open_browser=args.open,
     )
     loaded = load_command_settings(args)
     for note in loaded.ignored:

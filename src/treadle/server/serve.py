@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import ipaddress
 import logging
 import os
 import socket
@@ -36,6 +35,14 @@ from treadle.server.connections import (
     raise_descriptor_limit,
     throttle_logs,
 )
+from treadle.server.login_link import (
+    ANY_ADDRESS,
+    draw_qr_code,
+    find_local_address,
+    find_phone_address,
+    is_loopback,
+    open_in_browser,
+)
 from treadle.server.tokens import load_tokens
 
 GRACE_SECONDS = 10.0
@@ -57,6 +64,7 @@ class ServeOptions:
     models: Sequence[str] = ()
     token_file: str = ""
     grace: float = GRACE_SECONDS
+    open_browser: bool = False
 
 
 async def serve(settings: Settings, options: ServeOptions) -> None:
@@ -76,7 +84,6 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
         app = create_app(opened.runtime, config)
 
         def announce(address: str) -> None:
-            ticket = app.state.service.tokens.issue_ticket(config.tokens[0])
             why = f" ({opened.model_reason})" if opened.model_reason else ""
             model = f"with {opened.model.name}{why}"
             if isinstance(opened.model, AbsentModel):
@@ -84,7 +91,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
             lines = [
                 *(f"treadle: {text}" for text in opened.notes),
                 f"treadle serves {address} {model}",
-                f"open in a browser, once: {address}/login?ticket={ticket}",
+                *build_login_lines(app, options, address),
                 f"tokens for programs are in {file}",
             ]
             sys.stderr.write("".join(f"{line}\n" for line in lines))
@@ -93,11 +100,30 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
         await serve_app(app, options.host, options.port, announce)
 
 
+def build_login_lines(app: ServerApp, options: ServeOptions, address: str) -> list[str]:
+    """Build the login links, open the first one if the person wants that, and draw the one for a phone."""
+    service = app.state.service
+
+    def build_link(base: str) -> str:  # a link works once, so each device gets its own
+        return f"{base}/login?ticket={service.tokens.issue_ticket(service.config.tokens[0])}"
+
+    link = build_link(find_local_address(address, options.host))
+    lines = [f"open in a browser, once: {link}"]
+    if options.open_browser and open_in_browser(link) is None:
+        lines.append("there is no browser to open here; open the link yourself")
+    phone = find_phone_address(options.host, int(address.rpartition(":")[2]), options.names)
+    if phone and sys.stderr.isatty():
+        lines += ["scan with a phone, once:", draw_qr_code(build_link(phone)).rstrip("\n")]
+    elif options.host in ANY_ADDRESS and not phone:
+        lines.append("other devices need a name that they can reach: --host-name NAME, which may be an IP address")
+    return lines
+
+
 def _build_config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConfig]:
     """Build the configuration. Returns it with the file of its tokens."""
     file = Path(options.token_file).expanduser() if options.token_file else data_folder() / "tokens.json"
     roots = _check_folders("--root", options.roots)
-    own = () if is_loopback(options.host) or options.host in ("0.0.0.0", "::") else (options.host,)
+    own = () if is_loopback(options.host) or options.host in ANY_ADDRESS else (options.host,)
     hosts = [name.lower() if ":" in name else f"{name.lower()}:{options.port}" for name in (*own, *options.names)]
     config = ServerConfig(
         tokens=load_tokens(file),
@@ -142,16 +168,6 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._app.state.service.drain)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to this host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def return_freed_memory() -> None:

@@ -1,0 +1,70 @@
+/** The frame of the page: the list of sessions, the page that the address names, and what floats over both. */
+
+import { effect } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+import { Side } from "./list/side.tsx";
+import { HomePage } from "./list/home-page.tsx";
+import { NewPage } from "./list/new-page.tsx";
+import { PhoneTabs } from "./list/phone-tabs.tsx";
+import { LoginPage } from "./login/login-page.tsx";
+import { StatusBanner } from "./login/status-banner.tsx";
+import { Palette } from "./palette/palette.tsx";
+import { InboxPage } from "./questions/inbox-page.tsx";
+import { startNotifications } from "./questions/notifications.ts";
+import { route, type Route } from "./router.ts";
+import { SessionPage } from "./session/session-page.tsx";
+import { SettingsPage } from "./settings/settings-page.tsx";
+import { login } from "./store/me.ts";
+import { showSession } from "./store/open-session.ts";
+import { followSessions } from "./store/sessions.ts";
+import { ComparePage } from "./time/compare-page.tsx";
+import { Toasts } from "./ui/toasts.tsx";
+
+export function App() {
+  if (login.value === "needed") return <LoginPage />;
+  if (login.value === "unknown") return <StatusBanner />;
+  return <Shell />;
+}
+
+function Shell() {
+  useEffect(() => {
+    const stops = [
+      followSessions(),
+      startNotifications(),
+      effect(() => showSession(route.value.page === "session" ? route.value.id : null)),
+    ];
+    return () => stops.forEach((stop) => stop());
+  }, []);
+  const { page } = route.value;
+  return (
+    <>
+      <StatusBanner />
+      <div class={`shell at-${page}`}>
+        <Side />
+        <Page route={route.value} />
+      </div>
+      <PhoneTabs />
+      <Palette />
+      <Toasts />
+    </>
+  );
+}
+
+function Page({ route: to }: { route: Route }) {
+  switch (to.page) {
+    case "home":
+      return <HomePage />;
+    case "inbox":
+      return <InboxPage question={to.question} />;
+    case "new":
+      return <NewPage />;
+    case "settings":
+      return <SettingsPage section={to.section} />;
+    case "session":
+      return <SessionPage key={to.id} id={to.id} tab={to.tab} at={to.at} />;
+    case "compare":
+      return <ComparePage left={to.left} right={to.right} />;
+    case "unknown":
+      return <HomePage missing={to.path} />;
+  }
+}

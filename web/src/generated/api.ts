@@ -1,0 +1,505 @@
+/** Written by scripts/write_web_types.py from the OpenAPI document. Do not edit: run `make types`. */
+
+export interface AgentView {
+  name: string;
+  description: string;
+  model: string;
+  tools: string[];
+  max_iterations: number;
+}
+
+export interface AnswersBody {
+  answers: string[];
+}
+
+export interface ApprovalAnswer {
+  decision: "allow" | "deny";
+  scope?: "call" | "tool" | "pattern" | "session";
+  comment?: string;
+  digest?: string;
+}
+
+/** An image, a file or a text that goes with a message.
+ * 
+ * `data` is base64. An image may have a `url` instead, and a text its `text`. Without a `type`, an address or an
+ * image's `media_type` makes it an image, and everything else is a file. */
+export interface Attachment {
+  type?: "" | "image" | "image_url" | "file" | "text";
+  name?: string;
+  media_type?: string;
+  data?: string;
+  url?: string;
+  image_url?: ImageAddress | string | null;
+  text?: string;
+}
+
+export interface CallResult {
+  output: string;
+  ok?: boolean;
+}
+
+export interface CancelledView {
+  cancelled: boolean;
+  outcome: RunOutcome | null;
+}
+
+/** New metadata in place of all that there was. */
+export interface ChangeConversation {
+  metadata?: Record<string, string>;
+}
+
+/** What to change in a session, starting with its next run. */
+export interface ChangeSession {
+  name?: string | null;
+  agent?: string;
+  model?: string;
+  limits?: LimitsBody | null;
+  web?: boolean | null;
+}
+
+/** How a file differs, and the calls that changed it. `others` means that somebody else changed it since.
+ * 
+ * The kinds `committed`, `moved` and `staged` are about git: `path` is then such as `.git/refs/heads/main`, and `diff`
+ * names where it was and is, and lists commits as `ID SUBJECT`. */
+export interface ChangedFile {
+  path: string;
+  kind: "added" | "modified" | "deleted" | "committed" | "moved" | "staged";
+  diff: string;
+  calls: string[];
+  others: boolean;
+}
+
+/** Checkpoints in their order. With `more`, the last `seq` is the `after` of the next page. */
+export interface CheckpointPage {
+  checkpoints: CheckpointView[];
+  more: boolean;
+}
+
+/** A position to go on from. `kind` says which of the fields after `turns` are set. */
+export interface CheckpointView {
+  seq: number;
+  kind: "after_user_input" | "before_llm" | "before_tool_calls" | "after_tool_calls";
+  turns: number;
+  user_input: Record<string, unknown>[];
+  messages: Record<string, unknown>[];
+  tools: Record<string, unknown>[];
+  calls: Record<string, unknown>[];
+  results: Record<string, unknown>[];
+}
+
+/** `undo` reverts the last compaction: the model sees the older turns again. */
+export interface CompactBody {
+  undo?: boolean;
+}
+
+export interface CompactView {
+  compacted: boolean;
+  tokens_before: number;
+  tokens_after: number;
+}
+
+export interface ConfigView {
+  provider: string;
+  model: string;
+  max_iterations: number;
+  skill_autogen: boolean;
+}
+
+/** What fills the model's window, in tokens. `window` and `free` are null when the window is unknown. */
+export interface ContextView {
+  window: number | null;
+  used: number;
+  system: number;
+  tools: number;
+  skills: number;
+  files: number;
+  history: number;
+  free: number | null;
+  estimated: boolean;
+}
+
+export interface DeletedView {
+  id: string;
+  object: string;
+  deleted: boolean;
+}
+
+/** What went wrong, and what to do about it. */
+export interface ErrorDetail {
+  type: string;
+  message: string;
+  hint: string;
+}
+
+export interface ForkBody {
+  after?: number | null;
+}
+
+/** What a token narrows: the tier and the patterns of every session that is created with it. */
+export interface GrantView {
+  tier: string;
+  tools: string[];
+  approve: string[];
+  ask: string[];
+  forbid: string[];
+}
+
+export interface HealthView {
+  status: string;
+}
+
+/** The address of an image, as OpenAI's clients write it. */
+export interface ImageAddress {
+  url: string;
+}
+
+/** A page of items. `last_id` as `after` fetches the next page. */
+export interface ItemList {
+  data: Record<string, unknown>[];
+  first_id: string | null;
+  last_id: string | null;
+  has_more: boolean;
+  object: string;
+}
+
+/** The limits of one run. Missing limits are the agent's. */
+export interface LimitsBody {
+  turns?: number | null;
+  calls?: number | null;
+  tokens?: number | null;
+  seconds?: number | null;
+  cost?: number | null;
+  retry_seconds?: number | null;
+}
+
+/** How far a model is loaded. `fraction` is from 0 to 1, or null when it is unknown. */
+export interface LoadProgress {
+  fraction: number | null;
+  message: string;
+}
+
+export interface LoginBody {
+  token: string;
+}
+
+/** Who is logged in, what the person may do, and the version of the server. */
+export interface MeView {
+  name: string;
+  rights: ("view" | "send" | "approve")[];
+  version: string;
+}
+
+export interface MemoryName {
+  id: string;
+}
+
+export interface MemoryText {
+  content: string;
+}
+
+/** A memory. `scope` is its workspace; an empty scope means every workspace.
+ * 
+ * `session_id` is the session that it comes from, and empty when a person added it. It is `untrusted` if that session
+ * had read text that others wrote. */
+export interface MemoryView {
+  id: string;
+  content: string;
+  kind: "fact" | "preference" | "procedure";
+  scope: string;
+  session_id: string;
+  created_at: number;
+  untrusted: boolean;
+}
+
+/** The answer to a message. */
+export interface MessageAnswer {
+  reply: string;
+  session: SessionView;
+  outcome: RunOutcome;
+  message_id: string;
+}
+
+/** One message. `partial` marks a reply that was broken off. */
+export interface MessageView {
+  role: "user" | "assistant";
+  content: string;
+  at: number;
+  seq: number;
+  partial: boolean;
+}
+
+/** All models. Anthropic's clients read `first_id`, `last_id` and `has_more`. */
+export interface ModelList {
+  object: string;
+  data: ModelView[];
+  has_more: boolean;
+  first_id: string | null;
+  last_id: string | null;
+}
+
+export interface ModelName {
+  model: string;
+}
+
+/** A model or an agent, with the fields that OpenAI's and Anthropic's clients expect.
+ * 
+ * Requests may use a model that is `loaded`. `progress` is there while it loads; `error` says why it cannot be used. */
+export interface ModelView {
+  id: string;
+  object: string;
+  created: number;
+  owned_by: string;
+  loaded: boolean;
+  window: number | null;
+  state: "loading" | "loaded" | "failed" | "unloaded";
+  progress: LoadProgress | null;
+  error: string;
+  type: string;
+  created_at: string;
+  display_name: string;
+}
+
+/** A conversation to create, with its first items. */
+export interface NewConversation {
+  items?: Record<string, unknown>[];
+  metadata?: Record<string, string>;
+}
+
+/** Items to add to a conversation. */
+export interface NewItems {
+  items: Record<string, unknown>[];
+}
+
+export interface NewMemory {
+  content: string;
+  kind?: "fact" | "preference" | "procedure";
+  scope?: string;
+}
+
+/** A message for a session. It steers a current run, or stops it first with `interrupt`. */
+export interface NewMessage {
+  content?: string;
+  attachments?: Attachment[];
+  mode?: "queue" | "interrupt";
+}
+
+/** The settings of a new session. */
+export interface NewSession {
+  agent?: string;
+  model?: string;
+  name?: string;
+  workspace?: string;
+  limits?: LimitsBody | null;
+  approve?: string[];
+  forbid?: string[];
+  web?: boolean | null;
+}
+
+export interface NextRunBody {
+  limits?: LimitsBody | null;
+}
+
+/** What a run waits for: a person, or with the kind `client_call` the client's result of a call.
+ * 
+ * `options` are the suggested answers to each of `questions`. `during` names a call that runs and asks for more. */
+export interface PendingQuestion {
+  id: string;
+  session_id: string;
+  call_id: string;
+  kind: "approval" | "input" | "client_call";
+  tool: string;
+  arguments: Record<string, unknown>;
+  safety: string;
+  why: string;
+  rule: string;
+  digest: string;
+  questions: string[];
+  options: string[][];
+  asked_at: number;
+  expires_at: number | null;
+  during: string;
+}
+
+/** The body of every error. */
+export interface Problem {
+  error: ErrorDetail;
+}
+
+export interface ProposalAnswer {
+  accept: boolean;
+}
+
+/** What was decided. `path` is the file of an accepted skill. */
+export interface ProposalDecision {
+  id: string;
+  status: "accepted" | "declined";
+  path: string;
+}
+
+/** A skill that was drafted from finished work. It is not active until a person accepts it. */
+export interface ProposalView {
+  id: string;
+  name: string;
+  description: string;
+  content: string;
+  diff: string;
+  path: string;
+  why: string;
+  created_at: number;
+}
+
+export interface ResolvedView {
+  resolved: boolean;
+}
+
+/** Go on from the checkpoint `after`, in this session or in a fork. `files` also rewinds the files to it. */
+export interface ResumeBody {
+  after: number;
+  fork?: boolean;
+  files?: boolean;
+  limits?: LimitsBody | null;
+}
+
+/** Go back to a position. `force` also overwrites files and moves branches that somebody else changed since. */
+export interface RewindBody {
+  seq: number;
+  what?: "files" | "conversation" | "both";
+  dry_run?: boolean;
+  force?: boolean;
+}
+
+/** What a rewind did, or would do: each diff leads from now to then. `done` is false for a dry run. */
+export interface RewindView {
+  to: number;
+  what: "files" | "conversation" | "both";
+  changes: ChangedFile[];
+  skipped: UnchangedFile[];
+  done: boolean;
+  seq: number;
+}
+
+/** A run was started. Watch the events after `after`. */
+export interface RunAccepted {
+  session_id: string;
+  after: number;
+}
+
+/** How a run went. `answered` is the only success. `waiting` means that somebody must answer first.
+ * 
+ * `partial_answer` is the text of a run that ended without an answer. */
+export interface RunOutcome {
+  status: "answered" | "stopped" | "failed" | "cancelled" | "waiting";
+  reason: string;
+  turns: number;
+  calls: number;
+  input_tokens: number;
+  output_tokens: number;
+  cost: number;
+  can_continue: boolean;
+  error: string;
+  partial_answer: string;
+  pending: PendingQuestion[];
+}
+
+/** A session with its messages and open questions, and how its last run ended.
+ * 
+ * `web` says whether its next run may use the web tools: the operator, the project and the session allow them.
+ * `context` and `web` are null when its model is not available. While its run waits for its provider, `retry_at` is
+ * when the model is asked again, and `retry_reason` why that is necessary. */
+export interface SessionDetail {
+  id: string;
+  name: string;
+  agent: string;
+  status: string;
+  seq: number;
+  turns: number;
+  cost: number;
+  workspace: string;
+  created_at: number;
+  updated_at: number;
+  parent: string | null;
+  retry_at: number | null;
+  model: string;
+  messages: MessageView[];
+  pending: PendingQuestion[];
+  last_run: RunOutcome | null;
+  context: ContextView | null;
+  web: boolean | null;
+  retry_reason: string;
+}
+
+export interface SessionPageView {
+  sessions: SessionView[];
+  cursor: string;
+}
+
+/** One entry in a list of sessions. `retry_at` is when a run that is parked asks its model again. */
+export interface SessionView {
+  id: string;
+  name: string;
+  agent: string;
+  status: string;
+  seq: number;
+  turns: number;
+  cost: number;
+  workspace: string;
+  created_at: number;
+  updated_at: number;
+  parent: string | null;
+  retry_at: number | null;
+}
+
+export interface SimpleAnswer {
+  approved: boolean;
+  digest?: string;
+}
+
+export interface SkillSwitch {
+  enabled: boolean;
+}
+
+/** A skill. `triggers` are the words and patterns that activate it, or `always`. */
+export interface SkillView {
+  id: string;
+  description: string;
+  triggers: string[];
+  origin: string;
+  enabled: boolean;
+}
+
+/** A link that logs a browser in once, within ten minutes. */
+export interface TicketView {
+  path: string;
+  expires_in: number;
+}
+
+export interface TokenCount {
+  input_tokens: number;
+}
+
+/** A token without its value. `current` marks the one of this request. */
+export interface TokenView {
+  name: string;
+  rights: ("view" | "send" | "approve")[];
+  grant: GrantView | null;
+  current: boolean;
+}
+
+export interface ToolView {
+  name: string;
+  description: string;
+  class: string;
+  schema: Record<string, unknown>;
+  agents: string[];
+}
+
+/** A file or git ref that the rewind did not change, and why. */
+export interface UnchangedFile {
+  path: string;
+  why: string;
+}
+
+export interface UndoBody {
+  dry_run?: boolean;
+  force?: boolean;
+}

@@ -1,0 +1,1 @@
+export function HomePage({ missing = "" }: { missing?: string }) { return <main class="main">{missing}</main>; }

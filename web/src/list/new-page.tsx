@@ -1,0 +1,1 @@
+export function NewPage() { return <main class="main" />; }

@@ -1,0 +1,1 @@
+export function Side() { return <nav class="side" aria-label="Sessions" />; }

@@ -1,0 +1,26 @@
+/** The start of the page. */
+
+import { render } from "preact";
+import { App } from "./app.tsx";
+import { startKeys } from "./keys.ts";
+import { startRouter } from "./router.ts";
+import { loadMe } from "./store/me.ts";
+import { startTheme } from "./theme.ts";
+import "./styles/tokens.css";
+import "./styles/base.css";
+import "./styles/shell.css";
+import "./list/phone.css";
+import "./session/session.css";
+import "./workspace/diff.css";
+import "./questions/questions.css";
+import "./composer/composer.css";
+import "./time/time.css";
+import "./settings/pages.css";
+import "./palette/floating.css";
+import "./login/login.css";
+
+startTheme();
+startRouter();
+startKeys();
+void loadMe();
+render(<App />, document.getElementById("app") ?? document.body);

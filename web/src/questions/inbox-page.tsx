@@ -1,0 +1,1 @@
+export function InboxPage(_: { question: string }) { return <main class="main" />; }

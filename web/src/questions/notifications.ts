@@ -1,0 +1,1 @@
+export function startNotifications(): () => void { return () => undefined; }

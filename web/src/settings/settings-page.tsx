@@ -1,0 +1,1 @@
+export function SettingsPage(_: { section: string }) { return <main class="main" />; }

@@ -1,0 +1,42 @@
+/** Who is logged in, and what they may do. The page shows no button that the server would refuse. */
+
+import { computed, signal } from "@preact/signals";
+import { api, ApiError } from "../api.ts";
+import type { MeView } from "../generated/api.ts";
+
+export type Login = "unknown" | "needed" | "done";
+
+export const me = signal<MeView | null>(null);
+export const login = signal<Login>("unknown");
+/** Why the server could not be asked at the start. Empty while all is well. */
+export const startError = signal("");
+
+export const canSend = computed(() => me.value?.rights.includes("send") ?? false);
+export const canApprove = computed(() => me.value?.rights.includes("approve") ?? false);
+
+export async function loadMe(): Promise<void> {
+  try {
+    me.value = await api.get<MeView>("/v1/me");
+    login.value = "done";
+    startError.value = "";
+  } catch (error) {
+    if (error instanceof ApiError && (error.status === 401 || error.status === 403)) login.value = "needed";
+    else startError.value = error instanceof Error ? error.message : String(error);
+  }
+}
+
+export async function logIn(token: string): Promise<void> {
+  await api.post("/login", { token });
+  await loadMe();
+}
+
+export async function logOut(): Promise<void> {
+  await api.post("/logout");
+  me.value = null;
+  login.value = "needed";
+}
+
+/** Call this when any request is answered with 401: the login has ended. */
+export function noteLoginEnded(): void {
+  if (login.value === "done") login.value = "needed";
+}

@@ -1,0 +1,1 @@
+export function ComparePage(_: { left: string; right: string }) { return <main class="main" />; }

@@ -15,17 +15,23 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup system weights run test tests again check fmt bench soak clients schema picture man lock clean
+.PHONY: help setup page system weights run test tests again check fmt bench soak clients schema types picture man lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-setup: $(STAMP) weights ## make .venv with the locked dependencies and this project, and fetch the small model
+setup: $(STAMP) page weights ## make .venv with the dependencies and this project, build the page, fetch the small model
+
+page: $(STAMP) ## build the web page, if its sources have changed
+	@$(BIN)/python packaging/build_page.py || true
 
 system: ## install what the tests need from the system, when root and missing
-	@test -x /usr/bin/bwrap || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null; } || \
+	@test -x /usr/bin/bwrap -a -x /usr/bin/chromium || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap chromium >/dev/null; } || true
+	@test -x /usr/bin/bwrap || \
 		echo "WARNING: no bubblewrap (/usr/bin/bwrap): the tests of the sandbox are skipped; apt-get install bubblewrap" >&2
+	@test -x /usr/bin/chromium || \
+		echo "WARNING: no Chromium (/usr/bin/chromium): the tests of the web page are skipped; apt-get install chromium" >&2
 
 weights: $(STAMP) ## fetch the weights of the embedded model, once
 	@$(BIN)/python examples/weights.py || \
@@ -35,7 +41,7 @@ run: $(STAMP) weights ## small jobs on the embedded model, for real
 	$(BIN)/python examples/hello.py
 
 # The check uses one core, so it runs beside the tests. Tests wait often, so three of them share two cores.
-test: $(STAMP) system weights ## check, and run all tests but the soak tests
+test: $(STAMP) page system weights ## check, and run all tests but the soak tests
 	@$(MAKE) --no-print-directory --jobs 2 check tests
 
 tests:
@@ -49,6 +55,8 @@ check: $(STAMP) ## lint, check the format, check the types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m basedpyright
+	$(BIN)/python scripts/write_web_types.py --check
+	@test ! -d web/node_modules || (cd web && PATH="$(CURDIR)/$(BIN):$$PATH" npm run --silent check)
 
 fmt: $(STAMP) ## format, and fix what the linter can fix
 	$(BIN)/ruff check --fix .
@@ -56,7 +64,7 @@ fmt: $(STAMP) ## format, and fix what the linter can fix
 
 bench: $(STAMP) ## run the benchmarks
 	$(BIN)/python benchmarks/run.py
-	for name in sandbox files cli server knowledge store walk; do echo "\n$$name\n"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in sandbox files cli server knowledge store walk web; do echo "\n$$name\n"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 soak: $(STAMP) ## run the soak tests, which take minutes or hours
 	$(BIN)/python -m pytest -m soak -n 0 --timeout 3600 $(PYTEST_FLAGS)
@@ -68,6 +76,9 @@ schema: $(STAMP) ## write docs/events.schema.json from the events
 	@mkdir -p docs
 	$(BIN)/python -c 'from treadle.export.event_schema import render_schema; print(render_schema(), end="")' > docs/.events.schema.json.new
 	@mv docs/.events.schema.json.new docs/events.schema.json
+
+types: $(STAMP) ## write web/src/generated from the events and the routes
+	$(BIN)/python scripts/write_web_types.py
 
 picture: ## draw docs/architecture.svg
 	$(PYTHON) docs/draw_architecture.py
@@ -82,7 +93,7 @@ lock: $(BIN)/uv ## write requirements.lock from pyproject.toml; LOCK_FLAGS=--upg
 	@! grep -nE '[a-z]+://' requirements.lock || { echo "requirements.lock must not name a host" >&2; exit 1; }
 
 clean: ## remove .venv, caches and built files
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis docs/.events.schema.json.new
+	rm -rf $(VENV) build dist web/node_modules src/treadle/server/static .pytest_cache .ruff_cache .hypothesis docs/.events.schema.json.new
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 $(BIN)/uv:

@@ -13,7 +13,7 @@ export default defineConfig({
   },
   server: {
     proxy: Object.fromEntries(
-      ["/v1", "/login", "/logout", "/health"].map((path) => [path, process.env.TREADLE_SERVER ?? "http://127.0.0.1:8787"]),
+      ["/v1", "/login", "/logout", "/health"].map((path) => [path, process.env.TREADLE_SERVER ?? "http://127.0.0.1:8420"]),
     ),
   },
 });

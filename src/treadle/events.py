@@ -19,7 +19,7 @@ Safety = Literal["safe", "caution", "destructive"]
 Tier = Literal["plan", "read-only", "sandbox", "full"]  # the narrowest first
 Decision = Literal["allow", "deny"]
 Scope = Literal["call", "tool", "pattern", "session"]
-MessageMode = Literal["queue", "interrupt"]
+MessageMode = Literal["queue", "interrupt", "follow_up"]  # a follow-up waits for the next run
 Trigger = Literal["message", "continue", "regenerate", "recover", "resume", "command"]
 CallStatus = Literal["ok", "error", "denied", "refused", "cancelled", "interrupted", "timed_out"]
 LimitReason = Literal["turn_limit", "call_limit", "token_limit", "time_limit", "cost_limit", "doom_loop"]
@@ -180,6 +180,14 @@ class SessionRenamed(Fact, frozen=True):
     by: Literal["user", "auto"] = "user"
 
 
+class SessionMarked(Fact, frozen=True):
+    """Somebody pinned the session, archived it, or took that back. None changes nothing."""
+
+    pinned: bool | None = None
+    archived: bool | None = None
+    by: str = ""
+
+
 class MessageReceived(Fact, frozen=True):
     """`history` is what the sender's conversation had before. It counts only for the first message of a session."""
 
@@ -188,6 +196,14 @@ class MessageReceived(Fact, frozen=True):
     mode: MessageMode = "queue"
     key: str = ""
     history: tuple[Message, ...] = ()
+
+
+class MessageEdited(Fact, frozen=True):
+    """Other `parts` for a message that no run has taken yet. Without parts, the message is withdrawn."""
+
+    id: str
+    parts: tuple[Part, ...] = ()
+    by: str = ""
 
 
 class RunRequested(Fact, frozen=True):
@@ -233,7 +249,10 @@ class TurnStarted(Fact, frozen=True):
 
 
 class ModelReplied(Fact, frozen=True):
-    """`sources` name the texts besides the conversation that the model read for the first time, such as AGENTS.md."""
+    """`sources` name the texts besides the conversation that the model read for the first time, such as AGENTS.md.
+
+    `first_token` is how many seconds after the request the first fragment of the reply came, if that was measured.
+    """
 
     text: str = ""
     reasoning: str = ""
@@ -244,6 +263,7 @@ class ModelReplied(Fact, frozen=True):
     opaque: str = ""
     confidence: float | None = None
     sources: tuple[str, ...] = ()
+    first_token: float | None = None
 
 
 class ModelFailed(Fact, frozen=True):
@@ -477,7 +497,9 @@ class Progress(Delta, frozen=True):
 AnyFact: TypeAlias = (
     SessionCreated
     | SessionRenamed
+    | SessionMarked
     | MessageReceived
+    | MessageEdited
     | RunRequested
     | CancelRequested
     | RetryRequested

@@ -9,8 +9,8 @@ from tests.architecture.tree import Function, Tree, count_lines, find_functions,
 FILE_LINES = 500
 PROTOCOL_LINES = 650
 LOOP_LINES = 250
-EVENTS_LINES = 560
-"""The closed union of all events stands on one page (decision 0013)."""
+EVENTS_LINES = 590
+"""The closed union of all events stands on one page (decisions 0013 and 0019)."""
 FUNCTION_LINES = 60
 PARAMETERS = 6
 TOP_MODULES = 8

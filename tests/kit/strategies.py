@@ -93,11 +93,18 @@ KINDS: tuple[events.SignalKind, ...] = get_args(events.SignalKind)
 _FACTS: list[list[events.AnyFact]] = [
     [events.SessionCreated(session_id="s", limits=limits) for limits in LIMITS],
     [events.SessionRenamed(name="n", by=by) for by in ("user", "auto")],
+    [events.SessionMarked(pinned=pinned, archived=archived) for pinned, archived in ((True, None), (None, True))],
     [
         events.MessageReceived(id=id, parts=parts, mode=mode)
         for id, parts, mode in product(
-            ("m1", "m2"), ((), (TextPart(" "),), (TextPart("do it"),), (ImagePart("aGk="),)), ("queue", "interrupt")
+            ("m1", "m2"),
+            ((), (TextPart(" "),), (TextPart("do it"),), (ImagePart("aGk="),)),
+            ("queue", "interrupt", "follow_up"),
         )
+    ],
+    [
+        events.MessageEdited(id=id, parts=parts)
+        for id, parts in product(("m1", "m2", "m9"), ((), (TextPart("do that"),), (ImagePart("aGk="),)))
     ],
     [events.RunRequested(trigger=trigger) for trigger in ("message", "continue", "regenerate", "recover")],
     [events.CancelRequested(by="someone"), events.CancelRequested()],
@@ -223,6 +230,7 @@ foreign_facts: SearchStrategy[events.AnyFact] = st.one_of(
         st.sampled_from([fact for kind in _FACTS for fact in kind if isinstance(fact, chosen)])
         for chosen in (
             events.MessageReceived,
+            events.MessageEdited,
             events.RunRequested,
             events.CancelRequested,
             events.RetryRequested,
@@ -230,6 +238,7 @@ foreign_facts: SearchStrategy[events.AnyFact] = st.one_of(
             events.InputAnswered,
             events.ContextCompacted,
             events.SessionRenamed,
+            events.SessionMarked,
             events.SessionConfigured,
             events.FilesKept,
             events.Rewound,

@@ -1,5 +1,7 @@
 """What every log must do for lists, search and artifacts."""
 
+from typing import Any
+
 import pytest
 
 from tests.log.conftest import claim
@@ -14,6 +16,7 @@ from treadle.events import (
     RunFinished,
     RunStarted,
     SessionConfigured,
+    SessionMarked,
     SessionRenamed,
     TextDelta,
     TurnStarted,
@@ -47,6 +50,24 @@ async def test_a_name_given_by_a_user_is_never_overwritten_by_an_automatic_one(l
     await log.create("t", [make.created("t"), SessionRenamed(name="kept")])
     await log.post("t", [SessionRenamed(name="auto", by="auto")])
     assert (await log.get_info("t")).name == "kept"
+
+
+async def test_the_list_knows_marks_and_the_model_of_each_session(log: Log, make) -> None:
+    await log.create("t", [make.created("t"), SessionMarked(archived=True), SessionConfigured(model="large")])
+    await log.post("s", [SessionMarked(pinned=True)], wake=False)
+    await log.post("s", [SessionMarked(archived=False), SessionConfigured(model="small")], wake=False)
+
+    async def find(**query: Any) -> list[str]:
+        return sorted(info.id for info in (await log.list_sessions(SessionQuery(**query))).sessions)
+
+    infos = [await log.get_info(name) for name in "st"]
+    assert [(one.pinned, one.archived, one.model) for one in infos] == [(True, False, "small"), (False, True, "large")]
+    assert await find() == await find(agent="agent") == ["s", "t"]
+    assert await find(pinned=True) == await find(archived=False) == ["s"]
+    assert await find(archived=True) == await find(pinned=False) == await find(archived=True, status="idle") == ["t"]
+    assert await find(archived=True, pinned=True) == []
+    await log.post("t", [SessionMarked(archived=False)], wake=False)
+    assert await find(archived=True) == [] and await find(archived=False) == ["s", "t"]
 
 
 async def test_the_list_names_the_agent_that_a_session_was_given_to_last(log: Log, make) -> None:

@@ -250,7 +250,7 @@ async def test_what_a_process_writes_is_seen_by_one_that_may_only_read(mounted: 
             assert len(await reader.read("late")) == 5
 
 
-@pytest.mark.parametrize("versions", [3, 4, 5])
+@pytest.mark.parametrize("versions", [3, 4, 5, 7])
 async def test_a_store_of_an_older_version_is_read_as_it_is(tmp_path: Path, versions: int) -> None:
     path = tmp_path / "old.db"
     older = SqliteFile(path, migrations=schema.MIGRATIONS[:versions])

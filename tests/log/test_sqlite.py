@@ -16,10 +16,10 @@ import pytest
 from tests.log.conftest import claim, sqlite_log
 from tests.log.workers import Start, fill_store, read_line, read_pragma
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
-from treadle.events import Custom, SessionCreated
+from treadle.events import Custom, SessionCreated, SessionMarked
 from treadle.log import records, schema, sqlite_open
 from treadle.log import sqlite_file as store
-from treadle.log.base import Claim
+from treadle.log.base import Claim, SessionQuery
 from treadle.log.sqlite import SqliteLog
 
 log = sqlite_log
@@ -207,6 +207,26 @@ async def test_the_facts_of_a_store_of_an_older_version_can_all_be_watched(path:
     watch = log.watch_all(0)
     assert [(await anext(watch)).fact.seq for _ in range(3)] == [1, 2, 3]
     await log.close()
+
+
+async def test_a_store_of_an_older_version_learns_the_models_of_its_sessions(path: Path) -> None:
+    older = store.SqliteFile(path, migrations=schema.MIGRATIONS[:7])
+    with older.transaction as db:
+        for name, model in (("s", "large"), ("t", ""), ("broken", "")):
+            facts = records.number_facts([SessionCreated(session_id=name, model=model)], 1.0)
+            info = records.build_first_info(name, [SessionCreated(session_id=name)])
+            records.insert_facts(db, records.insert_session(db, info, named_by_user=False), facts)
+        db.execute("UPDATE facts SET body = x'7b7b' WHERE place >> 32 = 3")
+    older.close()
+    async with SqliteLog(path) as log:
+        infos = [await log.get_info(name) for name in ("s", "t", "broken")]
+        assert [(info.model, info.pinned, info.archived) for info in infos] == [
+            ("large", False, False),
+            ("", False, False),
+            ("", False, False),
+        ]
+        await log.post("s", [SessionMarked(pinned=True)])
+        assert [info.id for info in (await log.list_sessions(SessionQuery(pinned=True))).sessions] == ["s"]
 
 
 async def test_a_watcher_of_all_sessions_gets_the_facts_before_one_that_cannot_be_read(path: Path) -> None:

@@ -190,6 +190,10 @@ SURFACES = [
     SessionQuery(text="few"),
     SessionQuery(text="few", status="answered"),
     SessionQuery(cursor="5.0_3"),
+    SessionQuery(pinned=True),
+    SessionQuery(archived=True),
+    SessionQuery(archived=False),
+    SessionQuery(archived=False, pinned=True, workspace="/w"),
 ]
 
 

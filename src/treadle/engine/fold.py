@@ -57,7 +57,8 @@ def apply(state: State, fact: events.AnyFact) -> None:
 
 
 def _apply_session_fact(
-    state: State, fact: events.SessionCreated | events.SessionRenamed | events.FilesKept | events.Custom
+    state: State,
+    fact: events.SessionCreated | events.SessionRenamed | events.SessionMarked | events.FilesKept | events.Custom,
 ) -> None:
     match fact:
         case events.SessionCreated():
@@ -66,6 +67,9 @@ def _apply_session_fact(
         case events.SessionRenamed():
             if fact.by == "user" or not state.named_by_user:
                 state.name, state.named_by_user = fact.name, fact.by == "user"
+        case events.SessionMarked():
+            state.pinned = state.pinned if fact.pinned is None else fact.pinned
+            state.archived = state.archived if fact.archived is None else fact.archived
         case events.FilesKept():  # a summary lists the changed files
             state.changed_files.update((file.path, None) for file in fact.files)
         case events.Custom() if fact.name == HOOK_NOTE and (record := read_hook_record(fact.data)) is not None:
@@ -87,7 +91,12 @@ def _apply_hook_record(state: State, record: HookRecord) -> None:
 
 
 def _apply_request(
-    state: State, fact: events.MessageReceived | events.RunRequested | events.CancelRequested | events.RetryRequested
+    state: State,
+    fact: events.MessageReceived
+    | events.MessageEdited
+    | events.RunRequested
+    | events.CancelRequested
+    | events.RetryRequested,
 ) -> None:
     match fact:
         case events.MessageReceived():
@@ -100,6 +109,8 @@ def _apply_request(
             state.is_held = False
             if fact.mode == "interrupt" and state.run is not None:
                 state.run.is_interrupted = True
+        case events.MessageEdited():
+            _edit_message(state, fact)
         case events.RunRequested():
             state.requested, state.is_held = fact, state.is_held and fact.trigger == "command"
         case events.CancelRequested():
@@ -109,6 +120,20 @@ def _apply_request(
         case events.RetryRequested():
             if state.turn is not None and state.turn.retry_at is not None:
                 state.turn.is_retry_requested = True
+
+
+def _edit_message(state: State, fact: events.MessageEdited) -> None:
+    """Change or withdraw a queued message. One that a run has taken stays as it is."""
+    place = next((place for place, message in enumerate(state.queue) if message.id == fact.id), None)
+    if place is None:
+        return
+    if fact.parts:
+        state.queue[place] = msgspec.structs.replace(state.queue[place], parts=fact.parts)
+        if any(map(is_attached, fact.parts)):
+            state.seen[ATTACHMENT] = None
+    else:
+        del state.queue[place]
+        state.is_held = state.is_held and bool(state.queue)
 
 
 def _apply_configured(state: State, fact: events.SessionConfigured) -> None:
@@ -146,7 +171,7 @@ def _apply_run_fact(state: State, fact: events.RunStarted | events.TurnStarted |
                 _replace_entries(state, kept, compacted)
             elif fact.trigger != "message" and state.entries:
                 state.entries.append(fact)
-            state.run = RunState(fact.run_id, fact.limits, fact.at, len(state.entries))
+            state.run = RunState(fact.run_id, fact.limits, fact.at, len(state.entries), trigger=fact.trigger)
             if state.last is not None and state.last.reason == "failed":  # a new run may try compaction again
                 state.futile_compactions = 0
         case events.TurnStarted():
@@ -171,6 +196,8 @@ def _apply_run_fact(state: State, fact: events.RunStarted | events.TurnStarted |
         case events.RunFinished():
             state.last = fact
             state.run = state.turn = None
+            if fact.reason != "answered" and all(message.mode == "follow_up" for message in state.queue):
+                state.is_held = bool(state.queue)
             waiting, state.to_configure = state.to_configure, []
             for configured in waiting:
                 _apply_configured(state, configured)
@@ -381,7 +408,9 @@ def _replace_entries(state: State, entries: list[Entry], compacted: list[events.
 _APPLY_FACT: dict[type, Callable[[State, Any], None]] = {
     events.SessionCreated: _apply_session_fact,
     events.SessionRenamed: _apply_session_fact,
+    events.SessionMarked: _apply_session_fact,
     events.MessageReceived: _apply_request,
+    events.MessageEdited: _apply_request,
     events.RunRequested: _apply_request,
     events.CancelRequested: _apply_request,
     events.RetryRequested: _apply_request,

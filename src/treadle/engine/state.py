@@ -130,7 +130,8 @@ class RunState(Struct):
     """The budget of one run and how much of it is used. `is_looping` means that it repeats calls despite a warning.
 
     `stray_replies` counts the replies that called a tool although none was offered. `stray_text` is their last text.
-    `continues` counts how often hooks continued it. `hooked_turn` is the turn at whose end hooks ran last.
+    `trigger` is why it started. `continues` counts how often hooks continued it. `hooked_turn` is the turn at whose
+    end hooks ran last.
     """
 
     id: str
@@ -152,6 +153,7 @@ class RunState(Struct):
     is_looping: bool = False
     cancel: events.CancelRequested | None = None
     is_interrupted: bool = False
+    trigger: events.Trigger = "message"
     trail: list[tuple[str, str]] = []
 
 
@@ -180,14 +182,17 @@ class State(Struct):
 
     `tokens` is the estimated size of the next request: the provider's last count, and an estimate of what came after.
     `is_counted` is true while the provider has counted the whole context. `futile_compactions` counts the compactions
-    in a row that freed nothing. `is_held` means that queued messages wait for the next message, after a cancel. `seen`
-    has the sources of all text that the session knows, in order: names of tools and of `data_flow.SOURCES`.
+    in a row that freed nothing. `is_held` means that queued messages wait for the next message: after a cancel, and
+    follow-ups after every run without an answer. `seen` has the sources of all text that the session knows, in order:
+    names of tools and of `data_flow.SOURCES`.
     """
 
     seq: int = 0
     created: events.SessionCreated | None = None
     name: str = ""
     named_by_user: bool = False
+    pinned: bool = False
+    archived: bool = False
     agent: str = ""
     model: str = ""
     configured: events.SessionConfigured | None = None

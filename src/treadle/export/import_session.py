@@ -36,7 +36,9 @@ _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 
 KEPT_FIELDS: dict[type[events.Fact], tuple[str, ...]] = {
     events.SessionRenamed: ("name", "by"),
+    events.SessionMarked: (),  # whoever imports it decides
     events.MessageReceived: ("id", "parts"),
+    events.MessageEdited: ("id", "parts", "by"),
     events.RunRequested: ("trigger", "by"),
     events.CancelRequested: ("by", "why"),
     events.RetryRequested: ("by",),
@@ -157,7 +159,7 @@ def _strip_fact(fact: events.AnyFact, limits: events.Limits, now: float) -> even
                 else replace(message, parts=_strip_parts(message.parts))
                 for message in fact.history
             )
-        case events.CallFinished():
+        case events.CallFinished() | events.MessageEdited():
             kept["parts"] = _strip_parts(fact.parts)
         case events.RunStarted():
             kept["limits"] = limits

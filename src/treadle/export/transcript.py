@@ -64,11 +64,33 @@ def render_json_lines(facts: Iterable[events.AnyFact], artifacts: Iterable[Artif
     return b"\n".join([*lines, b""])
 
 
+def apply_edits(facts: Iterable[events.AnyFact]) -> list[events.AnyFact]:
+    """Replace the messages that were edited while they were queued, and leave out those that were withdrawn."""
+    kept, places = list[events.AnyFact | None](), dict[str, int]()
+    for fact in facts:
+        match fact:
+            case events.MessageReceived():
+                places[fact.id] = len(kept)
+            case events.TurnStarted():
+                for message_id in fact.messages:
+                    places.pop(message_id, None)  # no edit reaches it any more
+            case events.MessageEdited() if (place := places.get(fact.id)) is not None:
+                message = kept[place]
+                assert isinstance(message, events.MessageReceived)
+                kept[place] = replace(message, parts=fact.parts) if fact.parts else None
+                if not fact.parts:
+                    del places[fact.id]
+            case _:
+                pass
+        kept.append(fact)
+    return [fact for fact in kept if fact is not None]
+
+
 def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
     """Build the blocks of a transcript for a person."""
     blocks: list[TranscriptBlock] = []
     arguments: dict[str, str] = {}
-    for fact in facts:
+    for fact in apply_edits(facts):
         match fact:
             case events.MessageReceived():
                 for message in fact.history:

@@ -83,6 +83,9 @@ class SessionInfo(Struct, frozen=True):
     wake_at: float | None = None
     owner: str = ""
     named_by_user: bool = False
+    pinned: bool = False
+    archived: bool = False
+    model: str = ""
 
     @property
     def is_helper(self) -> bool:
@@ -98,8 +101,8 @@ class SessionQuery(Struct, frozen=True):
     """Which sessions to list. Empty fields match every session, except `agent`, which does not match stored responses.
 
     `name` is the whole name, and `text` must occur in it. `parent` is the session that they were forked from, or whose
-    calls started them. `prefix` is the beginning of the id. They last changed before `before`. `cursor` is the end of
-    the previous page.
+    calls started them. `prefix` is the beginning of the id. They last changed before `before`. With `pinned` or
+    `archived`, only those that are marked so, or with False only the others. `cursor` is the end of the previous page.
     """
 
     status: Status | None = None
@@ -112,6 +115,8 @@ class SessionQuery(Struct, frozen=True):
     cursor: str = ""
     name: str = ""
     before: float | None = None
+    pinned: bool | None = None
+    archived: bool | None = None
 
 
 class SessionPage(Struct, frozen=True):

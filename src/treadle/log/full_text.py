@@ -11,7 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from treadle.events import AnyFact, CallFinished, ContextCompacted, MessageReceived, ModelReplied, SessionRenamed
+from treadle.events import (
+    AnyFact,
+    CallFinished,
+    ContextCompacted,
+    MessageEdited,
+    MessageReceived,
+    ModelReplied,
+    SessionRenamed,
+)
 from treadle.messages import TextPart, render_message
 
 _UNSPACED = (
@@ -36,6 +44,8 @@ def extract_text(fact: AnyFact) -> str:
         case MessageReceived(parts=parts, history=history):
             said = (part.text for part in parts if isinstance(part, TextPart))
             text = "\n".join((*map(render_message, history), *said))
+        case MessageEdited(parts=parts):
+            text = "\n".join(part.text for part in parts if isinstance(part, TextPart))
         case (
             ModelReplied(text=text)
             | CallFinished(output=text)

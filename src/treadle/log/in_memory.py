@@ -70,6 +70,9 @@ class _Session:
             status=changes.status or entry.status,
             turns=entry.turns + changes.turns,
             cost=entry.cost + changes.cost,
+            pinned=entry.pinned if changes.pinned is None else changes.pinned,
+            archived=entry.archived if changes.archived is None else changes.archived,
+            model=changes.model or entry.model,
         )
 
     def matches(self, query: SessionQuery) -> bool:
@@ -83,6 +86,8 @@ class _Session:
             and (not query.name or entry.name == query.name)
             and (query.before is None or entry.updated_at < query.before)
             and entry.id.startswith(query.prefix)
+            and query.pinned in (None, entry.pinned)
+            and query.archived in (None, entry.archived)
         )
 
 

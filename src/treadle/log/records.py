@@ -22,6 +22,7 @@ from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMove
 from treadle.events import AnyFact, decode_fact, serialize_event, stamp_fact
 from treadle.log.base import Claim, SessionInfo, Status, StoredFact
 from treadle.log.owner import is_gone
+from treadle.log.schema import MARKS_VERSION
 
 BATCH_BYTES = 1024 * 1024
 """About how many bytes of facts a watcher reads at once."""
@@ -78,10 +79,15 @@ class SessionChanges(Struct):
     status: Status | None = None
     turns: int = 0
     cost: float = 0.0
+    pinned: bool | None = None
+    archived: bool | None = None
+    model: str | None = None
 
 
 NO_CHANGES = SessionChanges()
-_CHANGING = frozenset((events.RunStarted, events.RunFinished, events.SessionRenamed, events.SessionConfigured))
+_CHANGING = frozenset(
+    (events.RunStarted, events.RunFinished, events.SessionRenamed, events.SessionConfigured, events.SessionMarked)
+)
 
 
 def summarize_changes(facts: Sequence[AnyFact]) -> SessionChanges:
@@ -100,7 +106,10 @@ def summarize_changes(facts: Sequence[AnyFact]) -> SessionChanges:
             if fact.by == "user" or not changes.named_by_user:
                 changes.name, changes.named_by_user = fact.name, fact.by == "user"
         elif isinstance(fact, events.SessionConfigured):
-            changes.agent = fact.agent or changes.agent
+            changes.agent, changes.model = fact.agent or changes.agent, fact.model or changes.model
+        elif isinstance(fact, events.SessionMarked):
+            changes.pinned = changes.pinned if fact.pinned is None else fact.pinned
+            changes.archived = changes.archived if fact.archived is None else fact.archived
     return changes
 
 
@@ -123,6 +132,9 @@ def build_first_info(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
         turns=changes.turns,
         cost=changes.cost,
         parent=first.parent,
+        pinned=bool(changes.pinned),
+        archived=bool(changes.archived),
+        model=changes.model or first.model,
     )
 
 
@@ -190,7 +202,7 @@ SEQ_MASK = 0xFFFFFFFF
 HEAD_SQL = f"(SELECT place & {SEQ_MASK} FROM facts WHERE place <= (num << 32 | {SEQ_MASK}) ORDER BY place DESC LIMIT 1)"
 """The head of a row of `sessions`. Every session has a fact, so the last place up to its end is its own."""
 
-INFO_COLUMNS = f"""id, agent, status, {HEAD_SQL} AS head, created_at, updated_at, name, workspace, turns, cost, parent,
+_INFO_COLUMNS = f"""id, agent, status, {HEAD_SQL} AS head, created_at, updated_at, name, workspace, turns, cost, parent,
     wake_at, owner, num, named_by_user"""
 
 # The union has two halves, so that each uses its own small index instead of scanning all sessions.
@@ -216,6 +228,17 @@ def fetch_session(db: sqlite3.Connection, columns: str, session_id: str) -> tupl
     if row is None:
         raise build_not_found(session_id)
     return row
+
+
+def has_marks(db: sqlite3.Connection) -> bool:
+    """Whether the store knows marks and models. One of an older version, which is only read, does not."""
+    return db.execute("PRAGMA user_version").fetchone()[0] >= MARKS_VERSION
+
+
+def build_info_columns(db: sqlite3.Connection) -> str:
+    """Build the columns that `build_session_info` reads."""
+    marks = "pinned, archived, model" if has_marks(db) else "0, 0, ''"
+    return f"{_INFO_COLUMNS}, {marks}"
 
 
 def insert_facts(db: sqlite3.Connection, num: int, facts: Sequence[AnyFact]) -> None:
@@ -339,15 +362,17 @@ def save_key(db: sqlite3.Connection, num: int, key: str, head: int, count: int) 
 
 def insert_session(db: sqlite3.Connection, info: SessionInfo, *, named_by_user: bool, number: int | None = None) -> int:
     """Add a session to the list and return its number, which is a new one unless it is given."""
+    added = {name: value for name in ("pinned", "archived", "model") if (value := getattr(info, name))}
     num = db.execute(
-        """INSERT INTO sessions (num, id, agent, status, created_at, updated_at, name, workspace, turns,
-            cost, parent, named_by_user) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        f"""INSERT INTO sessions (num, id, agent, status, created_at, updated_at, name, workspace, turns,
+            cost, parent, named_by_user{"".join(f", {name}" for name in added)})
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?{", ?" * len(added)})""",
         (
             number,
             *(info.id, info.agent, info.status, info.created_at, info.updated_at),
             *(info.name, info.workspace, info.turns, info.cost),
             msgspec.json.encode(info.parent) if info.parent is not None else None,
-            named_by_user,
+            *(named_by_user, *added.values()),
         ),
     ).lastrowid
     assert num is not None
@@ -365,8 +390,9 @@ def build_update(now: float, changes: SessionChanges) -> tuple[str, tuple[object
         columns["turns = turns + ?, cost = cost + ?"] = (changes.turns, changes.cost)
     if changes.status is not None:
         columns["status = ?"] = (changes.status,)
-    if changes.agent is not None:
-        columns["agent = ?"] = (changes.agent,)
+    for column in ("agent", "model", "pinned", "archived"):
+        if (value := getattr(changes, column)) is not None:
+            columns[f"{column} = ?"] = (value,)
     if changes.name is not None:
         columns["name = CASE WHEN named_by_user > ? THEN name ELSE ? END, named_by_user = named_by_user | ?"] = (
             *(changes.named_by_user, changes.name, changes.named_by_user),
@@ -375,8 +401,10 @@ def build_update(now: float, changes: SessionChanges) -> tuple[str, tuple[object
 
 
 def build_session_info(row: Sequence[Any]) -> SessionInfo:
-    """Build the list entry from a row of `INFO_COLUMNS`, which are in the order of its fields."""
-    info = SessionInfo(*row[:10], wake_at=row[11], owner=row[12], named_by_user=bool(row[14]))
+    """Build the list entry from a row of `build_info_columns`, which begins in the order of its fields."""
+    named, pinned, archived = map(bool, row[14:17])
+    marks = {"named_by_user": named, "pinned": pinned, "archived": archived, "model": row[17]}
+    info = SessionInfo(*row[:10], wake_at=row[11], owner=row[12], **marks)
     return replace(info, parent=msgspec.json.decode(row[10], type=events.Parent)) if row[10] is not None else info
 
 

@@ -27,6 +27,8 @@ from treadle.memory.base import Memory
 
 MAX_LOSSES = 50
 _SESSION_COLUMNS = 17
+_ADDED_COLUMNS = (0, 0, "")  # what an older store does not have: pinned, archived, model
+_SESSION_LENGTHS = (_SESSION_COLUMNS, _SESSION_COLUMNS + len(_ADDED_COLUMNS))
 _ID, _UPDATED_AT, _OWNER, _LEASE, _WAKE_AT = 1, 11, 14, 15, 16
 
 
@@ -105,7 +107,7 @@ class _Recovery:
                     )
             case sqlite_pages.TABLE_LEAF, (None, str() as name, str() as scope, bytes() as body):
                 self._add_memory(row.rowid, name, scope, body)
-            case sqlite_pages.TABLE_LEAF, (None, str(), *_) if len(values) == _SESSION_COLUMNS:
+            case sqlite_pages.TABLE_LEAF, (None, str(), *_) if len(values) in _SESSION_LENGTHS:
                 self._add_session(row.rowid, values)
             case ((sqlite_pages.INDEX_LEAF | sqlite_pages.INDEX_INTERIOR), (int(), str(), int(), int())):
                 self._db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?)", values)
@@ -169,9 +171,9 @@ class _Recovery:
         if self._db.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone():
             session_id = f"{session_id}-{number}"
         if values is not None and kept == last:
-            row = [number, session_id, *values[2:]]
+            row = [number, session_id, *values[2:], *_ADDED_COLUMNS[len(values) - _SESSION_COLUMNS :]]
             row[_OWNER], row[_LEASE], row[_WAKE_AT] = "", 0.0, None
-            self._db.execute(f"INSERT INTO sessions VALUES ({', '.join('?' * _SESSION_COLUMNS)})", row)
+            self._db.execute(f"INSERT INTO sessions VALUES ({', '.join('?' * len(row))})", row)
         else:
             info = records.build_first_info(session_id, facts)
             by_user = records.summarize_changes(facts).named_by_user

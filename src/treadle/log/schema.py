@@ -19,6 +19,9 @@ APPLICATION_ID = 0x7472646C  # "trdl", shown by file(1) and checked when a store
 INDEX_VERSION = 6
 """From this version on, a store knows up to which position its facts are in the index of words."""
 
+MARKS_VERSION = 8
+"""From this version on, a store knows which sessions are pinned or archived, and their models."""
+
 Migration = Sequence[str]
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -122,6 +125,17 @@ MIGRATIONS: tuple[Migration, ...] = (
     (
         # Deleted sessions whose words are still in the index. Taking them out is slow, so it is done in steps.
         "CREATE TABLE deleted_sessions (num INTEGER PRIMARY KEY)",
+    ),
+    (
+        "ALTER TABLE sessions ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sessions ADD COLUMN archived INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sessions ADD COLUMN model TEXT NOT NULL DEFAULT ''",
+        # The model of a session that was given another one since is known again when it is given one.
+        """UPDATE sessions SET model = coalesce((
+            SELECT CASE WHEN json_valid(CAST(body AS TEXT)) THEN json_extract(CAST(body AS TEXT), '$.model') END
+            FROM facts WHERE place = (num << 32 | 1)), '')""",
+        "CREATE INDEX sessions_pinned ON sessions (pinned, updated_at) WHERE pinned = 1",
+        "CREATE INDEX sessions_archived ON sessions (archived, updated_at) WHERE archived = 1",
     ),
 )
 

@@ -21,6 +21,8 @@ _NARROW = {
     "name": "name = :name AND name <> ''",
     "parent": "parent IS NOT NULL AND json_extract(CAST(parent AS TEXT), '$.session_id') = :parent",
     "prefix": "id >= :prefix AND id < :prefix || char(0x10FFFF)",
+    "pinned": "pinned = 1",
+    "archived": "archived = 1",
 }
 """Conditions that few sessions meet, each with an index of its own."""
 _AFTER_CURSOR = "{0}updated_at <= :updated_at AND ({0}updated_at < :updated_at OR num < :num)"
@@ -29,6 +31,10 @@ _ORDER = "ORDER BY updated_at DESC, num DESC"
 
 def fetch_page(db: sqlite3.Connection, query: SessionQuery) -> SessionPage:
     """Fetch a page of the list, the last changed first."""
+    if not records.has_marks(db):
+        if query.pinned or query.archived:
+            return SessionPage(())
+        query = msgspec.structs.replace(query, pinned=None, archived=None)
     updated_at, num = records.parse_cursor(query.cursor) if query.cursor else (float("inf"), 0)
     if query.before is not None and query.before <= updated_at:
         updated_at, num = query.before, 0
@@ -48,7 +54,7 @@ def fetch_page(db: sqlite3.Connection, query: SessionQuery) -> SessionPage:
         if db.execute(count, (match, _FEW + 1)).fetchone()[0] <= _FEW:
             conditions.append(_NAMED)
     # The inner query selects the page: a head costs a look-up, so only the rows of the page get one.
-    sql = f"""SELECT {records.INFO_COLUMNS} FROM sessions WHERE num IN (
+    sql = f"""SELECT {records.build_info_columns(db)} FROM sessions WHERE num IN (
         SELECT num FROM ({_build_selection(query, conditions)}) {_ORDER} LIMIT :limit) {_ORDER}"""
     rows = db.execute(sql, values).fetchall()
     page = rows[: query.limit]
@@ -67,6 +73,7 @@ def _build_selection(query: SessionQuery, narrow: list[str]) -> str:
     terms.append(f"{plus}agent = :agent" if query.agent else f"{plus}{_LISTED}")
     if query.workspace:
         terms.append(f"{plus}workspace = :workspace")
+    terms += [f"{plus}{mark} = 0" for mark in ("pinned", "archived") if getattr(query, mark) is False]
     if query.text:
         terms.append("instr(casefold(name), casefold(:text))")
     if narrow:

@@ -297,7 +297,7 @@ class SqliteLog(HubLog):
 
     async def get_info(self, session_id: str) -> SessionInfo:
         with self._file.connection as db:
-            return records.build_session_info(records.fetch_session(db, records.INFO_COLUMNS, session_id))
+            return records.build_session_info(records.fetch_session(db, records.build_info_columns(db), session_id))
 
     async def list_sessions(self, query: SessionQuery) -> SessionPage:
         if query.text:  # a common text may be in no name of the last changed sessions

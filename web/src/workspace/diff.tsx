@@ -1,0 +1,129 @@
+/** A diff as rows: numbers, a sign, and the line with the words that differ. Signs carry the meaning, colour repeats it. */
+
+import { useMemo, useState } from "preact/hooks";
+import { plural } from "../ui/format.ts";
+import { buildRows, parseUnified, type DiffCount, type DiffRow, type GapRow, type LineRow } from "./diff-rows.ts";
+import { DiffLine } from "./diff-line.tsx";
+
+/** So many rows are drawn at first, and so many more each time. */
+const FIRST_ROWS = 300;
+const MORE_ROWS = 1000;
+
+interface DiffProps {
+  before: string;
+  after: string;
+  path: string;
+}
+
+/** The difference of two texts. Every gap can be unfolded. */
+export function Diff({ before, after, path }: DiffProps) {
+  const rows = useMemo(() => buildRows(before, after), [before, after]);
+  return <DiffTable key={path} rows={rows} path={path} />;
+}
+
+interface UnifiedDiffProps {
+  text: string;
+  path?: string;
+}
+
+/** A unified diff, as the server and tools write it. */
+export function UnifiedDiff({ text, path = "" }: UnifiedDiffProps) {
+  const rows = useMemo(() => parseUnified(text), [text]);
+  return <DiffTable key={path} rows={rows} path={path} />;
+}
+
+/** The numbers of added and removed lines. */
+export function DiffNumbers({ added, removed }: DiffCount) {
+  return (
+    <span class="pm">
+      {added > 0 && <span class="plus">+{added}</span>}
+      {added > 0 && removed > 0 && " "}
+      {removed > 0 && <span class="minus">−{removed}</span>}
+    </span>
+  );
+}
+
+function DiffTable({ rows, path }: { rows: readonly DiffRow[]; path: string }) {
+  const [unfolded, setUnfolded] = useState<ReadonlySet<number>>(new Set());
+  const [most, setMost] = useState(FIRST_ROWS);
+  const shown = useMemo(() => unfoldGaps(rows, unfolded), [rows, unfolded]);
+  const digits = useMemo(() => countDigits(rows), [rows]);
+  if (rows.length === 0) return <p class="diff-none">Nothing differs.</p>;
+  const left = shown.length - most;
+  return (
+    <div class="diff" style={{ "--digits": digits }}>
+      <table aria-label={path ? `Changes of ${path}` : "Changes"}>
+        <colgroup>
+          <col class="ln old" />
+          <col class="ln" />
+          <col class="sg" />
+          <col />
+        </colgroup>
+        <tbody>
+          {shown.slice(0, most).map((row, index) => (
+            <Row key={index} row={row} path={path} onUnfold={(gap) => setUnfolded(new Set(unfolded).add(gap.first))} />
+          ))}
+        </tbody>
+      </table>
+      {left > 0 && (
+        <button type="button" class="diff-more" onClick={() => setMost(most + MORE_ROWS)}>
+          Show {Math.min(left, MORE_ROWS)} more of {plural(left, "line")}
+        </button>
+      )}
+    </div>
+  );
+}
+
+function unfoldGaps(rows: readonly DiffRow[], unfolded: ReadonlySet<number>): readonly DiffRow[] {
+  if (unfolded.size === 0) return rows;
+  return rows.flatMap((row): readonly DiffRow[] => (row.kind === "gap" && row.rows && unfolded.has(row.first) ? row.rows : [row]));
+}
+
+function countDigits(rows: readonly DiffRow[]): number {
+  const last = rows.findLast((row): row is LineRow => row.kind !== "gap" && row.kind !== "note");
+  return Math.max(3, String(Math.max(last?.left ?? 0, last?.right ?? 0)).length);
+}
+
+interface RowProps {
+  row: DiffRow;
+  path: string;
+  onUnfold: (gap: GapRow) => void;
+}
+
+function Row({ row, path, onUnfold }: RowProps) {
+  if (row.kind === "note") {
+    return (
+      <tr class="gap">
+        <td colSpan={4}>{row.text}</td>
+      </tr>
+    );
+  }
+  if (row.kind === "gap") return <Gap gap={row} onUnfold={onUnfold} />;
+  return (
+    <tr class={row.kind}>
+      <td class="ln old">{row.left || ""}</td>
+      <td class="ln">{row.right || ""}</td>
+      <td class="sg">{row.kind === "add" ? "+" : row.kind === "del" ? "−" : ""}</td>
+      <td class="tx">
+        <DiffLine text={row.text} marks={row.marks} path={path} />
+      </td>
+    </tr>
+  );
+}
+
+function Gap({ gap, onUnfold }: { gap: GapRow; onUnfold: (gap: GapRow) => void }) {
+  const text = gap.first === gap.last ? `Line ${gap.first} is unchanged` : `Lines ${gap.first} to ${gap.last} are unchanged`;
+  return (
+    <tr class="gap">
+      <td colSpan={4}>
+        {gap.rows ? (
+          <button type="button" onClick={() => onUnfold(gap)} title="Show them">
+            {text}
+          </button>
+        ) : (
+          text
+        )}
+      </td>
+    </tr>
+  );
+}

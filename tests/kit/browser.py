@@ -15,6 +15,7 @@ from playwright.async_api import (
     Dialog,
     Page,
     Request,
+    ViewportSize,
     async_playwright,
     expect,
 )

@@ -97,7 +97,14 @@ def render_events() -> str:
     parts.append("export type Part = TextPart | ImagePart | FilePart;\n")
     parts += [f'export type {name} = NonNullable<{owner}["{field}"]>;\n' for name, (owner, field) in ALIASES.items()]
     parts += [f"export type {name} =\n  | " + "\n  | ".join(names) + ";\n" for name, names in _unions(facts, deltas)]
+    parts.append(render_default_limits(definitions["Limits"]))
     return "\n".join(parts)
+
+
+def render_default_limits(limits: dict[str, Any]) -> str:
+    """Render the limits of a run that names none: facts leave out what is a default."""
+    values = {name: field["default"] for name, field in limits["properties"].items()}
+    return f"export const DEFAULT_LIMITS: Required<Limits> = {json.dumps(values, indent=2)};\n"
 
 
 def _unions(facts: list[str], deltas: list[str]) -> list[tuple[str, list[str]]]:

@@ -243,12 +243,22 @@ export interface Limits {
   retry_seconds?: number;
 }
 
+/** Other `parts` for a message that no run has taken yet. Without parts, the message is withdrawn. */
+export interface MessageEdited {
+  type: "message_edited";
+  id: string;
+  parts?: (TextPart | ImagePart | FilePart)[];
+  by?: string;
+  seq: number;
+  at: number;
+}
+
 /** `history` is what the sender's conversation had before. It counts only for the first message of a session. */
 export interface MessageReceived {
   type: "message_received";
   id: string;
   parts: (TextPart | ImagePart | FilePart)[];
-  mode?: "interrupt" | "queue";
+  mode?: "follow_up" | "interrupt" | "queue";
   key?: string;
   history?: (UserMessage | ModelMessage | ResultMessage)[];
   seq: number;
@@ -282,7 +292,9 @@ export interface ModelMessage {
   model?: string;
 }
 
-/** `sources` name the texts besides the conversation that the model read for the first time, such as AGENTS.md. */
+/** `sources` name the texts besides the conversation that the model read for the first time, such as AGENTS.md.
+ * 
+ * `first_token` is how many seconds after the request the first fragment of the reply came, if that was measured. */
 export interface ModelReplied {
   type: "model_replied";
   text?: string;
@@ -294,6 +306,7 @@ export interface ModelReplied {
   opaque?: string;
   confidence?: number | null;
   sources?: string[];
+  first_token?: number | null;
   seq: number;
   at: number;
 }
@@ -455,6 +468,16 @@ export interface SessionCreated {
   at: number;
 }
 
+/** Somebody pinned the session, archived it, or took that back. None changes nothing. */
+export interface SessionMarked {
+  type: "session_marked";
+  pinned?: boolean | null;
+  archived?: boolean | null;
+  by?: string;
+  seq: number;
+  at: number;
+}
+
 export interface SessionRenamed {
   type: "session_renamed";
   name: string;
@@ -547,7 +570,9 @@ export type CallStatusFact = NonNullable<CallFinished["status"]>;
 export type AnyFact =
   | SessionCreated
   | SessionRenamed
+  | SessionMarked
   | MessageReceived
+  | MessageEdited
   | RunRequested
   | CancelRequested
   | RetryRequested
@@ -579,3 +604,16 @@ export type AnyDelta =
 export type AnyEvent =
   | AnyFact
   | AnyDelta;
+
+export const DEFAULT_LIMITS: Required<Limits> = {
+  "turns": 50,
+  "calls": 50,
+  "tokens": null,
+  "seconds": null,
+  "cost": null,
+  "attempts": 4,
+  "doom_loop": true,
+  "implicit_signals": true,
+  "ceiling": 200,
+  "retry_seconds": 600.0
+};

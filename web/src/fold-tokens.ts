@@ -53,8 +53,16 @@ function estimateCall({ call, finished }: CallView): number {
   return called + (finished === null ? 0 : estimateResult(finished));
 }
 
+/** Outputs are long, and a fact is folded again for each position that is looked at. */
+const resultTokens = new WeakMap<CallFinished, number>();
+
 export function estimateResult(fact: CallFinished): number {
-  return MESSAGE_TOKENS + estimateText(fact.output ?? "") + estimateParts(fact.parts ?? []);
+  let tokens = resultTokens.get(fact);
+  if (tokens === undefined) {
+    tokens = MESSAGE_TOKENS + estimateText(fact.output ?? "") + estimateParts(fact.parts ?? []);
+    resultTokens.set(fact, tokens);
+  }
+  return tokens;
 }
 
 type Earlier = NonNullable<Extract<Item, { kind: "history" }>["message"]["history"]>;

@@ -1,10 +1,11 @@
 /** The fold, against the states that the server computes from the same facts. `TREADLE_RECORDINGS` is their folder. */
 
 import assert from "node:assert/strict";
-import { readdirSync, readFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import { applyFact, copyView, createView, describeState, foldTo, openQuestions, statusOf } from "../src/fold.ts";
+import { coversCall } from "../src/fold-patterns.ts";
 import type { AnyFact } from "../src/generated/events.ts";
 import type { View } from "../src/view.ts";
 
@@ -18,6 +19,10 @@ const folder = process.env.TREADLE_RECORDINGS ?? "";
 const recordings: Recording[] = (folder ? readdirSync(folder) : [])
   .filter((name) => name.endsWith(".json"))
   .map((name) => ({ name, ...(JSON.parse(readFileSync(join(folder, name), "utf8")) as Omit<Recording, "name">) }));
+
+function detailsOf(name: string): string {
+  return join(folder, "details", name);
+}
 
 function fold(facts: readonly AnyFact[]): View {
   const view = createView();
@@ -49,6 +54,17 @@ for (const { name, facts, states } of recordings) {
     facts.forEach((fact, place) => {
       applyFact(view, fact);
       assert.deepEqual(describeState(view), states[place], `after ${fact.type} at ${fact.seq}`);
+    });
+  });
+
+  test(`${name}: estimates tokens and waiting time as the server does`, { skip: !existsSync(detailsOf(name)) }, () => {
+    const view = createView();
+    const details = JSON.parse(readFileSync(detailsOf(name), "utf8")) as unknown[];
+    facts.forEach((fact, place) => {
+      applyFact(view, fact);
+      const { run, tokens, isHeld, runs, calls } = view;
+      const own = [tokens, isHeld, runs, run?.waited ?? null, run?.limits.turns ?? null, [...calls.keys()]];
+      assert.deepEqual(own, details[place], `after ${fact.type} at ${fact.seq}`);
     });
   });
 
@@ -97,6 +113,31 @@ for (const { name, facts, states } of recordings) {
     }
   });
 }
+
+test("patterns cover the same calls as on the server", { skip: !existsSync(detailsOf("patterns.json")) }, () => {
+  const rows = JSON.parse(readFileSync(detailsOf("patterns.json"), "utf8")) as [string, string, Record<string, unknown>, boolean][];
+  assert.ok(rows.some((row) => row[3]) && rows.some((row) => !row[3]));
+  for (const [pattern, tool, args, covers] of rows) {
+    assert.equal(coversCall(pattern, tool, args), covers, `${pattern} and ${tool} ${JSON.stringify(args)}`);
+  }
+});
+
+test("a pattern that is hard to match takes no long time", () => {
+  assert.equal(coversCall(`shell(${"*a".repeat(40)}b)`, "shell", { text: "a".repeat(2000) }), false);
+});
+
+test("settings wait for the end of a run, but the access counts at once", () => {
+  const facts = [
+    { type: "session_created", session_id: "s", agent: { name: "writer" }, model: "one", grants: [{ tier: "plan" }] },
+    { type: "run_started", run_id: "r", limits: { turns: 3 } },
+    { type: "session_configured", model: "two", access: "sandbox" },
+    { type: "run_finished", run_id: "r", reason: "answered" },
+  ].map((fact, place) => ({ ...fact, seq: place + 1, at: place }) as unknown as AnyFact);
+  const states = facts.map((_, place) => foldTo(facts, place + 1));
+  assert.deepEqual(states.map((view) => view.access), ["plan", "plan", "sandbox", "sandbox"]);
+  assert.deepEqual(states.map((view) => view.model), ["one", "one", "one", "two"]);
+  assert.equal(states[1]?.run?.limits.turns, 3);
+});
 
 test("kept views on the way give the same as folding from the start", () => {
   const facts = writeLongSession(7000);

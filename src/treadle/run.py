@@ -19,6 +19,7 @@ _TRACKED = frozenset(
         events.RunFinished,
         events.CancelRequested,
         events.MessageReceived,
+        events.MessageEdited,
         events.RunRequested,
     }
 )
@@ -30,21 +31,22 @@ class RunTracker:
 
     It is the run that processes a message, or without a message the next run that starts. With `is_running` it is the
     current run. `is_held` means that somebody cancelled the run before it started: the message stays in the queue
-    until the next one is posted.
+    until the next one is posted. A follow-up is held too when the run before it ends without an answer.
+    `is_withdrawn` means that somebody took the message back.
     """
 
-    __slots__ = ("_is_mine", "is_held", "message_id", "outcome")
+    __slots__ = ("_is_mine", "is_follow_up", "is_held", "is_withdrawn", "message_id", "outcome")
 
     def __init__(self, message_id: str = "", *, is_running: bool = False) -> None:
         self.message_id = message_id
         self.outcome: events.RunFinished | None = None
-        self.is_held = False
+        self.is_held = self.is_withdrawn = self.is_follow_up = False
         self._is_mine = is_running
 
     @property
     def is_over(self) -> bool:
         """Whether no more events of the run can follow."""
-        return self.outcome is not None or self.is_held
+        return self.outcome is not None or self.is_held or self.is_withdrawn
 
     def feed(self, event: events.Event) -> bool:
         """Read the next event. Return True when the run is over."""
@@ -55,6 +57,10 @@ class RunTracker:
                 self._is_mine = True
             case events.RunFinished() if self._is_mine:
                 self.outcome = self.outcome or event
+            case events.RunFinished() if self.is_follow_up and event.reason != "answered":
+                self.is_held = True
+            case events.MessageEdited() if event.id == self.message_id and not self._is_mine:
+                self.is_withdrawn = not event.parts
             case events.CancelRequested() if not self._is_mine:
                 self.is_held = True
             case events.MessageReceived() | events.RunRequested() if self.is_held:
@@ -111,6 +117,20 @@ class Run:
         self._tracker.message_id = message_id
 
     @property
+    def is_follow_up(self) -> bool:
+        """Whether the message waits until the current run has answered."""
+        return self._tracker.is_follow_up
+
+    @is_follow_up.setter
+    def is_follow_up(self, is_follow_up: bool) -> None:
+        self._tracker.is_follow_up = is_follow_up
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether somebody took the message back before a run took it."""
+        return self._tracker.is_withdrawn
+
+    @property
     def is_held(self) -> bool:
         """Whether somebody cancelled before the run started. The message is kept for the next run."""
         return self._tracker.is_held
@@ -119,7 +139,7 @@ class Run:
     def is_over(self) -> bool:
         """Whether no event of this run can follow."""
         tracker = self._tracker
-        return tracker.outcome is not None or (self._begin is None and tracker.is_held)
+        return tracker.outcome is not None or tracker.is_withdrawn or (self._begin is None and tracker.is_held)
 
     def watch_from(self, position: int) -> None:
         """Also iterate over the events after an earlier position. Call it before the block."""

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Generic, Literal, NoReturn
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -20,14 +20,15 @@ from treadle.engine.coordinator import Coordinator
 from treadle.engine.fold import fold
 from treadle.engine.hook_result import HOOK_NOTE, HookRecord, HookResult
 from treadle.engine.model_call import build_breakdown, compact_context
+from treadle.engine.queued_messages import Content, build_parts, clean_parts, post_edit
 from treadle.engine.setup import Answer, check_returned_type
 from treadle.engine.state import State
 from treadle.engine.tool_call import load_output
 from treadle.errors import BadInput, Conflict, MessageRefused, MessageStopped, NotAnswered, NotFound, TreadleError
 from treadle.log.base import Artifact, Log, Watch
-from treadle.messages import FilePart, ImagePart, Json, Message, Part, TextPart, ToolSpec, replace_surrogates
+from treadle.messages import Json, Message, Part, ToolSpec, replace_surrogates
 from treadle.permissions.patterns import covers_call
-from treadle.permissions.policy import WEB_TOOLS
+from treadle.permissions.policy import WEB_TOOLS, find_narrowest_tier
 from treadle.run import Run
 from treadle.tools.base import ToolResult
 from treadle.typed_output import T
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from treadle.agent import Agent
     from treadle.export.spans import Span
     from treadle.history.rewind import Rewind, RewindChange, Rewinder, RewindTarget
-
-Content: TypeAlias = str | Part | Sequence[str | Part]
 
 _OPENING_ADVICE = "write `async with agent.session(...) as session:` and use `session` inside the block"
 
@@ -87,7 +86,10 @@ class Session(Generic[T]):
         return self.agent.parse_output(outcome.answer)
 
     async def send(self, content: Content, *, mode: events.MessageMode = "queue", key: str = "") -> str:
-        """Send a message without watching, and get its id. It steers the current run, or interrupts it."""
+        """Send a message without watching, and get its id. It steers the current run, or interrupts it.
+
+        With the mode `follow_up` it waits until the current run has answered, and then gets a run of its own.
+        """
         return (await self.post(content, mode=mode, key=key)).id
 
     async def post(
@@ -98,6 +100,17 @@ class Session(Generic[T]):
         `history` is a conversation from elsewhere that the first message of a session continues.
         """
         return await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}", history)
+
+    async def edit_message(self, message_id: str, content: Content, *, by: str = "user") -> None:
+        """Change a message that no run has taken yet. Raises `Conflict` when one has."""
+        parts = await self._read_content(content)
+        edit = events.MessageEdited(id=message_id, parts=parts, by=by)
+        await post_edit(self._log, self.id, await self._coordinator.load_state(self.id), edit)
+
+    async def withdraw_message(self, message_id: str, *, by: str = "user") -> None:
+        """Take back a message that no run has taken yet. Raises `Conflict` when one has."""
+        state, edit = await self._coordinator.load_state(self.id), events.MessageEdited(id=message_id, by=by)
+        await post_edit(self._log, self.id, state, edit)
 
     def continue_(self, limits: events.Limits | None = None) -> Run:
         """Continue after a limit, a cancel or a failure, with a fresh budget."""
@@ -144,7 +157,9 @@ class Session(Generic[T]):
         if isinstance(posted, events.CallFinished):
             return Run(self._coordinator, self.id, None, after=posted.seq, is_running=True)
         message_id, position = ("", posted) if isinstance(posted, int) else (posted.id, posted.seq)
-        return Run(self._coordinator, self.id, None, message_id, after=position)
+        run = Run(self._coordinator, self.id, None, message_id, after=position)
+        run.is_follow_up = not isinstance(posted, int) and posted.mode == "follow_up"
+        return run
 
     async def approve(self, call_id: str, answer: Answer | None = None, *, digest: str = "") -> None:
         """Answer an approval: allow it once, or as `answer` says. Anyone with the log may answer, at any time.
@@ -190,6 +205,18 @@ class Session(Generic[T]):
     async def rename(self, name: str, *, by: Literal["user", "auto"] = "user") -> None:
         """Name the session. A name given by a user is never replaced automatically."""
         await self._log.post(self.id, [events.validate_fact(events.SessionRenamed(name=name, by=by))], wake=False)
+
+    async def mark(self, *, pinned: bool | None = None, archived: bool | None = None, by: str = "user") -> None:
+        """Pin the session in lists, archive it, or take that back. None changes nothing."""
+        fact = events.validate_fact(events.SessionMarked(pinned=pinned, archived=archived, by=by))
+        await self._log.post(self.id, [fact], wake=False)
+
+    async def choose_access(self, access: events.Tier, *, by: str = "user") -> None:
+        """Choose what the session may do from its next call on, within what this process allows."""
+        setup = await self._coordinator.build_setup(await self._coordinator.load_state(self.id))
+        before = find_narrowest_tier(setup.grants)
+        fact = events.validate_fact(events.SessionConfigured(access=access, access_before=before, by=by))
+        await self._log.post(self.id, [fact], wake=False)
 
     @property
     def log(self) -> Log:
@@ -304,7 +331,9 @@ class Session(Generic[T]):
         assert isinstance(first, events.SessionCreated)
         fork_id = generate_session_id()
         first = replace(first, session_id=fork_id, parent=events.Parent(self.id, len(facts)), at=0.0)
-        await self._log.create(fork_id, [first, *facts[1:]])
+        # A copy of a session that was archived or pinned is a new session.
+        unmarked = [events.SessionMarked(pinned=False, archived=False)] if _has_marks(facts) else []
+        await self._log.create(fork_id, [first, *facts[1:], *unmarked])
         for fact in facts:
             if isinstance(fact, events.CallFinished) and fact.truncation is not None and fact.truncation.artifact:
                 kept = await self._log.get_artifact(self.id, fact.truncation.artifact)
@@ -366,16 +395,17 @@ class Session(Generic[T]):
         self, content: Content, mode: events.MessageMode, key: str, message_id: str, history: Sequence[Message] = ()
     ) -> events.MessageReceived:
         self._coordinator.check_open()
-        parts = _build_parts(content)
-        if self.agent.middleware:
-            parts = await self._show_to_middleware(parts)
-        parts = tuple(
-            replace(part, text=replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts
-        )
+        parts = await self._read_content(content)
         received = events.MessageReceived(id=message_id, parts=parts, mode=mode, key=key, history=tuple(history))
         stored = (await self._coordinator.post(self.id, received, f"message:{key}" if key else "")).facts[0]
         assert isinstance(stored, events.MessageReceived)
         return stored
+
+    async def _read_content(self, content: Content) -> tuple[Part, ...]:
+        parts = build_parts(content)
+        if self.agent.middleware:
+            parts = await self._show_to_middleware(parts)
+        return clean_parts(parts)
 
     async def _show_to_middleware(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         """Let middleware change or refuse a message. `cancel` ends it, also a hook that takes long."""
@@ -440,22 +470,10 @@ class SessionOpener(Generic[T]):
             raise BadInput(f"a session is opened by a block, not by await; {_OPENING_ADVICE}")
 
 
+def _has_marks(facts: Sequence[events.AnyFact]) -> bool:
+    return any(isinstance(fact, events.SessionMarked) for fact in facts)
+
+
 def generate_session_id() -> str:
     """Generate an id of 128 random bits, which cannot be guessed and never repeats."""
     return os.urandom(16).hex()
-
-
-def _build_parts(content: Content) -> tuple[Part, ...]:
-    several = isinstance(content, Sequence) and not isinstance(content, str)
-    parts: list[Part] = []
-    for piece in cast("Sequence[object]", content if several else [content]):
-        if isinstance(piece, str):
-            parts.append(TextPart(piece))
-        elif isinstance(piece, TextPart | ImagePart | FilePart):
-            parts.append(piece)
-        else:
-            kind = type(piece).__name__
-            raise BadInput(f"a message is text, or parts such as TextPart and ImagePart, but this has a {kind}")
-    if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
-        raise BadInput("the message is empty: say what is wanted")
-    return tuple(parts)

@@ -3,6 +3,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { plural } from "../ui/format.ts";
 import { buildRows, parseUnified, type DiffCount, type DiffRow, type GapRow, type LineRow } from "./diff-rows.ts";
+import { useInks, type Inks } from "./diff-inks.ts";
 import { DiffLine } from "./diff-line.tsx";
 
 /** So many rows are drawn at first, and so many more each time. */
@@ -48,6 +49,8 @@ function DiffTable({ rows, path }: { rows: readonly DiffRow[]; path: string }) {
   const [most, setMost] = useState(FIRST_ROWS);
   const shown = useMemo(() => unfoldGaps(rows, unfolded), [rows, unfolded]);
   const digits = useMemo(() => countDigits(rows), [rows]);
+  const drawn = useMemo(() => shown.slice(0, most), [shown, most]);
+  const inks = useInks(drawn, path);
   if (rows.length === 0) return <p class="diff-none">Nothing differs.</p>;
   const left = shown.length - most;
   return (
@@ -60,8 +63,8 @@ function DiffTable({ rows, path }: { rows: readonly DiffRow[]; path: string }) {
           <col />
         </colgroup>
         <tbody>
-          {shown.slice(0, most).map((row, index) => (
-            <Row key={index} row={row} path={path} onUnfold={(gap) => setUnfolded(new Set(unfolded).add(gap.first))} />
+          {drawn.map((row, index) => (
+            <Row key={index} row={row} inks={inks} onUnfold={(gap) => setUnfolded(new Set(unfolded).add(gap.first))} />
           ))}
         </tbody>
       </table>
@@ -86,11 +89,11 @@ function countDigits(rows: readonly DiffRow[]): number {
 
 interface RowProps {
   row: DiffRow;
-  path: string;
+  inks: Inks;
   onUnfold: (gap: GapRow) => void;
 }
 
-function Row({ row, path, onUnfold }: RowProps) {
+function Row({ row, inks, onUnfold }: RowProps) {
   if (row.kind === "note") {
     return (
       <tr class="gap">
@@ -105,7 +108,7 @@ function Row({ row, path, onUnfold }: RowProps) {
       <td class="ln">{row.right || ""}</td>
       <td class="sg">{row.kind === "add" ? "+" : row.kind === "del" ? "−" : ""}</td>
       <td class="tx">
-        <DiffLine text={row.text} marks={row.marks} path={path} />
+        <DiffLine text={row.text} marks={row.marks} pieces={inks.get(row)} />
       </td>
     </tr>
   );

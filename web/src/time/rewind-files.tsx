@@ -1,0 +1,86 @@
+/** The files of a rewind: each with its diff, and those that are left alone with the reason. */
+
+import { useMemo, useState } from "preact/hooks";
+import type { ChangedFile, RewindView } from "../generated/api.ts";
+import { Icon } from "../ui/icon.tsx";
+import { VisibleText } from "../ui/visible-text.tsx";
+import { countUnified, type DiffCount } from "../workspace/diff-rows.ts";
+import { DiffNumbers, UnifiedDiff } from "../workspace/diff.tsx";
+
+interface RewindFilesProps {
+  view: RewindView;
+  force: boolean;
+  onForce: (force: boolean) => void;
+}
+
+/** So many files are shown until the person asks for all. */
+const MOST_FILES = 50;
+
+export function RewindFiles({ view, force, onForce }: RewindFilesProps) {
+  const [open, setOpen] = useState(view.changes[0]?.path ?? "");
+  const [isWhole, setWhole] = useState(false);
+  const files = isWhole ? view.changes : view.changes.slice(0, MOST_FILES);
+  const hasOthers = force || view.skipped.some((one) => one.why.includes("force"));
+  return (
+    <div class="rewind-files">
+      {view.changes.length === 0 && <p class="m3">No file has to change.</p>}
+      {files.map((change) => (
+        <FileEntry key={change.path} change={change} isOpen={open === change.path} onToggle={() => setOpen(open === change.path ? "" : change.path)} />
+      ))}
+      {files.length < view.changes.length && (
+        <button type="button" class="chip" onClick={() => setWhole(true)}>
+          Show all {view.changes.length} files
+        </button>
+      )}
+      {view.skipped.map((one) => (
+        <p key={one.path} class="left-alone">
+          <Icon name="ban" class="sm" />
+          <span>
+            <span class="mono"><VisibleText text={one.path} /></span> <span class="m3">left alone: {one.why}</span>
+          </span>
+        </p>
+      ))}
+      {hasOthers && (
+        <label class="keep rewind-force">
+          <input type="checkbox" checked={force} onChange={(event) => onForce(event.currentTarget.checked)} />
+          Overwrite what somebody else changed too
+        </label>
+      )}
+    </div>
+  );
+}
+
+interface FileEntryProps {
+  change: ChangedFile;
+  isOpen: boolean;
+  onToggle: () => void;
+}
+
+function FileEntry({ change, isOpen, onToggle }: FileEntryProps) {
+  const count = useMemo(() => countUnified(change.diff), [change.diff]);
+  return (
+    <div class="files">
+      <button type="button" class="file-row" aria-expanded={isOpen} onClick={onToggle}>
+        <Icon name="file" class="sm" />
+        <span class="cut"><VisibleText text={change.path} /></span>
+        <span class="m3">{KINDS[change.kind]}</span>
+        <DiffNumbers {...count} />
+      </button>
+      {isOpen && change.diff && <UnifiedDiff text={change.diff} path={change.path} />}
+    </div>
+  );
+}
+
+const KINDS: Record<ChangedFile["kind"], string> = {
+  added: "comes back", modified: "", deleted: "is removed", committed: "goes back", moved: "goes back", staged: "goes back",
+};
+
+export function sumChanges(changes: readonly ChangedFile[]): DiffCount {
+  const sum = { added: 0, removed: 0 };
+  for (const change of changes) {
+    const count = countUnified(change.diff);
+    sum.added += count.added;
+    sum.removed += count.removed;
+  }
+  return sum;
+}

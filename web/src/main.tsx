@@ -9,7 +9,7 @@ import { startTheme } from "./theme.ts";
 import "./styles/tokens.css";
 import "./styles/base.css";
 import "./styles/shell.css";
-import "./list/phone.css";
+import "./list/list.css";
 import "./session/session.css";
 import "./workspace/diff.css";
 import "./questions/questions.css";
@@ -18,6 +18,7 @@ import "./time/time.css";
 import "./settings/pages.css";
 import "./palette/floating.css";
 import "./login/login.css";
+import "./list/phone.css";
 
 startTheme();
 startRouter();

@@ -1,1 +1,84 @@
-export function NewPage() { return <main class="main" />; }
+/** A new session: what should be done, and with which agent, model, folder, access and limits. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { useKeys } from "../keys.ts";
+import { canSend } from "../store/me.ts";
+import { Icon } from "../ui/icon.tsx";
+import { NewForm } from "./new-form.tsx";
+import { createSession, draft, loadChoices, setDraft } from "./new-session.ts";
+
+export function NewPage() {
+  const [error, setError] = useState("");
+  const [isSending, setSending] = useState(false);
+  const field = useRef<HTMLTextAreaElement>(null);
+  useEffect(() => {
+    void loadChoices();
+    field.current?.focus();
+  }, []);
+  const text = draft.value.text;
+  const start = async (): Promise<void> => {
+    if (isSending || text.trim() === "") return;
+    setSending(true);
+    setError("");
+    try {
+      await createSession();
+    } catch (problem) {
+      setError(problem instanceof Error ? problem.message : String(problem));
+      setSending(false);
+    }
+  };
+  useKeys([{ keys: "Ctrl+Enter", label: "Start", where: "New session", run: () => void start(), whileTyping: true }]);
+  if (!canSend.value) return <MayNotSend />;
+  return (
+    <main class="main">
+      <div class="page-scroll">
+        <div class="page new-page">
+          <h1>What should be done?</h1>
+          <div class="comp">
+            <textarea
+              ref={field}
+              class="in has new-text"
+              aria-label="The first message"
+              placeholder="Describe the task, and how you will know that it is done"
+              value={text}
+              onInput={(event) => setDraft({ text: event.currentTarget.value })}
+            />
+            <div class="comp-f">
+              <span class="sp" />
+              <span class="m3 t12 hint-keys">
+                <kbd>Ctrl</kbd> <kbd>Enter</kbd>
+              </span>
+              <button
+                type="button"
+                class={text.trim() ? "b pri" : "b"}
+                disabled={isSending || text.trim() === ""}
+                onClick={() => void start()}
+              >
+                {isSending ? "Starting" : "Start"} <Icon name="up" class="sm" />
+              </button>
+            </div>
+          </div>
+          {error && (
+            <p class="form-error bad" role="alert">
+              <Icon name="fail" class="sm" />
+              <span>{error}</span>
+            </p>
+          )}
+          <NewForm />
+        </div>
+      </div>
+    </main>
+  );
+}
+
+function MayNotSend() {
+  return (
+    <main class="main center">
+      <div class="empty">
+        <Icon name="key" />
+        <h1>You may look, not start sessions</h1>
+        <p>This token can see sessions. Ask for one that may send.</p>
+      </div>
+    </main>
+  );
+}

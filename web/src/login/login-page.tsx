@@ -1,1 +1,103 @@
-export function LoginPage() { return <main />; }
+/** Log in with a token. Links from `treadle serve` log in by themselves. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { ApiError } from "../api.ts";
+import { logIn, me } from "../store/me.ts";
+import { Icon } from "../ui/icon.tsx";
+
+export function LoginPage() {
+  const [token, setToken] = useState("");
+  const [error, setError] = useState("");
+  const [isSending, setSending] = useState(false);
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => {
+    document.title = "Log in – treadle";
+    return () => void (document.title = "treadle");
+  }, []);
+  const send = async (event: Event): Promise<void> => {
+    event.preventDefault();
+    setSending(true);
+    setError("");
+    try {
+      await logIn(token.trim());
+    } catch (problem) {
+      setError(describeProblem(problem));
+      field.current?.focus();
+    } finally {
+      setSending(false);
+    }
+  };
+  return (
+    <div class="login-scroll">
+      <main class="login">
+        <div class="logo">
+          <Icon name="logo" />
+          treadle
+        </div>
+        <h1>{me.value ? "You were logged out" : "Log in"}</h1>
+        <p class="m2">
+          Open the link that <code>treadle serve</code> printed. It works once, for ten minutes.
+        </p>
+        <form class="login-form" onSubmit={(event) => void send(event)}>
+          <label class="w5" for="token">
+            Or paste a token
+          </label>
+          <div class="field">
+            <Icon name="key" class="sm" />
+            <input
+              ref={field}
+              id="token"
+              class="mono"
+              type="password"
+              autocomplete="current-password"
+              autocapitalize="none"
+              spellcheck={false}
+              required
+              value={token}
+              aria-invalid={error !== ""}
+              aria-describedby={error ? "login-error" : undefined}
+              onInput={(event) => setToken(event.currentTarget.value)}
+            />
+          </div>
+          {error && (
+            <p class="login-error bad" id="login-error" role="alert">
+              <Icon name="fail" class="sm" />
+              <span>{error}</span>
+            </p>
+          )}
+          <button type="submit" class={token.trim() ? "b pri" : "b"} disabled={isSending || token.trim() === ""}>
+            {isSending ? "Logging in" : "Log in"}
+          </button>
+        </form>
+        <LoginWays />
+        <p class="m3 t12">{location.host} · nothing leaves this server</p>
+      </main>
+    </div>
+  );
+}
+
+function LoginWays() {
+  return (
+    <div class="alt">
+      <Icon name="term" />
+      <div>
+        <b class="w5">On this machine</b>
+        <p class="m2">
+          <code>treadle serve --open</code> opens this page, logged in.
+        </p>
+      </div>
+      <Icon name="phone" />
+      <div>
+        <b class="w5">On the phone</b>
+        <p class="m2">Scan the code in the terminal that runs the server.</p>
+      </div>
+    </div>
+  );
+}
+
+function describeProblem(problem: unknown): string {
+  if (!(problem instanceof ApiError)) return String(problem);
+  if (problem.status === 401) return "The server has no such token. Its file of tokens is printed when it starts.";
+  if (problem.status === 429) return "Too many wrong tokens. Wait a minute, then try again.";
+  return problem.message;
+}

@@ -14,5 +14,6 @@ export function noteOnline(): void {
 }
 
 export function noteOffline(): void {
+  if (connection.value === "online") lastSeen.value = Date.now();
   connection.value = "offline";
 }

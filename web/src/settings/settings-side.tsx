@@ -1,0 +1,1 @@
+export function SettingsSide() { return <nav class="side" aria-label="Settings" />; }

@@ -25,6 +25,8 @@ const FIRST_DELAY = 250;
 const LONGEST_DELAY = 10_000;
 /** The server sends a heartbeat at least every 15 seconds. Silence for this long means that the connection is dead. */
 const SILENCE = 40_000;
+/** A shorter silence is doubtful when the page is seen again. */
+const DOUBTFUL = 20_000;
 
 /** Splits a byte stream into events. Comments are heartbeats. */
 export class EventParser {
@@ -56,72 +58,106 @@ export class EventParser {
   }
 }
 
-/** Start to read. Returns a function that stops it. */
-export function openStream(options: StreamOptions): () => void {
-  let lastId = "";
-  let delay = FIRST_DELAY;
-  let isStopped = false;
-  let wake: () => void = () => undefined;
-  let controller = new AbortController();
+/** One stream, over all its connections. */
+class Follower {
+  private readonly options: StreamOptions;
+  private lastId = "";
+  private delay = FIRST_DELAY;
+  private isStopped = false;
+  /** When anything last arrived, by the clock on the wall: a machine that sleeps stops all other clocks. */
+  private heardAt = 0;
+  private wake: () => void = () => undefined;
+  private controller = new AbortController();
 
-  const read = async (): Promise<void> => {
-    controller = new AbortController();
+  constructor(options: StreamOptions) {
+    this.options = options;
+  }
+
+  async follow(): Promise<void> {
+    while (!this.isStopped) {
+      try {
+        await this.read();
+      } catch (error) {
+        if (!this.isStopped && isRefusal(error)) return this.options.onRefused(error);
+      }
+      if (this.isStopped) return;
+      this.options.onBreak?.();
+      await this.pause();
+    }
+  }
+
+  stop(): void {
+    this.isStopped = true;
+    this.controller.abort();
+    this.wake();
+  }
+
+  /** The page is seen again, or the network is back: do not wait any longer, and do not trust a silent connection. */
+  check(): void {
+    this.wake();
+    if (Date.now() - this.heardAt > DOUBTFUL) this.controller.abort();
+  }
+
+  /** Read from one connection until it ends. */
+  private async read(): Promise<void> {
+    const { options } = this;
+    const controller = (this.controller = new AbortController());
+    this.heardAt = Date.now();
     let silence = setTimeout(() => controller.abort(), SILENCE);
     try {
       const headers: Record<string, string> = { accept: "text/event-stream" };
-      if (lastId) headers["last-event-id"] = lastId;
-      const response = await fetch(options.url(lastId), { headers, credentials: "same-origin", signal: controller.signal });
+      if (this.lastId) headers["last-event-id"] = this.lastId;
+      const response = await fetch(options.url(this.lastId), { headers, credentials: "same-origin", signal: controller.signal });
       if (!response.ok) throw await readError(response);
-      delay = FIRST_DELAY;
       options.onOpen?.();
       const reader = (response.body ?? new ReadableStream<Uint8Array>()).getReader();
       const decoder = new TextDecoder();
       const parser = new EventParser();
       for (;;) {
         const { done, value } = await reader.read();
-        if (done) return;
+        if (done || controller.signal.aborted) return;
         clearTimeout(silence);
         silence = setTimeout(() => controller.abort(), SILENCE);
+        this.heardAt = Date.now();
+        this.delay = FIRST_DELAY;
         const events = parser.feed(decoder.decode(value, { stream: true }));
-        if (isStopped) return;
         if (events.length > 0) options.onEvents(events);
-        lastId = events.findLast((event) => event.id)?.id ?? lastId;
+        this.lastId = events.findLast((event) => event.id)?.id ?? this.lastId;
       }
     } finally {
       clearTimeout(silence);
       controller.abort();
     }
-  };
+  }
 
-  const follow = async (): Promise<void> => {
-    while (!isStopped) {
-      try {
-        await read();
-      } catch (error) {
-        const isRefused = error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429;
-        if (isRefused && !isStopped) return options.onRefused(error);
-      }
-      if (isStopped) return;
-      options.onBreak?.();
-      await new Promise<void>((resolve) => {
-        const timer = setTimeout(resolve, delay * (0.75 + Math.random() / 2));
-        wake = () => (clearTimeout(timer), resolve());
-      });
-      delay = Math.min(delay * 2, LONGEST_DELAY);
-    }
-  };
+  /** Wait before the next connection, each time for longer. */
+  private pause(): Promise<void> {
+    const delay = this.delay * (0.75 + Math.random() / 2);
+    this.delay = Math.min(this.delay * 2, LONGEST_DELAY);
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, delay);
+      this.wake = () => (clearTimeout(timer), resolve());
+    });
+  }
+}
 
-  const wakeNow = (): void => {
-    if (document.visibilityState === "visible") wake();
+/** Whether the server refuses for good: not if it is only busy. */
+function isRefusal(error: unknown): error is ApiError {
+  return error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429;
+}
+
+/** Start to read. Returns a function that stops it. */
+export function openStream(options: StreamOptions): () => void {
+  const follower = new Follower(options);
+  const check = (): void => {
+    if (document.visibilityState === "visible") follower.check();
   };
-  addEventListener("online", wakeNow);
-  document.addEventListener("visibilitychange", wakeNow);
-  void follow();
+  addEventListener("online", check);
+  document.addEventListener("visibilitychange", check);
+  void follower.follow();
   return () => {
-    isStopped = true;
-    removeEventListener("online", wakeNow);
-    document.removeEventListener("visibilitychange", wakeNow);
-    controller.abort();
-    wake();
+    removeEventListener("online", check);
+    document.removeEventListener("visibilitychange", check);
+    follower.stop();
   };
 }

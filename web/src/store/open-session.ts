@@ -2,8 +2,9 @@
 
 import { batch, signal, type Signal } from "@preact/signals";
 import { openStream, type ServerEvent } from "../event-stream.ts";
-import { sessionPath, buildUrl } from "../api.ts";
+import { api, buildUrl, sessionPath } from "../api.ts";
 import { applyFact, createView, foldTo } from "../fold.ts";
+import type { SessionView } from "../generated/api.ts";
 import type { AnyDelta, AnyEvent, AnyFact } from "../generated/events.ts";
 import type { View } from "../view.ts";
 import { addDelta, clearLive, createLive, type Live } from "./live.ts";
@@ -12,6 +13,11 @@ import { noteLoginEnded } from "./me.ts";
 
 /** How long the page may work on facts before it lets the browser draw, in milliseconds. */
 const SLICE = 8;
+/** The same while nothing is drawn yet. */
+const LOADING_SLICE = 40;
+
+/** How long to wait for a frame before facts are applied without one, in milliseconds. */
+const LONGEST_FRAME = 200;
 
 export type Loading = "loading" | "ready" | "missing";
 
@@ -29,11 +35,14 @@ export class OpenSession {
   readonly isConnected: Signal<boolean> = signal(false);
   readonly error: Signal<string> = signal("");
   private waiting: AnyEvent[] = [];
+  /** How far the session had come when it was opened. It is shown from there on. Null until the server has said so. */
+  private end: number | null = null;
   private isScheduled = false;
   private readonly stop: () => void;
 
   constructor(id: string) {
     this.id = id;
+    void this.findEnd();
     this.stop = openStream({
       url: () => buildUrl(sessionPath(id, "/events"), { after: this.lastSeq }),
       onOpen: () => {
@@ -43,12 +52,18 @@ export class OpenSession {
       onEvents: (events) => this.take(events),
       onBreak: () => {
         this.isConnected.value = false;
+        // The next connection begins with all of the reply that is being written.
+        this.waiting = this.waiting.filter(isFact);
         clearLive(this.live);
         this.liveVersion.value++;
       },
       onRefused: (error) => {
-        if (error.status === 401) noteLoginEnded();
+        this.isConnected.value = false;
         this.error.value = error.message;
+        if (error.status === 401) {
+          noteLoginEnded();
+          forgetSession(this); // it is opened again after the next login
+        }
         this.loading.value = error.status === 404 ? "missing" : this.loading.value;
       },
     });
@@ -68,12 +83,25 @@ export class OpenSession {
     this.stop();
   }
 
+  private async findEnd(): Promise<void> {
+    try {
+      this.end = (await api.get<SessionView>(sessionPath(this.id))).seq;
+    } catch {
+      this.end = 0; // the stream says why, or brings what there is
+    }
+    this.schedule();
+  }
+
   private take(events: ServerEvent[]): void {
-    const last = this.lastSeq;
+    let last = this.lastSeq;
     for (const { data } of events) {
       if (!data) continue;
       const event = JSON.parse(data) as AnyEvent;
-      if (!isFact(event) || event.seq > last) this.waiting.push(event);
+      if (!isFact(event)) this.waiting.push(event);
+      else if (event.seq > last) {
+        last = event.seq;
+        this.waiting.push(event);
+      }
     }
     this.schedule();
   }
@@ -81,15 +109,20 @@ export class OpenSession {
   private schedule(): void {
     if (this.isScheduled) return;
     this.isScheduled = true;
+    const run = (): void => {
+      cancelAnimationFrame(frame);
+      clearTimeout(timer);
+      this.apply();
+    };
+    const frame = requestAnimationFrame(run);
     // A hidden page draws no frames, but it must not fall behind.
-    if (document.visibilityState === "visible") requestAnimationFrame(() => this.apply());
-    else setTimeout(() => this.apply(), 50);
+    const timer = setTimeout(run, LONGEST_FRAME);
   }
 
   /** Apply what has arrived, for at most one slice of time, once per frame. */
   private apply(): void {
     this.isScheduled = false;
-    const end = performance.now() + SLICE;
+    const end = performance.now() + (this.loading.value === "loading" ? LOADING_SLICE : SLICE);
     let used = 0;
     let hasFacts = false;
     for (const event of this.waiting) {
@@ -106,7 +139,7 @@ export class OpenSession {
     batch(() => {
       if (hasFacts) this.version.value++;
       this.liveVersion.value++;
-      if (this.waiting.length === 0 && this.facts.length > 0) this.loading.value = "ready";
+      if (this.end !== null && this.facts.length > 0 && this.view.seq >= this.end) this.loading.value = "ready";
     });
     if (this.waiting.length > 0) this.schedule();
   }
@@ -120,6 +153,10 @@ export type { AnyDelta };
 
 /** The session that is on the screen. */
 export const openedSession = signal<OpenSession | null>(null);
+
+function forgetSession(session: OpenSession): void {
+  if (openedSession.value === session) openedSession.value = null;
+}
 
 export function showSession(id: string | null): void {
   if (openedSession.value?.id === id) return;

@@ -8,6 +8,7 @@ from shutil import which
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.async_api import (
     Browser,
     BrowserContext,
@@ -44,12 +45,17 @@ document.addEventListener("securitypolicyviolation", (event) =>
 """
 
 
+needs_page = pytest.mark.skipif(
+    not (STATIC / "index.html").is_file(), reason="NOT TESTED, the page is not built: make page"
+)
+
+
 def find_missing_part() -> str:
     """Why the page cannot be tested here, or nothing."""
     if not CHROMIUM:
         return "there is no Chromium: make system, or apt-get install chromium"
     if not (STATIC / "index.html").is_file():
-        return "the page is not built: make setup"
+        return "the page is not built: make page"
     return ""
 
 
@@ -77,6 +83,7 @@ class Visits:
         self._allowed: list[str] = []
         self.problems: list[str] = []
         self.requests: list[str] = []
+        self.loaded: set[tuple[str, str]] = set()
 
     def allow(self, *patterns: str) -> None:
         """Expect problems that match these regular expressions."""
@@ -118,6 +125,7 @@ class Visits:
 
         def note_request(request: Request) -> None:
             self.requests.append(f"{request.method} {request.url}")
+            self.loaded.add((request.resource_type, request.url))
 
         async def note_dialog(dialog: Dialog) -> None:
             self.problems.append(f"dialog: {dialog.message}")

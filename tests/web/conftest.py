@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
+
 from tests.kit.browser import Visits, find_missing_part, start_browser
 from tests.kit.page_server import PageServer, serve_page
 

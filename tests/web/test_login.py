@@ -1,6 +1,7 @@
 """Logging in and out of the page."""
 
 from playwright.async_api import expect
+
 from tests.kit.browser import Visits
 from tests.kit.page_server import OWNER, PageServer
 

@@ -1,0 +1,87 @@
+"""What a person looks for and does on the page. The tests name things as a person or a screen reader does."""
+
+import re
+from typing import Any
+
+from playwright.async_api import Locator, Page, expect
+
+# Scrolls a virtual list from its start to its end, and returns the text that was drawn on the way.
+READ_EVERYTHING = """
+async (log) => {
+  const isBox = (one) => one.scrollHeight > one.clientHeight + 2 && /auto|scroll/.test(getComputedStyle(one).overflowY);
+  let box = log;
+  while (box && !isBox(box)) box = box.parentElement;
+  const frames = (count) => new Promise((done) => {
+    const next = (left) => (left > 0 ? requestAnimationFrame(() => next(left - 1)) : done());
+    next(count);
+  });
+  const seen = [];
+  if (!box) return log.innerText;
+  box.scrollTop = 0;
+  for (let last = -1; ; ) {
+    await frames(3);
+    seen.push(log.innerText);
+    if (box.scrollTop === last) break;
+    last = box.scrollTop;
+    box.scrollTop += box.clientHeight * 0.6;
+  }
+  return seen.join("\\n");
+}
+"""
+
+
+def log(page: Page) -> Locator:
+    """The conversation of the session on the screen."""
+    return page.get_by_role("log")
+
+
+def composer(page: Page) -> Locator:
+    """Where a person writes a message."""
+    return page.locator(".comp").get_by_role("textbox")
+
+
+def question(page: Page) -> Locator:
+    """The card of an open approval."""
+    return page.get_by_role("region", name="Approval needed")
+
+
+def slider(page: Page) -> Locator:
+    """The scrubber."""
+    return page.get_by_role("slider", name="Position")
+
+
+def session_row(page: Page, name: str) -> Locator:
+    """A session in the list."""
+    return page.get_by_role("navigation", name="Sessions").locator("[data-session]").filter(has_text=name)
+
+
+async def send(page: Page, text: str) -> None:
+    """Write a message and send it with Enter."""
+    await composer(page).fill(text)
+    await composer(page).press("Enter")
+
+
+async def read_everything(page: Page) -> str:
+    """The whole text of the conversation, also what is out of sight."""
+    return await log(page).evaluate(READ_EVERYTHING)
+
+
+async def expect_in_log(page: Page, *texts: str) -> None:
+    for text in texts:
+        await expect(log(page)).to_contain_text(text)
+
+
+async def expect_idle(page: Page) -> None:
+    """The page offers to send a message, so no run is under way."""
+    await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+
+
+def without_clocks(text: str) -> str:
+    """A text without its ages and times, which go on."""
+    text = re.sub(r"\b\d+:\d\d(:\d\d)?\b", "CLOCK", text)
+    return re.sub(r"\b(now|\d+(\.\d+)?[\s\u202f](s|min))\b", "AGE", text)
+
+
+async def read_state(client: Any, session_id: str) -> dict[str, Any]:
+    """The session as the server folds it from the log."""
+    return await client.json("GET", f"/v1/sessions/{session_id}/state")

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from treadle.cli.console import escape_hidden, truncate_line, wrap_rows
+from treadle.app.hidden_text import escape_hidden
+from treadle.cli.console import truncate_line, wrap_rows
 from treadle.cli.draw.diff import render_diff
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.draw.markdown import render_markdown

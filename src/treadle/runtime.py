@@ -145,6 +145,7 @@ class Runtime:
         self.gate: Gate | None = None
         """The gate of sessions that have none, and whose agent has none."""
         self.resolve_model: Callable[[str], Model] | None = None
+        self.apply_rules: Callable[[Grant, Path], Grant] | None = None
         """Finds the models that no agent has. Without it, their names are those of the catalog."""
         self.after_answer: list[AfterAnswer] = []
         """Functions that are called in the background after every answer, such as `name_session`."""
@@ -389,6 +390,8 @@ class Runtime:
         if created.parent is not None and created.parent.call_id:
             parents = ParentAccess(self.log, created.parent)
             await parents.update()
+        if self.apply_rules is not None:
+            operator = self.apply_rules(operator, setup.workspace)
         operator = limit_access(operator, opened.access, state.access, parents.narrowest if parents else None)
         grants = (operator, *setup.grants[1:], *narrower)
         if find_narrowest_tier(grants) == "plan":

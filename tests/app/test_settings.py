@@ -1,17 +1,19 @@
 """Which setting wins, what a workspace's file may not do, and what is said about mistakes."""
 
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from treadle.app.compose import choose_model, has_unknown_price
+from treadle.app.compose import choose_model, has_unknown_price, open_runtime, open_store
 from treadle.app.settings import Settings, config_file, load_settings, save_setting
 from treadle.app.workspace_knowledge import build_agents, build_grant
 from treadle.errors import BadInput
 from treadle.models.remote import RemoteModel
 from treadle.permissions.policy import Assessment, decide_call
 from treadle.permissions.saved_rules import save_rule
+from treadle.secrets.keyring import Keyring
 from treadle.testing import ScriptedModel
 from treadle.tools.builtin import build_default_tools
 from treadle.tools.shell import Shell
@@ -335,11 +337,18 @@ def test_the_agents_of_a_workspace_are_there_and_one_without_a_key_is_left_out_a
     )
 
 
-def test_what_the_user_said_for_good_is_part_of_the_grant(home: Path) -> None:
+async def test_what_the_user_said_for_good_holds_in_a_runtime(home: Path) -> None:
     save_rule(home / "data" / "treadle", "shell(git *)", workspace=home / "work")
     save_rule(home / "data" / "treadle", "fetch_url", "deny")
-    grant = build_grant(load_settings().settings)
-    assert grant.always == ("shell(git *)",) and grant.forbid == ("fetch_url",)
+    settings = load_settings(
+        {"model": "llamacpp:any", "store": ":memory:"}
+    ).settings  # this model needs no key and is never called
+    async with AsyncExitStack() as stack, open_store(settings) as log:
+        opened = await open_runtime(stack, settings, log, Keyring(), recover=False)
+        async with opened.runtime as runtime:
+            session = await runtime.create("default", workspace=home / "work")
+            setup = await runtime.coordinator.build_setup(await session.state())
+            assert setup.grants[0].always == ("shell(git *)",) and setup.grants[0].forbid == ("fetch_url",)
 
 
 @pytest.mark.parametrize("value", ["proxy.example:3128", "http://me:word@proxy.example", "socks5://x", "http://x/y z"])

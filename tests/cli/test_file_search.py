@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from treadle.cli.terminal import file_search
-from treadle.cli.terminal.file_search import list_paths, search_paths
+from treadle.app import file_search
+from treadle.app.file_search import list_paths, search_paths
 
 
 def fill(folder: Path, *names: str) -> None:

@@ -15,14 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle import ApprovalRequested, ImagePart, TextPart
+from treadle.app.approval_preview import preview_diff
 from treadle.app.compose import set_progress_listener
+from treadle.app.hidden_text import escape_hidden
 from treadle.cli import run
-from treadle.cli.approval_text import preview_diff, render_approval
+from treadle.cli.approval_text import render_approval
 from treadle.cli.console import (
     BlockKind,
     TerminalConsole,
     escape_controls,
-    escape_hidden,
     format_duration,
     format_table,
     format_time_since,
@@ -189,7 +190,7 @@ def test_what_is_allowed_for_good_is_kept_for_this_workspace(tmp_path: Path, mon
     monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
     assert parse_decision("a", ask(), tmp_path) is not None
     (rule,) = json.loads((tmp_path / "data" / "rules.json").read_text())["rules"]
-    assert rule == {"pattern": "shell(git push *)", "workspace": str(tmp_path)}
+    assert rule.pop("saved_at") > 0 and rule == {"pattern": "shell(git push *)", "workspace": str(tmp_path)}
 
 
 def test_a_list_of_lines_is_shown_line_by_line_and_another_one_exactly(tmp_path: Path) -> None:

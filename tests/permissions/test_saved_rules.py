@@ -12,11 +12,11 @@ from treadle.events import Grant
 from treadle.permissions.policy import Assessment, decide_call
 from treadle.permissions.saved_rules import (
     RULES_FILE,
+    RuleBook,
     SavedRule,
     apply_rules,
     forget_rule,
     load_all_rules,
-    load_rules,
     save_rule,
 )
 
@@ -24,6 +24,13 @@ from treadle.permissions.saved_rules import (
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return tmp_path / "data" / "treadle"
+
+
+def load_rules(data: Path, workspace: Path | None = None) -> tuple[SavedRule, ...]:
+    """The rules that change a grant in a workspace."""
+    grant = RuleBook(data, ()).apply(Grant(), workspace or data)
+    found = {*grant.always, *grant.forbid}
+    return tuple(rule for rule in load_all_rules(data) if rule.pattern in found)
 
 
 def test_a_rule_holds_in_its_workspace_or_everywhere(data: Path, tmp_path: Path) -> None:
@@ -96,3 +103,23 @@ def test_two_programs_that_save_at_once_lose_no_rule(data: Path) -> None:
         list(pool.map(save_rule, [data] * 20, [f"tool{number}" for number in range(20)]))
     assert {rule.pattern for rule in load_all_rules(data)} == {f"tool{number}" for number in range(20)}
     assert sorted(path.name for path in data.iterdir()) == [f".{RULES_FILE}.lock", RULES_FILE]
+
+
+def test_rules_of_the_own_folder_hold_in_every_session_and_changes_are_seen(data: Path, tmp_path: Path) -> None:
+    book = RuleBook(data, [tmp_path / "own"])
+    assert book.list_rules() == () and book.apply(Grant(), tmp_path) == Grant()
+    own = save_rule(data, "drop", "deny", tmp_path / "own", by="ann")
+    there = save_rule(data, "note", workspace=tmp_path / "there")
+    assert book.apply(Grant(), tmp_path / "worktree") == Grant(forbid=("drop",))
+    assert book.apply(Grant(), tmp_path / "there") == Grant(forbid=("drop",), always=("note",))
+    assert (own.by, own.saved_at > 0, own.id != there.id) == ("ann", True, True)
+    assert forget_rule(data, own) and book.list_rules() == (there,)
+    (data / RULES_FILE).write_text("{")
+    with pytest.raises(StoreDamaged):
+        book.apply(Grant(), tmp_path)
+
+
+def test_rules_of_earlier_versions_are_read(data: Path) -> None:
+    data.mkdir(parents=True)
+    (data / RULES_FILE).write_text('{"rules":[{"pattern":"note"}],"version":1}')
+    assert load_all_rules(data) == (SavedRule("note"),)

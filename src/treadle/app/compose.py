@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from treadle.memory.base import Embed
     from treadle.models.base import Model
     from treadle.models.local.local_model import LocalModel
+    from treadle.permissions.saved_rules import RuleBook
     from treadle.runtime import Runtime
     from treadle.tools.base import Tool
     from treadle.tools.mcp.connection import McpHealth
@@ -50,6 +51,7 @@ class OpenRuntime:
     model: Model
     model_reason: str
     built: BuiltAgents
+    rules: RuleBook
     notes: tuple[str, ...]
 
 
@@ -61,6 +63,7 @@ async def open_runtime(
     Entering its `runtime` starts it. `stack` closes the model and the MCP servers.
     """
     from treadle.app.workspace_knowledge import build_agents
+    from treadle.permissions.saved_rules import RuleBook
     from treadle.runtime import Runtime, name_session
 
     keyring.take(filter(None, [settings.api_key_env]))
@@ -80,9 +83,12 @@ async def open_runtime(
         servers = await stack.enter_async_context(_create_mcp_servers(settings))
         mcp_tools = await servers.list_tools()
         down = [one for one in servers.get_health() if one.state == "down"]
+    rules = RuleBook(data_folder(), [settings.folder, *([Path(settings.workspace)] if settings.worktree else [])])
+    rules.list_rules()  # a file that cannot be read is said now, and not in the middle of a run
     built = build_agents(settings, model, mcp_tools, keyring)
     recover, grace = options.get("recover", True), options.get("grace", 0.0)
     runtime = Runtime(log, list(built.agents.values()), recover=recover, grace=grace)
+    runtime.apply_rules = rules.apply
     follow_up = options.get("follow_up", True)
     if follow_up and settings.auto_name:
         runtime.after_answer.append(name_session)
@@ -91,7 +97,7 @@ async def open_runtime(
 
         runtime.after_answer.append(SkillDrafter(built.knowledge))
     notes = [f"the MCP server {one.server} does not run, so its tools are missing: {one.error}" for one in down]
-    return OpenRuntime(runtime, model, reason, built, (*notes, *built.problems))
+    return OpenRuntime(runtime, model, reason, built, rules, (*notes, *built.problems))
 
 
 async def check_mcp_servers(settings: Settings) -> list[McpHealth]:

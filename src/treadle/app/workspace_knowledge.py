@@ -25,7 +25,6 @@ from treadle.messages import Sampling
 from treadle.models.base import Model
 from treadle.permissions.patterns import covers_call
 from treadle.permissions.policy import WEB_TOOLS, apply_posture
-from treadle.permissions.saved_rules import apply_rules, load_rules
 from treadle.secrets.keyring import Keyring
 from treadle.tools.base import Tool
 from treadle.tools.function import tool as build_tool
@@ -237,9 +236,9 @@ def resolve_sandbox_folders(settings: Settings) -> tuple[tuple[Path, ...], tuple
 
 
 def build_grant(settings: Settings) -> Grant:
-    """Build the grant from these settings and the rules that the user saved."""
+    """Build the grant from these settings. A runtime adds the rules that the user saved."""
     flow = settings.approve_flow
-    grant = Grant(
+    return Grant(
         tier=settings.access,
         approve=settings.approve,
         always=settings.always,
@@ -248,7 +247,3 @@ def build_grant(settings: Settings) -> Grant:
         yes=settings.yes,
         approve_flow=flow if isinstance(flow, tuple) else ("*",) if flow else (),
     )
-    rules = load_rules(data_folder(), settings.folder)
-    if settings.worktree:  # what holds in the workspace holds in its worktrees
-        rules = tuple(dict.fromkeys((*load_rules(data_folder(), Path(settings.workspace)), *rules)))
-    return apply_rules(grant, rules)

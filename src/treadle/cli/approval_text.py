@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
 from treadle import ApprovalRequested, Tool
-from treadle.cli.console import HIDDEN, escape_hidden, measure_width, truncate_line, wrap_rows
+from treadle.app.approval_preview import assess_arguments, preview_diff
+from treadle.app.hidden_text import HIDDEN, escape_hidden
+from treadle.cli.console import measure_width, truncate_line, wrap_rows
 from treadle.cli.draw.diff import render_whole_diff
 from treadle.cli.draw.glyphs import Theme
-from treadle.errors import BadInput
 from treadle.messages import Json
-from treadle.permissions.policy import Assessment
 from treadle.permissions.requests import NETWORK, READ_FOLDER, USUAL_PORTS, WRITE_FOLDER
 
-MAX_PREVIEW_BYTES = 1 << 20
 _MAX_COMMAND_COLUMNS = 50
 _WISHES = {NETWORK: "wants", READ_FOLDER: "wants to read", WRITE_FOLDER: "wants to change"}
 _DIFF_STYLES = {"+": "ok", "-": "bad", "@": "ref"}
@@ -92,14 +90,14 @@ def _render_parts(
     question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path, width: int, theme: Theme
 ) -> list[str]:
     """Render the simple commands of a compound command, each with what it does. Harm is marked."""
-    commands = _assess(question, question.arguments, tools, folder).commands or ()
+    commands = assess_arguments(question, question.arguments, tools, folder).commands or ()
     if len(commands) < 2:
         return []
     shown = [escape_hidden(command) for command in commands]
     column = min(max(map(measure_width, shown)), width // 2)
     lines: list[str] = []
     for number, (command, text) in enumerate(zip(commands, shown, strict=True), 1):
-        part = _assess(question, {**question.arguments, "command": command}, tools, folder)
+        part = assess_arguments(question, {**question.arguments, "command": command}, tools, folder)
         why = escape_hidden(part.why)
         effect = theme.paint(why, "quiet")
         if part.safety == "destructive":
@@ -182,45 +180,3 @@ def _is_plain(arguments: Mapping[str, Json]) -> bool:
 def _describe_wanted(question: ApprovalRequested) -> str:
     wanted, port = next(iter(question.arguments.values()), ""), question.arguments.get("port", USUAL_PORTS[0])
     return f"{_WISHES.get(question.tool, question.tool)} {wanted}{'' if port in USUAL_PORTS else f':{port}'}"
-
-
-def _assess(
-    question: ApprovalRequested, arguments: Mapping[str, Json], tools: Mapping[str, Tool], folder: Path
-) -> Assessment:
-    """Assess a call with these arguments. A tool that is not known here, or other arguments, say nothing."""
-    tool = tools.get(question.tool)
-    if tool is None:
-        return Assessment(safety=question.safety)
-    known = tool.spec.parameters.get("properties", {})  # the folder of a command is shown but is not a parameter
-    try:
-        parsed = tool.parse(json.dumps({name: value for name, value in arguments.items() if name in known}))
-        return tool.assess(parsed, folder)
-    except BadInput:
-        return Assessment(safety=question.safety)
-
-
-def preview_diff(tool: str, arguments: Mapping[str, Json], folder: Path) -> list[str]:
-    """Preview the diff of a call, if its arguments are enough to compute it."""
-    path, content = arguments.get("path"), arguments.get("content")
-    old, new = arguments.get("old"), arguments.get("new")
-    if tool == "apply_patch" and isinstance(arguments.get("patch"), str):
-        return str(arguments["patch"]).splitlines()
-    if not isinstance(path, str):
-        return []
-    try:
-        file = folder / path
-        before = file.read_text("utf-8") if file.is_file() and file.stat().st_size <= MAX_PREVIEW_BYTES else ""
-    except (OSError, ValueError):
-        before = ""
-    if tool == "write_file" and isinstance(content, str):
-        return _build_diff(before, content, path)
-    if tool == "edit_file" and isinstance(old, str) and isinstance(new, str):
-        if old and old in before:
-            return _build_diff(before, before.replace(old, new, -1 if arguments.get("replace_all") else 1), path)
-        return _build_diff(old, new, path)
-    return []
-
-
-def _build_diff(before: str, after: str, path: str) -> list[str]:
-    old, new = before.splitlines(), after.splitlines()
-    return list(difflib.unified_diff(old, new, f"{path} (before)", f"{path} (after)", lineterm=""))

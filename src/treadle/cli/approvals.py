@@ -10,6 +10,7 @@ from pathlib import Path
 
 from treadle import Agent, Answer, ApprovalRequested, CallStarted, Runtime, Session, Tool
 from treadle.app.compose import find_default_tools
+from treadle.app.hidden_text import escape_hidden
 from treadle.app.settings import data_folder
 from treadle.cli import console
 from treadle.cli.approval_text import describe_request, render_approval
@@ -62,9 +63,7 @@ async def main(args: argparse.Namespace) -> int:
         case "rules":
             rules = load_all_rules(data_folder())
             for rule in rules:
-                console.print_line(
-                    f"{rule.decision:6} {console.escape_hidden(rule.pattern)}  {rule.workspace or 'everywhere'}"
-                )
+                console.print_line(f"{rule.decision:6} {escape_hidden(rule.pattern)}  {rule.workspace or 'everywhere'}")
             if not rules:
                 console.print_note("there are no permanent answers")
         case "forget":
@@ -109,11 +108,11 @@ def _print_question(info: SessionInfo, question: AgentQuestion | CallStarted, to
         if question.rule and not question.once:
             console.print_line("    --scope pattern allows the rule too")
     elif isinstance(question, CallStarted):
-        console.print_line(f"  {console.escape_hidden(describe_client_call(question))}")
+        console.print_line(f"  {escape_hidden(describe_client_call(question))}")
     else:
         for one in question.questions:
-            options = f"  ({', '.join(map(console.escape_hidden, one.options))})" if one.options else ""
-            console.print_line(f"  {console.escape_hidden(one.text)}{options}")
+            options = f"  ({', '.join(map(escape_hidden, one.options))})" if one.options else ""
+            console.print_line(f"  {escape_hidden(one.text)}{options}")
     if question.expires_at is not None:
         left = question.expires_at - time.time()
         text = f"  {'expires in' if left > 0 else 'expired'} {abs(left):.0f} s"

@@ -16,13 +16,8 @@ from typing import Literal, Protocol, TextIO
 
 BlockKind = Literal["message", "answer", "call", "note"]
 """What a block shows: a message of the user, text of the model, a call, or anything else."""
-# Both match control characters except line feed and tab, and characters that reorder text.
-# `HIDDEN` also matches invisible characters.
+# Control characters except line feed and tab, and characters that reorder text.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-HIDDEN = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
-    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
-)
 _CODES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\")
 BEGIN_UPDATE, END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"  # the terminal shows everything between them at once
 _COLOURS = {
@@ -194,11 +189,6 @@ class Notifier:
 def escape_controls(text: str) -> str:
     """Replace control and reordering characters by visible escapes. Emoji stay intact."""
     return _UNSAFE.sub(_escape_character, text.replace("\r\n", "\n"))
-
-
-def escape_hidden(text: str) -> str:
-    """Spell out every character that could hide or disguise text, such as <U+200B>. Used for approval questions."""
-    return HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def _escape_character(match: re.Match[str]) -> str:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, InputRequested, Tool, events
+from treadle.app.hidden_text import escape_hidden
 from treadle.app.settings import data_folder
 from treadle.cli.approval_text import describe_request, render_approval
-from treadle.cli.console import Console, Notifier, TerminalConsole, escape_hidden
+from treadle.cli.console import Console, Notifier, TerminalConsole
 from treadle.cli.draw.glyphs import Theme, choose_theme
 from treadle.cli.terminal import question as question_panel
 from treadle.errors import BadInput

@@ -6,8 +6,10 @@ A rule holds everywhere or in one workspace. No rule can allow what must be aske
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +25,7 @@ RULES_FILE = "rules.json"
 
 
 class SavedRule(Struct, frozen=True, omit_defaults=True):
-    """One answer: a pattern as in a grant, and the workspace that it is for (empty: everywhere).
+    """One answer: a pattern as in a grant, the workspace that it is for (empty: everywhere), and who gave it when.
 
     A yes to a tool that others may change holds for one version: `git__log@1f3a…` does not cover another one.
     """
@@ -31,17 +33,19 @@ class SavedRule(Struct, frozen=True, omit_defaults=True):
     pattern: str
     decision: Decision = "allow"
     workspace: str = ""
+    saved_at: float = 0.0
+    by: str = ""
+
+    @property
+    def id(self) -> str:
+        """Identify the rule in an address, for as long as it says the same."""
+        content = "\0".join((self.pattern, self.decision, self.workspace))
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class _RulesFile(Struct, forbid_unknown_fields=True):
     rules: tuple[SavedRule, ...] = ()
     version: Literal[1] = 1
-
-
-def load_rules(data_folder: Path, workspace: Path | None = None) -> tuple[SavedRule, ...]:
-    """Load the rules that hold in a workspace; without one, those that hold everywhere."""
-    here = _normalize_workspace(workspace)
-    return tuple(rule for rule in load_all_rules(data_folder) if rule.workspace in ("", here))
 
 
 def load_all_rules(data_folder: Path) -> tuple[SavedRule, ...]:
@@ -65,8 +69,41 @@ def apply_rules(grant: Grant, rules: tuple[SavedRule, ...]) -> Grant:
     return replace(grant, always=(*grant.always, *allowed), forbid=(*grant.forbid, *denied))
 
 
+class RuleBook:
+    """The saved rules for the sessions of a process. The file is read again when it has changed.
+
+    Rules of the `folders` hold in every session, which may work in a worktree of one of them.
+    """
+
+    def __init__(self, data_folder: Path, folders: Sequence[Path]) -> None:
+        self.data_folder = data_folder
+        self._folders = frozenset(("", *map(_normalize_workspace, folders)))
+        self._rules: tuple[SavedRule, ...] = ()
+        self._version: tuple[int, int] | None = None
+
+    def list_rules(self) -> tuple[SavedRule, ...]:
+        """List the rules of all workspaces."""
+        try:
+            found = (self.data_folder / RULES_FILE).stat()
+        except OSError:  # there is no file, or reading it says what is wrong
+            self._rules, self._version = load_all_rules(self.data_folder), None
+            return self._rules
+        version = found.st_mtime_ns, found.st_ino
+        if version != self._version:
+            self._rules, self._version = load_all_rules(self.data_folder), version
+        return self._rules
+
+    def apply(self, grant: Grant, workspace: Path) -> Grant:
+        """Add the rules that hold in a workspace to the operator's grant."""
+        rules = self.list_rules()
+        if not rules:
+            return grant
+        here = {*self._folders, _normalize_workspace(workspace)}
+        return apply_rules(grant, tuple(rule for rule in rules if rule.workspace in here))
+
+
 def save_rule(
-    data_folder: Path, pattern: str, decision: Decision = "allow", workspace: Path | None = None
+    data_folder: Path, pattern: str, decision: Decision = "allow", workspace: Path | None = None, by: str = ""
 ) -> SavedRule:
     """Save an answer, for one workspace or everywhere. It replaces an older answer for the same pattern.
 
@@ -75,7 +112,7 @@ def save_rule(
     if not pattern.strip():
         raise BadInput("There is no rule to remember: this can only be allowed once. Nothing was saved.")
     pattern = unpin_version(pattern) if decision == "deny" else pattern
-    rule = SavedRule(pattern, decision, _normalize_workspace(workspace))
+    rule = SavedRule(pattern, decision, _normalize_workspace(workspace), time.time(), by)
     key = (unpin_version(pattern), rule.workspace)
     with _lock_rules(data_folder):
         rules = load_all_rules(data_folder)

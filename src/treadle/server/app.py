@@ -20,9 +20,12 @@ from treadle.server import (
     openai_api,
     page,
     problems,
+    questions,
+    queued_messages,
     responses_api,
     session_control,
     session_history,
+    session_list,
     sessions,
     sockets,
 )
@@ -86,9 +89,12 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         generate_unique_id_function=attrgetter("name"),  # so an id does not change when a path does
     )
     for part in (
-        sessions,  # first, because most requests are for them
+        session_list,  # before `sessions`, whose ids could have the same names
+        sessions,  # early, because most requests are for them
+        queued_messages,
         home,
         login,
+        questions,
         session_control,
         session_history,
         loop_api,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treadle.errors import BadInput
+from treadle.permissions.saved_rules import RuleBook
 from treadle.server.tokens import Token, check_tokens
 
 PAGE_FOLDER = Path(__file__).parent / "static"
@@ -54,6 +55,7 @@ class ServerConfig:
     max_anonymous_per_address: int = 1024
     skill_autogen: bool = False
     page_folder: Path = PAGE_FOLDER
+    rules: RuleBook | None = None
 
     def check_access(self) -> None:
         """Raise `BadInput` when nobody decided who may use the server, or when a token can be guessed."""

@@ -120,7 +120,7 @@ async def get_me(token: Viewer) -> MeView:
 async def list_tokens(service: CurrentService, token: Viewer) -> list[TokenView]:
     """List the tokens and what each may do. Their values are never shown."""
     return [
-        TokenView(name=one.name, rights=_list_rights(one), grant=_show_grant(one.grant), current=one.name == token.name)
+        TokenView(name=one.name, rights=_list_rights(one), grant=show_grant(one.grant), current=one.name == token.name)
         for one in service.tokens.list_tokens()
     ]
 
@@ -140,7 +140,7 @@ def _list_rights(token: Token) -> list[Right]:
     return [right for right in RIGHT_NAMES if right in token.rights]
 
 
-def _show_grant(grant: Grant | None) -> GrantView | None:
+def show_grant(grant: Grant | None) -> GrantView | None:
     if grant is None:
         return None
     return GrantView(**{name: msgspec.to_builtins(getattr(grant, name)) for name in GrantView.model_fields})

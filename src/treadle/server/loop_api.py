@@ -18,9 +18,10 @@ from treadle.engine.steps import Rest, next_step
 from treadle.errors import BadInput, Conflict, NotFound
 from treadle.log.base import SessionQuery
 from treadle.server import streams
+from treadle.server.questions import ResolvedView
 from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, AllSessionsStream
 from treadle.server.service import Approver, CurrentService, LenientBody, Sender, Service, Viewer, filter_preapproved
-from treadle.server.session_control import CancelledView, ResolvedView
+from treadle.server.session_control import CancelledView
 from treadle.server.sessions import check_turns
 
 router = APIRouter(prefix="/api/agent", tags=["agent"])

@@ -58,24 +58,24 @@ for _path in (*ROOT_FILES, f"{ASSETS}{{rest:path}}"):
 
 
 def _build_response(file: StaticFile, accepted: str, known: str) -> Response:
-    encoding = "gzip" if file.is_compressed and _accepts_gzip(accepted) else ""
+    encoding = "gzip" if file.is_compressed and accepts_gzip(accepted) else ""
     try:
         data, tag = file.read(encoding)
     except OSError:
         raise NotFound("the page was built anew; reload it to get its current files") from None
     headers = {"cache-control": file.cache, "etag": tag, "vary": "accept-encoding"}
-    if tag in _list_tags(known):
+    if tag in list_tags(known):
         return Response(status_code=304, headers=headers)
     if encoding:
         headers["content-encoding"] = encoding
     return Response(data, media_type=file.media_type, headers=headers)
 
 
-def _list_tags(header: str) -> list[str]:
+def list_tags(header: str) -> list[str]:
     return [tag.strip().removeprefix("W/") for tag in header.split(",")]
 
 
-def _accepts_gzip(header: str) -> bool:
+def accepts_gzip(header: str) -> bool:
     for part in header.lower().split(","):
         name, _, options = part.partition(";")
         if name.strip() in ("gzip", "*"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import dataclasses
 import gc
 import logging
 import os
@@ -81,6 +82,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
         agents = opened.built.agents
         if config.agent not in agents:
             raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(agents)}")
+        config = dataclasses.replace(config, rules=opened.rules)
         app = create_app(opened.runtime, config)
 
         def announce(address: str) -> None:

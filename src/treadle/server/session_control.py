@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from msgspec import Struct
-from msgspec.structs import replace
 from pydantic import BaseModel, Field
 
-from treadle import Answer, RunFinished
-from treadle.dialects.base import Dialect, encode_frame, parse_approval_id
+from treadle import RunFinished
+from treadle.dialects.base import Dialect, encode_frame
 from treadle.dialects.chat_rpc import ChatRpcDialect
 from treadle.dialects.loop_events import LoopDialect
 from treadle.dialects.message_frames import MessageFramesDialect
 from treadle.dialects.session_frames import SessionFramesDialect
-from treadle.errors import Conflict, NotFound
+from treadle.errors import Conflict
 from treadle.export.transcript import Form, render_transcript
-from treadle.log.base import SessionQuery
-from treadle.server.service import Approver, CurrentService, Sender, Service, StrictBody, Token, Viewer
-from treadle.server.sessions import LimitsBody, PendingQuestion, RunOutcome, SessionView
+from treadle.server.questions import ResolvedView
+from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer
+from treadle.server.session_views import RunOutcome, SessionView
+from treadle.server.sessions import LimitsBody
 from treadle.server.streams import (
     SSE_RESPONSES,
     Cursor,
@@ -32,34 +31,12 @@ from treadle.server.streams import (
 )
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
-MAX_PENDING = 1000
 DOWNLOAD_HEADERS = {"content-disposition": "attachment"}
 MEDIA_TYPES: dict[Form, str] = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}
 DialectName = Literal["events", "loop", "frames", "wire", "rpc"]
 EVENTS = describe_content("a stream, or an array", "text/event-stream", "application/json")
 EXPORT = describe_content("the whole session", *MEDIA_TYPES.values())
 ARTIFACT = describe_content("the whole output", "application/octet-stream")
-
-
-class ApprovalAnswer(StrictBody):
-    decision: Literal["allow", "deny"]
-    scope: Literal["call", "tool", "pattern", "session"] = "call"
-    comment: str = Field("", max_length=10_000)
-    digest: str = Field("", max_length=200)
-
-
-class SimpleAnswer(StrictBody):
-    approved: bool
-    digest: str = Field("", max_length=200)
-
-
-class AnswersBody(StrictBody):
-    answers: list[str] = Field(min_length=1, max_length=100)
-
-
-class CallResult(StrictBody):
-    output: str
-    ok: bool = True
 
 
 class ForkBody(StrictBody):
@@ -75,10 +52,6 @@ class RunAccepted(BaseModel):
 
     session_id: str
     after: int
-
-
-class ResolvedView(BaseModel):
-    resolved: bool = True
 
 
 class CancelledView(BaseModel):
@@ -149,69 +122,6 @@ async def stream_all_events(service: CurrentService, token: Viewer, cursor: Curs
 
 def _build_array(items: Sequence[Struct]) -> Response:
     return Response(b"[" + b",".join(map(encode_frame, items)) + b"]", media_type="application/json")
-
-
-# ── answering ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@router.post("/sessions/{session_id}/approvals/{call_id:path}")
-async def answer_approval(
-    service: CurrentService, token: Approver, session_id: str, call_id: str, body: ApprovalAnswer
-) -> ResolvedView:
-    """Allow or deny a call: once, or for a tool, a pattern or the session. The first answer counts."""
-    session = await service.open_for_use(session_id, token)
-    answer = Answer(body.decision, body.scope, body.comment, by=token.name)
-    await session.approve(call_id, answer, digest=body.digest)
-    return ResolvedView()
-
-
-@router.post("/sessions/{session_id}/answers/{call_id:path}")
-async def answer_question(
-    service: CurrentService, token: Approver, session_id: str, call_id: str, body: AnswersBody
-) -> ResolvedView:
-    """Answer the questions that the model asked the user."""
-    session = await service.open_for_use(session_id, token)
-    await session.answer(call_id, *body.answers, by=token.name)
-    return ResolvedView()
-
-
-@router.post("/sessions/{session_id}/calls/{call_id:path}/result")
-async def send_call_result(
-    service: CurrentService, token: Sender, session_id: str, call_id: str, body: CallResult
-) -> ResolvedView:
-    """Send the result of a call of a client tool, and continue the run. The same result again changes nothing."""
-    session = await service.open_for_run(session_id, token)
-    await session.finish_call(call_id, body.output, ok=body.ok)
-    return ResolvedView()
-
-
-@router.get("/approvals", tags=["approvals"])
-async def list_approvals(service: CurrentService, token: Viewer) -> list[PendingQuestion]:
-    """List the open questions of all sessions."""
-    found: dict[str, PendingQuestion] = {}
-    # Running sessions may have open questions too. They come first, because they may start to wait meanwhile.
-    for status in ("running", "waiting"):
-        query: SessionQuery | None = SessionQuery(status=status, limit=200)
-        while query is not None and len(found) < MAX_PENDING:
-            page = await service.runtime.sessions(query)
-            for info in page.sessions:
-                if info.agent in service.runtime.agents:
-                    with suppress(NotFound):  # it was deleted meanwhile
-                        state = await (await service.runtime.open(info.id)).state()
-                        questions = (PendingQuestion.from_fact(info.id, question) for question in state.pending)
-                        found.update((question.id, question) for question in questions)
-            query = replace(query, cursor=page.cursor) if page.cursor else None
-    return sorted(found.values(), key=lambda one: one.asked_at)
-
-
-@router.post("/approvals/{approval:path}", tags=["approvals"])
-async def answer_by_id(service: CurrentService, token: Approver, approval: str, body: SimpleAnswer) -> ResolvedView:
-    """Allow or deny a call by the id of its request."""
-    session_id, call_id = parse_approval_id(approval)
-    session = await service.open_for_use(session_id, token)
-    answer = Answer("allow" if body.approved else "deny", by=token.name)
-    await session.approve(call_id, answer, digest=body.digest)
-    return ResolvedView()
 
 
 # ── steering ─────────────────────────────────────────────────────────────────────────────────────────

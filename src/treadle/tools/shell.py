@@ -172,6 +172,11 @@ class Shell(Tool):
         self._bounds, self._show_env_files = bounds or Bounds(), show_env_files
         self.spec = replace(self.spec, description=_build_description(allow_hosts if network else None))
 
+    @property
+    def reachable_hosts(self) -> tuple[str, ...]:
+        """The hosts that every command may reach without a question. `*` stands for all public ones."""
+        return (self._allow_hosts or ("*",)) if self._network else ()
+
     def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return classify_command(parse_command(str(arguments.get("command", ""))), "")[0]
 

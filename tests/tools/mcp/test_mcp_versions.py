@@ -15,7 +15,7 @@ from treadle.engine.setup import later
 from treadle.errors import StoreError
 from treadle.events import ApprovalRequested, CallFinished, Grant
 from treadle.permissions.patterns import pin_version, select_for_version, unpin_version
-from treadle.permissions.saved_rules import apply_rules, load_all_rules, load_rules, save_rule
+from treadle.permissions.saved_rules import apply_rules, load_all_rules, save_rule
 from treadle.testing import call
 from treadle.tools.mcp.connection import compute_version
 from treadle.tools.mcp.known_tools import KnownTools
@@ -102,7 +102,7 @@ async def test_a_saved_approval_is_asked_for_again_when_the_tool_changed_and_the
     data = tmp_path / "data"
 
     def granted() -> dict[str, Any]:
-        return {"grant": apply_rules(Grant(), load_rules(data)), "max_tools": max_tools}
+        return {"grant": apply_rules(Grant(), load_all_rules(data)), "max_tools": max_tools}
 
     async with open_process("Adds.", "a", max_tools=max_tools) as session:
         asked = await find_question(session)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from treadle.app.file_search import FileMatch, list_paths, match_letters, search_paths
 from treadle.cli.console import escape_controls, measure_width
 from treadle.cli.draw.glyphs import Theme
 from treadle.cli.terminal.cells import join_keys, pad, underline
-from treadle.cli.terminal.file_search import FileMatch, list_paths, match_letters, search_paths
 
 MENU_ROWS = 6
 LISTING_SECONDS = 5.0

@@ -96,6 +96,6 @@ export function followSessions(): () => void {
     },
     onEvents: takeEvents,
     onBreak: noteOffline,
-    onRefused: noteLoginEnded,
+    onRefused: (error) => (error.status === 401 ? noteLoginEnded() : noteOffline()),
   });
 }

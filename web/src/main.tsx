@@ -12,6 +12,7 @@ import "./styles/shell.css";
 import "./list/list.css";
 import "./session/session.css";
 import "./workspace/diff.css";
+import "./workspace/changes.css";
 import "./questions/questions.css";
 import "./composer/composer.css";
 import "./time/time.css";

@@ -4,7 +4,9 @@ import { useMemo, useState } from "preact/hooks";
 import { plural } from "../ui/format.ts";
 import { buildRows, parseUnified, type DiffCount, type DiffRow, type GapRow, type LineRow } from "./diff-rows.ts";
 import { useInks, type Inks } from "./diff-inks.ts";
+import { DiffGap } from "./diff-gap.tsx";
 import { DiffLine } from "./diff-line.tsx";
+import { SplitTable } from "./diff-split.tsx";
 
 /** So many rows are drawn at first, and so many more each time. */
 const FIRST_ROWS = 300;
@@ -25,12 +27,14 @@ export function Diff({ before, after, path }: DiffProps) {
 interface UnifiedDiffProps {
   text: string;
   path?: string;
+  /** Both sides beside each other. */
+  isSplit?: boolean;
 }
 
 /** A unified diff, as the server and tools write it. */
-export function UnifiedDiff({ text, path = "" }: UnifiedDiffProps) {
+export function UnifiedDiff({ text, path = "", isSplit = false }: UnifiedDiffProps) {
   const rows = useMemo(() => parseUnified(text), [text]);
-  return <DiffTable key={path} rows={rows} path={path} />;
+  return <DiffTable key={path} rows={rows} path={path} isSplit={isSplit} />;
 }
 
 /** The numbers of added and removed lines. */
@@ -44,36 +48,65 @@ export function DiffNumbers({ added, removed }: DiffCount) {
   );
 }
 
-function DiffTable({ rows, path }: { rows: readonly DiffRow[]; path: string }) {
+interface DiffTableProps {
+  rows: readonly DiffRow[];
+  path: string;
+  isSplit?: boolean;
+}
+
+function DiffTable({ rows, path, isSplit = false }: DiffTableProps) {
   const [unfolded, setUnfolded] = useState<ReadonlySet<number>>(new Set());
   const [most, setMost] = useState(FIRST_ROWS);
   const shown = useMemo(() => unfoldGaps(rows, unfolded), [rows, unfolded]);
   const digits = useMemo(() => countDigits(rows), [rows]);
   const drawn = useMemo(() => shown.slice(0, most), [shown, most]);
   const inks = useInks(drawn, path);
+  const label = path ? `Changes of ${path}` : "Changes";
+  const unfold = (gap: GapRow): void => setUnfolded(new Set(unfolded).add(gap.first));
   if (rows.length === 0) return <p class="diff-none">Nothing differs.</p>;
   const left = shown.length - most;
   return (
     <div class="diff" style={{ "--digits": digits }}>
-      <table aria-label={path ? `Changes of ${path}` : "Changes"}>
-        <colgroup>
-          <col class="ln old" />
-          <col class="ln" />
-          <col class="sg" />
-          <col />
-        </colgroup>
-        <tbody>
-          {drawn.map((row, index) => (
-            <Row key={index} row={row} inks={inks} onUnfold={(gap) => setUnfolded(new Set(unfolded).add(gap.first))} />
-          ))}
-        </tbody>
-      </table>
+      {isSplit ? (
+        <SplitTable rows={drawn} inks={inks} label={label} onUnfold={unfold} />
+      ) : (
+        <UnifiedTable rows={drawn} inks={inks} label={label} onUnfold={unfold} />
+      )}
       {left > 0 && (
         <button type="button" class="diff-more" onClick={() => setMost(most + MORE_ROWS)}>
           Show {Math.min(left, MORE_ROWS)} more of {plural(left, "line")}
         </button>
       )}
     </div>
+  );
+}
+
+interface UnifiedTableProps {
+  rows: readonly DiffRow[];
+  inks: Inks;
+  label: string;
+  onUnfold: (gap: GapRow) => void;
+}
+
+function UnifiedTable({ rows, inks, label, onUnfold }: UnifiedTableProps) {
+  return (
+    <table aria-label={label}>
+      <colgroup>
+        <col class="ln old" />
+        <col class="ln" />
+        <col class="sg" />
+        <col />
+      </colgroup>
+      <tbody>
+        {rows.map((row, index) =>
+          row.kind === "gap" || row.kind === "note" ? (
+            <DiffGap key={index} row={row} columns={4} onUnfold={onUnfold} />
+          ) : (
+            <LineEntry key={index} row={row} inks={inks} />
+          ),
+        )}
+      </tbody>
+    </table>
   );
 }
 
@@ -87,21 +120,12 @@ function countDigits(rows: readonly DiffRow[]): number {
   return Math.max(3, String(Math.max(last?.left ?? 0, last?.right ?? 0)).length);
 }
 
-interface RowProps {
-  row: DiffRow;
+interface LineEntryProps {
+  row: LineRow;
   inks: Inks;
-  onUnfold: (gap: GapRow) => void;
 }
 
-function Row({ row, inks, onUnfold }: RowProps) {
-  if (row.kind === "note") {
-    return (
-      <tr class="gap">
-        <td colSpan={4}>{row.text}</td>
-      </tr>
-    );
-  }
-  if (row.kind === "gap") return <Gap gap={row} onUnfold={onUnfold} />;
+function LineEntry({ row, inks }: LineEntryProps) {
   return (
     <tr class={row.kind}>
       <td class="ln old">{row.left || ""}</td>
@@ -109,23 +133,6 @@ function Row({ row, inks, onUnfold }: RowProps) {
       <td class="sg">{row.kind === "add" ? "+" : row.kind === "del" ? "−" : ""}</td>
       <td class="tx">
         <DiffLine text={row.text} marks={row.marks} pieces={inks.get(row)} />
-      </td>
-    </tr>
-  );
-}
-
-function Gap({ gap, onUnfold }: { gap: GapRow; onUnfold: (gap: GapRow) => void }) {
-  const text = gap.first === gap.last ? `Line ${gap.first} is unchanged` : `Lines ${gap.first} to ${gap.last} are unchanged`;
-  return (
-    <tr class="gap">
-      <td colSpan={4}>
-        {gap.rows ? (
-          <button type="button" onClick={() => onUnfold(gap)} title="Show them">
-            {text}
-          </button>
-        ) : (
-          text
-        )}
       </td>
     </tr>
   );

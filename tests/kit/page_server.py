@@ -74,6 +74,8 @@ class PageModel(StrictChat):
         return reply
 
     def _pick(self, body: dict[str, Any]) -> Reply | Odd:
+        if str(body["messages"][-1]["content"]).endswith("Name:"):
+            return Reply("Named by the model")  # after its first answer, a session without a name gets one
         match self._lines.popleft() if self._lines else "done":
             case str(text):
                 return Reply(text)

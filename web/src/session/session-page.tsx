@@ -1,2 +1,93 @@
-import type { SessionTab } from "../router.ts";
-export function SessionPage(_: { id: string; tab: SessionTab; at: number | null }) { return <main class="main" />; }
+/** A session on the screen: its bar, its conversation or changes, the composer, time, and the rail. */
+
+import { useMemo, useState } from "preact/hooks";
+import { buildPath, type SessionTab } from "../router.ts";
+import { openedSession, type OpenSession } from "../store/open-session.ts";
+import { PastBanner } from "../time/past-banner.tsx";
+import { Strip } from "../time/strip.tsx";
+import { TimePanel } from "../time/time-panel.tsx";
+import { Icon } from "../ui/icon.tsx";
+import { formatCount } from "../ui/format.ts";
+import { ChangesTab } from "../workspace/changes-tab.tsx";
+import { Conversation, type ConversationSource } from "./conversation.tsx";
+import { Rail } from "./rail.tsx";
+import { SessionBar } from "./session-bar.tsx";
+
+interface SessionPageProps {
+  id: string;
+  tab: SessionTab;
+  at: number | null;
+}
+
+export function SessionPage({ id, tab, at }: SessionPageProps) {
+  const session = openedSession.value;
+  if (session?.id !== id) return <main class="main" aria-busy="true" />;
+  if (session.loading.value === "missing") return <Missing />;
+  return <Opened session={session} tab={tab} at={at} />;
+}
+
+function Missing() {
+  return (
+    <main class="main">
+      <div class="empty">
+        <h1>This session is not here</h1>
+        <p class="m2">It was deleted, or the link is not complete.</p>
+        <a class="b" href={buildPath({ page: "home" })}>
+          All sessions
+        </a>
+      </div>
+    </main>
+  );
+}
+
+interface OpenedProps {
+  session: OpenSession;
+  tab: SessionTab;
+  at: number | null;
+}
+
+function Opened({ session, tab, at }: OpenedProps) {
+  const [isRailOpen, setRailOpen] = useState(false);
+  const source = useSource(session, at);
+  session.version.value;
+  const isLoading = session.loading.value === "loading";
+  return (
+    <>
+      <main class="main">
+        <SessionBar session={session} view={source.view} tab={tab} at={at} isRailOpen={isRailOpen} onRail={() => setRailOpen(!isRailOpen)} />
+        <PastBanner session={session} at={at} />
+        {isLoading ? <Loading session={session} /> : tab === "changes" ? <ChangesTab session={session} at={at} /> : <Conversation key={session.id} source={source} />}
+        <Strip session={session} at={at} />
+      </main>
+      <Rail source={source} isOpen={isRailOpen} onClose={() => setRailOpen(false)} />
+      {tab === "time" && (
+        <div class="under">
+          <TimePanel session={session} at={at} />
+        </div>
+      )}
+    </>
+  );
+}
+
+/** The present, which changes in place, or a moment of the past. */
+function useSource(session: OpenSession, at: number | null): ConversationSource {
+  // The facts up to the position may still be on their way.
+  const loading = session.loading.value;
+  return useMemo(() => {
+    const { version, liveVersion, live, id } = session;
+    if (at === null) return { view: session.view, version, live, liveVersion, sessionId: id, isPast: false };
+    return { view: session.viewAt(at), version, live: null, liveVersion, sessionId: id, isPast: true };
+  }, [session, at, loading]);
+}
+
+/** A long log takes a moment. */
+function Loading({ session }: { session: OpenSession }) {
+  session.version.value;
+  const count = session.facts.length;
+  return (
+    <div class="scroll-box loading" role="status">
+      <Icon name="run" class="acc" />
+      <span class="m2">{count > 0 ? `Reading the log, ${formatCount(count)} facts` : "Opening the session"}</span>
+    </div>
+  );
+}

@@ -1,0 +1,127 @@
+/** The conversation of a view: its rows in a list that draws only what is in sight, and what streams in at its end. */
+
+import type { ComponentChildren } from "preact";
+import { useMemo, useRef } from "preact/hooks";
+import { useKeys } from "../keys.ts";
+import { Announcer } from "./announcer.tsx";
+import { ChainRow } from "./chain-row.tsx";
+import { ConversationContext, type ConversationSource } from "./context.ts";
+import { Folding } from "./folding.ts";
+import { HelpersRow } from "./helpers-row.tsx";
+import { LiveRow } from "./live-row.tsx";
+import { HistoryRow, MessageRow } from "./message-row.tsx";
+import { NoticeRow, RetriesRow } from "./notice-row.tsx";
+import { PartialRow, ReplyRow, ThoughtRow } from "./reply-row.tsx";
+import { RowBuilder, type Row, type RowKind, type Step } from "./rows.ts";
+import { ToolCard } from "./tool-card.tsx";
+import { VirtualRows } from "./virtual-rows.tsx";
+
+export type { ConversationSource } from "./context.ts";
+
+interface ConversationProps {
+  source: ConversationSource;
+  /** What is unfolded, if somebody else must know it. */
+  folding?: Folding;
+  /** How the rows are listed. An export draws all of them. */
+  List?: typeof VirtualRows;
+}
+
+export function Conversation({ source, folding: given, List = VirtualRows }: ConversationProps) {
+  source.version.value;
+  const folding = useMemo(() => given ?? new Folding(), [source.sessionId, given]);
+  const builder = useMemo(() => new RowBuilder((key, steps) => isChainOpen(folding, key, steps)), [folding]);
+  const foldVersion = folding.version.value;
+  const lastFold = useRef(foldVersion);
+  builder.update(source.view, lastFold.current !== foldVersion);
+  lastFold.current = foldVersion;
+  const shared = useMemo(
+    () => ({ source, folding }),
+    [folding, source.view, source.version, source.live, source.liveVersion, source.sessionId, source.isPast],
+  );
+  useKeys([{ keys: "o", label: "Unfold or fold all", where: "Session", run: () => folding.toggleAll() }]);
+  const { rows } = builder;
+  const lastReply = rows.findLast((row) => row.kind === "reply" || row.kind === "message");
+  return (
+    <ConversationContext.Provider value={shared}>
+      <List
+        rows={rows}
+        generation={builder.generation}
+        estimate={estimateHeight}
+        draw={(row, before) => <RowFrame row={row} gap={chooseGap(before, row)} isLast={row === lastReply && row === endOf(rows)} />}
+        tail={<LiveTailRow rows={rows} />}
+      />
+      {!source.isPast && <Announcer source={source} />}
+    </ConversationContext.Provider>
+  );
+}
+
+function LiveTailRow({ rows }: { rows: readonly Row[] }) {
+  return <div class={`tail g${rows.length > 0 ? 12 : 0}`}><LiveRow /></div>;
+}
+
+/** The last row that is no notice: only an answer at the end can be asked for again. */
+function endOf(rows: readonly Row[]): Row | undefined {
+  return rows.findLast((row) => row.kind !== "notice");
+}
+
+/** A chain is unfolded if the reader unfolded it, or one of its cards before it became a chain. */
+function isChainOpen(folding: Folding, key: string, steps: Step[]): boolean {
+  return folding.isOpen(key, steps.some((step) => "call" in step && folding.isChosen(`c${step.call.call.id}`)));
+}
+
+/** A row is drawn again only if it has changed. */
+function RowFrame({ row, gap, isLast }: { row: Row; gap: number; isLast: boolean }) {
+  const drawn = useMemo(() => drawRow(row, isLast), [row.key, row.kind, row.rev, isLast, row.kind === "chain" && row.isOpen, sourceOf(row)]);
+  return <div class={`g${gap}${HANGS.has(row.kind) ? " hang" : ""}`}>{drawn}</div>;
+}
+
+/** Another view has other objects for the turn under way. */
+function sourceOf(row: Row): unknown {
+  return row.kind === "call" ? row.call : row.kind === "chain" || row.kind === "helpers" ? null : row.item;
+}
+
+function drawRow(row: Row, isLast: boolean): ComponentChildren {
+  switch (row.kind) {
+    case "message":
+      return <MessageRow item={row.item} />;
+    case "history":
+      return <HistoryRow item={row.item} />;
+    case "thought":
+      return <ThoughtRow item={row.item} isNested={row.isNested} />;
+    case "reply":
+      return <ReplyRow item={row.item} isLast={isLast} />;
+    case "call":
+      return <ToolCard call={row.call} isNested={row.isNested} />;
+    case "chain":
+      return <ChainRow id={row.key} steps={row.steps} isOpen={row.isOpen} />;
+    case "helpers":
+      return <HelpersRow calls={row.calls} />;
+    case "retries":
+      return <RetriesRow item={row.item} />;
+    case "notice":
+      return <NoticeRow item={row.item} startedAt={row.startedAt} />;
+    case "partial":
+      return <PartialRow item={row.item} />;
+  }
+}
+
+/** Cards hang out by 8 pixels, so that their text lines up with the prose. */
+const HANGS = new Set<RowKind>(["call", "chain", "helpers", "thought", "retries", "history"]);
+
+function chooseGap(before: Row | undefined, row: Row): number {
+  if (!before) return 0;
+  const [a, b] = [HANGS.has(before.kind), HANGS.has(row.kind)];
+  if (a && b) return row.kind === "helpers" || before.kind === "helpers" ? 12 : 0;
+  if (row.kind === "message") return 24;
+  if (before.kind === "message") return 20;
+  return row.kind === "notice" || before.kind === "notice" ? 12 : 16;
+}
+
+const HEIGHTS: Partial<Record<RowKind, number>> = { message: 96, notice: 48, partial: 100, retries: 32, helpers: 96 };
+
+/** A guess until the row has been drawn. */
+function estimateHeight(row: Row): number {
+  if (row.kind !== "reply") return HEIGHTS[row.kind] ?? 32;
+  const { length } = row.item.reply?.text ?? "";
+  return 44 + Math.ceil(length / 85) * 25;
+}

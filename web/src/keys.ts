@@ -20,9 +20,9 @@ const layers: { commands: KeyCommand[] }[] = [];
 const SEQUENCE_MS = 1000;
 let firstKey = { keys: "", at: 0 };
 
-/** All keys that work now, for the list of keys. */
+/** The keys of all that is on the screen. Some work only at times: see `isActive`. */
 export function listKeys(): KeyCommand[] {
-  return layers.flatMap((layer) => layer.commands).filter((one) => one.isActive?.() ?? true);
+  return layers.flatMap((layer) => layer.commands);
 }
 
 export function addKeys(commands: KeyCommand[]): () => void {

@@ -66,27 +66,28 @@ export async function deleteNow(session: SessionView): Promise<void> {
 export function listSessionActions(session: SessionView, where: "list" | "dialog"): MenuItem[] {
   const items: MenuItem[] = [];
   if (canSend.value) {
-    const isUnderWay = isActive(findStanding(session));
     items.push(
       { label: "Rename", icon: "pen", keys: "R", run: () => startRename(session, where) },
       { label: session.pinned ? "Unpin" : "Pin", icon: "pin", keys: "B", run: () => void togglePin(session) },
       { label: session.archived ? "Unarchive" : "Archive", icon: "box", keys: "E", run: () => void toggleArchive(session) },
     );
-    const parent = session.parent;
-    if (parent !== null) items.push({ label: "Open where it came from", icon: "fork", run: () => openParent(session) });
-    items.push({
-      label: "Delete…",
-      icon: "x",
-      isDanger: true,
-      isDisabled: isUnderWay,
-      hint: isUnderWay ? "Works when the run has ended" : "",
-      run: () => askToDelete(session),
-    });
-  } else if (session.parent !== null) {
-    items.push({ label: "Open where it came from", icon: "fork", run: () => openParent(session) });
   }
+  if (session.parent !== null) items.push({ label: "Open where it came from", icon: "fork", run: () => openParent(session) });
   items.push({ label: "Copy the address", icon: "copy", run: () => void copyAddress(session.id) });
+  if (canSend.value) items.push(buildDelete(session));
   return items;
+}
+
+function buildDelete(session: SessionView): MenuItem {
+  const isUnderWay = isActive(findStanding(session));
+  return {
+    label: "Delete…",
+    icon: "x",
+    isDanger: true,
+    isDisabled: isUnderWay,
+    hint: isUnderWay ? "Works when the run has ended" : "",
+    run: () => askToDelete(session),
+  };
 }
 
 function openParent(session: SessionView): void {

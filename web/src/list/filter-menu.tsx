@@ -1,11 +1,11 @@
 /** Which sessions the list shows: by status, agent and workspace, or the archived ones. */
 
-import { sessions } from "../store/sessions.ts";
+import { sortedSessions } from "../store/sessions.ts";
 import { Icon } from "../ui/icon.tsx";
 import { Menu, type MenuItem } from "../ui/menu.tsx";
 import { NO_FILTERS, type Filters } from "./groups.ts";
 import { filters, hasFilters, setFilters } from "./list-state.ts";
-import { nameWorkspace } from "./session-status.ts";
+import { isHelper, nameWorkspace } from "./session-status.ts";
 
 export const STATUS_FILTERS: { status: Filters["status"]; label: string }[] = [
   { status: "", label: "All" },
@@ -43,7 +43,7 @@ export function listFilters(): MenuItem[] {
 
 /** The values in use, the most recent first. */
 function findValues(field: "agent" | "workspace"): string[] {
-  const values = new Set([...sessions.value.values()].map((one) => one[field]).filter(Boolean));
+  const values = new Set(sortedSessions.value.filter((one) => !isHelper(one)).map((one) => one[field]).filter(Boolean));
   return [...values].slice(0, MOST_CHOICES);
 }
 

@@ -37,7 +37,7 @@ export const currentId = computed(() => (route.value.page === "session" ? route.
 /** The agent of most sessions. */
 export const usualAgent = computed(() => {
   const counts = new Map<string, number>();
-  for (const { agent } of sessions.value.values()) counts.set(agent, (counts.get(agent) ?? 0) + 1);
+  for (const { agent, parent_call } of sessions.value.values()) if (!parent_call) counts.set(agent, (counts.get(agent) ?? 0) + 1);
   return [...counts].sort((a, b) => b[1] - a[1])[0]?.[0] ?? "";
 });
 

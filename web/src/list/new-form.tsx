@@ -1,6 +1,6 @@
 /** The settings of a new session, one line each. */
 
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { LimitsBody, ModelView } from "../generated/api.ts";
 import { Choice } from "../ui/choice.tsx";
 import { formatCost, formatCount, plural } from "../ui/format.ts";
@@ -44,6 +44,8 @@ export function NewForm() {
 
 function WorkspaceLine() {
   const [isTyping, setTyping] = useState(false);
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => void (isTyping && field.current?.focus()), [isTyping]);
   const chosen = draft.value.workspace || (config.value?.workspaces[0] ?? "");
   const items: MenuItem[] = folders.value.map((path) => ({
     label: nameWorkspace(path) || path,
@@ -60,7 +62,7 @@ function WorkspaceLine() {
           <input
             id="new-workspace"
             class="mono"
-            ref={(element) => element?.focus()}
+            ref={field}
             value={chosen}
             spellcheck={false}
             onInput={(event) => changeSettings({ workspace: event.currentTarget.value })}

@@ -13,7 +13,7 @@ export function PhoneHead({ isSearching, onSearch }: { isSearching: boolean; onS
   const more: MenuItem[] = [
     { label: "Commands", icon: "term", run: openPalette },
     { label: `Theme: ${theme.value}`, icon: "moon", run: switchTheme },
-    ...listFilters().map((item, index) => (index === 0 ? { ...item, heading: "Show" } : item)),
+    ...listFilters().slice(STATUS_FILTERS.length),
   ];
   return (
     <>

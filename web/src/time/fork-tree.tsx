@@ -7,7 +7,7 @@ import { formatCost, formatTime } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
 import { moveTo } from "./actions.ts";
 import { useBranches, type Branch } from "./fork-data.ts";
-import { getTimeline } from "./timeline.ts";
+import { useTimeline, type Timeline } from "./timeline.ts";
 
 interface ForkTreeProps {
   session: OpenSession;
@@ -21,9 +21,8 @@ type Node =
 const MOST_SHOWN = 60;
 
 export function ForkTree({ session, at }: ForkTreeProps) {
-  session.version.value;
   const branches = useBranches(session.id);
-  const nodes = buildNodes(session, at, branches).slice(0, MOST_SHOWN);
+  const nodes = buildNodes(session, useTimeline(session), at, branches).slice(0, MOST_SHOWN);
   const here = nodes.findIndex((node) => node.kind === "here" || (at === null && node.kind === "end"));
   const first = branches[0];
   return (
@@ -52,8 +51,7 @@ function comparePath(left: string, right: string): string {
   return buildPath({ page: "compare", left, right });
 }
 
-function buildNodes(session: OpenSession, at: number | null, branches: readonly Branch[]): Node[] {
-  const timeline = getTimeline(session.facts);
+function buildNodes(session: OpenSession, timeline: Timeline, at: number | null, branches: readonly Branch[]): Node[] {
   const { length } = timeline;
   const time = (seq: number) => formatTime(timeline.timeAt(seq), { seconds: true });
   const view = sessions.value.get(session.id);
@@ -134,7 +132,7 @@ function Lines({ depth, isHere, isPassed, isFirst, isLast }: LinesProps) {
   return (
     <svg class="ln2" width="40" aria-hidden="true">
       {!isFirst && <path class={isDone ? "on" : ""} d="M8 0V9" />}
-      {!isLast && <path class={isPassed ? "on" : ""} d="M8 9V60" />}
+      {!isLast && <line class={isPassed ? "on" : ""} x1={8} y1={9} x2={8} y2="100%" />}
       {depth > 0 && <path d={`M${x - 14} -12C${x - 14} 4 ${x - 10} 9 ${x} 9`} />}
       {isHere ? (
         <>

@@ -7,7 +7,7 @@ import type { OpenSession } from "../store/open-session.ts";
 import { formatTime } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
 import { BUSY_SENTENCE, forkAt, isBusy, moveTo, openRewind, undoRewind } from "./actions.ts";
-import { getTimeline } from "./timeline.ts";
+import { useTimeline } from "./timeline.ts";
 import type { AnyFact, Rewound } from "../generated/events.ts";
 
 interface PastBannerProps {
@@ -23,7 +23,7 @@ export function PastBanner({ session, at }: PastBannerProps) {
 }
 
 function Past({ session, at }: { session: OpenSession; at: number }) {
-  const timeline = getTimeline(session.facts);
+  const timeline = useTimeline(session);
   const isTimeOpen = route.value.page === "session" && route.value.tab === "time";
   useKeys([{ keys: "Escape", label: "Back to now", where: "Time", run: () => moveTo(null) }]);
   const turn = timeline.turnAt(at);
@@ -91,7 +91,8 @@ const WHAT = { both: "Files and conversation are", files: "The files are", conve
 /** The rewind that nothing but notes has followed. */
 function findLastRewind(facts: readonly AnyFact[]): Rewound | null {
   const last = facts.findLast((fact) => !PASSED.has(fact.type));
-  return last?.type === "rewound" ? last : null;
+  // What took a rewind back is a rewind too.
+  return last?.type === "rewound" && facts[last.to]?.type !== "rewound" ? last : null;
 }
 
 const PASSED = new Set<AnyFact["type"]>(["custom", "session_renamed", "session_marked"]);

@@ -8,7 +8,7 @@ import { Icon } from "../ui/icon.tsx";
 import { BUSY_SENTENCE, forkAt, isBusy, previewRewind, rewind, rewindRequest, type RewindRequest, type RewindTarget } from "./actions.ts";
 import { RewindFiles, sumChanges } from "./rewind-files.tsx";
 import { Segments } from "./segments.tsx";
-import { getTimeline, type Timeline } from "./timeline.ts";
+import { useTimeline, type Timeline } from "./timeline.ts";
 import { DiffNumbers } from "../workspace/diff.tsx";
 
 const TARGETS = [["files", "Files"], ["conversation", "Conversation"], ["both", "Both"]] as const;
@@ -26,12 +26,11 @@ export function RewindDialog() {
 
 function OpenDialog({ request }: { request: RewindRequest }) {
   const { session, seq } = request;
-  session.version.value;
   const [what, setWhat] = useState<RewindTarget>(request.what);
   const [force, setForce] = useState(false);
   const [isSending, setSending] = useState(false);
   const preview = usePreview(request, force);
-  const timeline = getTimeline(session.facts);
+  const timeline = useTimeline(session);
   const busy = isBusy(session.view);
   const close = (): void => void (rewindRequest.value = null);
   const send = async (): Promise<void> => {
@@ -57,7 +56,7 @@ function OpenDialog({ request }: { request: RewindRequest }) {
     <Dialog title={`Rewind to fact ${seq}?`} class="rewind" onClose={close} footer={footer}>
       <p class="m2">{describePlace(timeline, seq)}. What comes after it stays in the log, and you can undo this.</p>
       <div class="rewind-what">
-        <Segments label="What goes back" options={TARGETS} value={what} onChange={setWhat} />
+        <Segments label="What goes back" options={TARGETS} value={what} onChange={setWhat} hasFocus />
         <Summary what={what} view={preview.view} turns={timeline.turnsAfter(seq)} />
       </div>
       {busy && (

@@ -17,21 +17,11 @@ interface RewindFilesProps {
 const MOST_FILES = 50;
 
 export function RewindFiles({ view, force, onForce }: RewindFilesProps) {
-  const [open, setOpen] = useState(view.changes[0]?.path ?? "");
-  const [isWhole, setWhole] = useState(false);
-  const files = isWhole ? view.changes : view.changes.slice(0, MOST_FILES);
   const hasOthers = force || view.skipped.some((one) => one.why.includes("force"));
   return (
     <div class="rewind-files">
       {view.changes.length === 0 && <p class="m3">No file has to change.</p>}
-      {files.map((change) => (
-        <FileEntry key={change.path} change={change} isOpen={open === change.path} onToggle={() => setOpen(open === change.path ? "" : change.path)} />
-      ))}
-      {files.length < view.changes.length && (
-        <button type="button" class="chip" onClick={() => setWhole(true)}>
-          Show all {view.changes.length} files
-        </button>
-      )}
+      <ChangeList changes={view.changes} kinds={KINDS} />
       {view.skipped.map((one) => (
         <p key={one.path} class="left-alone">
           <Icon name="ban" class="sm" />
@@ -50,20 +40,52 @@ export function RewindFiles({ view, force, onForce }: RewindFilesProps) {
   );
 }
 
+interface ChangeListProps {
+  changes: readonly ChangedFile[];
+  /** What is said of each kind of change. */
+  kinds?: Partial<Record<ChangedFile["kind"], string>>;
+}
+
+/** Files with their diffs to unfold. The first one is open. */
+export function ChangeList({ changes, kinds = {} }: ChangeListProps) {
+  const [open, setOpen] = useState(changes[0]?.path ?? "");
+  const [isWhole, setWhole] = useState(false);
+  const shown = isWhole ? changes : changes.slice(0, MOST_FILES);
+  return (
+    <>
+      {shown.map((change) => (
+        <FileEntry
+          key={change.path}
+          change={change}
+          kind={kinds[change.kind] ?? ""}
+          isOpen={open === change.path}
+          onToggle={() => setOpen(open === change.path ? "" : change.path)}
+        />
+      ))}
+      {shown.length < changes.length && (
+        <button type="button" class="chip" onClick={() => setWhole(true)}>
+          Show all {changes.length} files
+        </button>
+      )}
+    </>
+  );
+}
+
 interface FileEntryProps {
   change: ChangedFile;
+  kind: string;
   isOpen: boolean;
   onToggle: () => void;
 }
 
-function FileEntry({ change, isOpen, onToggle }: FileEntryProps) {
+function FileEntry({ change, kind, isOpen, onToggle }: FileEntryProps) {
   const count = useMemo(() => countUnified(change.diff), [change.diff]);
   return (
     <div class="files">
       <button type="button" class="file-row" aria-expanded={isOpen} onClick={onToggle}>
         <Icon name="file" class="sm" />
         <span class="cut"><VisibleText text={change.path} /></span>
-        <span class="m3">{KINDS[change.kind]}</span>
+        <span class="m3">{kind}</span>
         <DiffNumbers {...count} />
       </button>
       {isOpen && change.diff && <UnifiedDiff text={change.diff} path={change.path} />}

@@ -4,7 +4,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { formatTime } from "../ui/format.ts";
 import { clampPosition, moveTo } from "./actions.ts";
-import { getTimeline, placeTicks, type Timeline } from "./timeline.ts";
+import { placeTicks, useTimeline, type Timeline } from "./timeline.ts";
 import type { OpenSession } from "../store/open-session.ts";
 
 const STEP_GAP = 4;
@@ -16,8 +16,7 @@ interface ScrubberProps {
 }
 
 export function Scrubber({ session, at }: ScrubberProps) {
-  session.version.value;
-  const timeline = getTimeline(session.facts);
+  const timeline = useTimeline(session);
   const track = useRef<HTMLDivElement>(null);
   const width = useWidth(track);
   const total = Math.max(1, timeline.length);

@@ -5,9 +5,11 @@ interface SegmentsProps<T extends string> {
   options: readonly (readonly [value: T, label: string])[];
   value: T;
   onChange: (value: T) => void;
+  /** It has the focus at first. */
+  hasFocus?: boolean;
 }
 
-export function Segments<T extends string>({ label, options, value, onChange }: SegmentsProps<T>) {
+export function Segments<T extends string>({ label, options, value, onChange, hasFocus = false }: SegmentsProps<T>) {
   const choose = (event: KeyboardEvent & { currentTarget: HTMLElement }, step: -1 | 1): void => {
     event.preventDefault();
     const index = options.findIndex(([one]) => one === value);
@@ -34,6 +36,7 @@ export function Segments<T extends string>({ label, options, value, onChange }: 
           role="radio"
           aria-checked={one === value}
           tabIndex={one === value ? 0 : -1}
+          autoFocus={hasFocus && one === value}
           class={one === value ? "on" : ""}
           onClick={() => onChange(one)}
         >

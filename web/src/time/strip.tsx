@@ -9,7 +9,7 @@ import { Icon } from "../ui/icon.tsx";
 import { clampPosition, forkAt, isBusy, moveTo, openRewind, showTab } from "./actions.ts";
 import { RewindDialog } from "./rewind-dialog.tsx";
 import { Scrubber } from "./scrubber.tsx";
-import { getTimeline } from "./timeline.ts";
+import { getTimeline, useTimeline } from "./timeline.ts";
 
 interface StripProps {
   session: OpenSession;
@@ -29,8 +29,7 @@ export function Strip({ session, at }: StripProps) {
 }
 
 function Line({ session, at }: StripProps) {
-  session.version.value;
-  const timeline = getTimeline(session.facts);
+  const timeline = useTimeline(session);
   const seq = at ?? timeline.length;
   const isLive = at === null && session.view.run !== null;
   return (

@@ -8,7 +8,7 @@ import { Checkpoints } from "./checkpoints.tsx";
 import { ForkTree } from "./fork-tree.tsx";
 import { PastButtons } from "./past-banner.tsx";
 import { Scrubber } from "./scrubber.tsx";
-import { getTimeline } from "./timeline.ts";
+import { useTimeline } from "./timeline.ts";
 import { Waterfall } from "./waterfall.tsx";
 
 interface TimePanelProps {
@@ -17,11 +17,10 @@ interface TimePanelProps {
 }
 
 export function TimePanel({ session, at }: TimePanelProps) {
-  session.version.value;
   return (
     <section class="time" aria-label="Time">
       <Head session={session} at={at} />
-      <Waterfall facts={session.facts} at={at} />
+      <Waterfall facts={session.facts} at={at} version={session.version.value} />
       <div class="forks">
         <ForkTree session={session} at={at} />
         <Checkpoints session={session} at={at} />
@@ -31,7 +30,7 @@ export function TimePanel({ session, at }: TimePanelProps) {
 }
 
 function Head({ session, at }: TimePanelProps) {
-  const { length } = getTimeline(session.facts);
+  const { length } = useTimeline(session);
   const seq = at ?? length;
   return (
     <div class="scrub">
@@ -49,7 +48,7 @@ function Head({ session, at }: TimePanelProps) {
       <Scrubber session={session} at={at} />
       <div class="scrub-do">
         {canSend.value && <PastButtons session={session} at={at} />}
-        <button type="button" class="b bare ico" aria-label="Close Time (H)" title="Close Time (H)" onClick={() => showTab("conversation")}>
+        <button type="button" class="b bare ico scrub-x" aria-label="Close Time (H)" title="Close Time (H)" onClick={() => showTab("conversation")}>
           <Icon name="x" />
         </button>
       </div>

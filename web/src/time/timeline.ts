@@ -1,6 +1,7 @@
 /** Where things are on the line of time: positions of turns, messages, questions and failures. It grows with the facts. */
 
 import type { AnyFact } from "../generated/events.ts";
+import type { OpenSession } from "../store/open-session.ts";
 
 export class Timeline {
   readonly facts: readonly AnyFact[];
@@ -88,6 +89,12 @@ export function getTimeline(facts: readonly AnyFact[]): Timeline {
   const known = timelines.get(facts) ?? new Timeline(facts);
   timelines.set(facts, known);
   return known.update();
+}
+
+/** The timeline of a session. What draws it is drawn again when facts arrive. */
+export function useTimeline(session: OpenSession): Timeline {
+  session.version.value;
+  return getTimeline(session.facts);
 }
 
 /** How many of the sorted positions are at most `seq`. */

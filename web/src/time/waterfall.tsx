@@ -17,6 +17,8 @@ interface WaterfallProps {
   facts: readonly AnyFact[];
   /** The position on the screen; null is now. */
   at: number | null;
+  /** Another number when facts have arrived. */
+  version?: number;
   /** What a click on a row does. By default the page moves there. */
   onMove?: (at: number | null) => void;
 }

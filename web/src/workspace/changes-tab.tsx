@@ -8,7 +8,7 @@ import type { OpenSession } from "../store/open-session.ts";
 import { moveTo, openRewind, undoRewind } from "../time/actions.ts";
 import { sumChanges } from "../time/rewind-files.tsx";
 import { copyText } from "../ui/copy-button.tsx";
-import { plural } from "../ui/format.ts";
+import { formatCount, plural } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
 import { Menu } from "../ui/menu.tsx";
 import { showToast } from "../ui/toasts.tsx";
@@ -152,7 +152,7 @@ function Artifacts({ facts, chosen, onChoose }: { facts: ChangeFacts; chosen: st
           <Icon name="note" class="sm m3" />
           <span class="cut"><VisibleText text={`${one.tool} output`} /></span>
           <span class="sp" />
-          <span class="m3">{Math.ceil(((one.truncation?.kept ?? 0) + (one.truncation?.dropped ?? 0)) / 1000)} k</span>
+          <span class="m3">{formatCount((one.truncation?.kept ?? 0) + (one.truncation?.dropped ?? 0))} characters</span>
         </button>
       ))}
     </Group>

@@ -68,12 +68,13 @@ function pairRows(rows: readonly DiffRow[]): (Pair | GapRow | NoteRow)[] {
       continue;
     }
     if (row.kind !== "del" || taken > 0) [removed, taken] = [[], 0];
-    if (row.kind === "del") {
+    if (row.kind === "gap" || row.kind === "note") pairs.push(row);
+    else if (row.kind === "same") pairs.push({ left: row, right: row });
+    else {
       const pair: Pair = { left: row, right: null };
       removed.push(pair);
       pairs.push(pair);
-    } else if (row.kind === "same") pairs.push({ left: row, right: row });
-    else pairs.push(row);
+    }
   }
   return pairs;
 }

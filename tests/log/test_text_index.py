@@ -14,6 +14,7 @@ from treadle.events import MessageReceived, SessionCreated, SessionRenamed
 from treadle.log import records, schema, session_list, sqlite, text_index
 from treadle.log import sqlite_file as store
 from treadle.log.base import RESPONSES_AGENT, Log, SessionQuery
+from treadle.log.full_text import mark_words
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import TextPart
 
@@ -267,3 +268,16 @@ async def test_words_of_a_session_that_was_being_deleted_at_a_crash_go_when_the_
         with closing(sqlite3.connect(path)) as db:
             while db.execute("SELECT count(*) FROM words_content").fetchone() != (0,):
                 assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "marked"),
+    [
+        ("The plum is ripe.", "RIPE plum", "The <plum> is <ripe>."),
+        ("Große Pläne, grosse plane", "plane GROSSE", "<Große> <Pläne>, <grosse> <plane>"),
+        ("a \x02b\x03 c", "b", "a <b> c"),
+        ("plumage", "plum", "plumage"),
+    ],
+)
+def test_the_words_that_a_search_finds_are_marked(text: str, query: str, marked: str) -> None:
+    assert mark_words(text, query).replace("\x02", "<").replace("\x03", ">") == marked

@@ -118,6 +118,17 @@ def score_text(text: str, words: Iterable[str]) -> int:
     return sum(found[word] for word in wanted) if wanted <= found.keys() else 0
 
 
+def mark_words(text: str, query: str) -> str:
+    """Put U+0002 and U+0003 around each word of `text` that a search for `query` finds."""
+    wanted = {_fold_word(word) for word in split_search(query)}
+
+    def mark(found: re.Match[str]) -> str:
+        is_found = not wanted.isdisjoint(split_words(found[0], index=True))
+        return f"\x02{found[0]}\x03" if is_found else found[0]
+
+    return _WORD.sub(mark, text.replace("\x02", "").replace("\x03", ""))
+
+
 def make_snippet(text: str, words: Sequence[str]) -> str:
     """Cut a line out of the beginning of `text`, around the first occurrence of one of the first words."""
     start, end = _find_word(text[:_SNIPPET_SEARCHED], words[:_SNIPPET_WORDS])

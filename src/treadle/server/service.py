@@ -18,15 +18,18 @@ from starlette.requests import HTTPConnection
 from treadle import Agent, Grant, Run, Runtime, Session, later
 from treadle.app.absent_model import AbsentModel
 from treadle.errors import NotFound, TreadleError
-from treadle.events import MessageReceived, SessionConfigured, SessionCreated
+from treadle.events import MessageMode, MessageReceived, SessionConfigured, SessionCreated
 from treadle.log.base import RESPONSES_AGENT, SessionInfo, SessionQuery
 from treadle.messages import Part
 from treadle.models.base import Model
 from treadle.server.agent_responses import AgentResponses
 from treadle.server.config import ServerConfig
+from treadle.server.file_index import FileIndex
 from treadle.server.guard import Refusal, Tokens, build_shutdown_refusal
+from treadle.server.list_changes import ListChanges
 from treadle.server.model_loader import ModelLoader
 from treadle.server.observer import LogObserver
+from treadle.server.open_questions import OpenQuestions
 from treadle.server.problems import build_field_error, build_no_model_error
 from treadle.server.readiness import Readiness
 from treadle.server.registry import Registry
@@ -103,8 +106,11 @@ class Service:
         self.streams = OpenStreams(config.keep_alive)
         self.registry = Registry()
         self.page = StaticFiles(config.page_folder)
+        self.files = FileIndex()
         agents = AgentResponses(runtime, self.open_for_use, self.detach_at_shutdown)
         self.responses = ResponseRuns(runtime, self.get_model, agents)
+        self.open_questions = OpenQuestions()
+        self.list_streams = set[ListChanges]()
         self.counting = asyncio.Semaphore(COUNTS_AT_ONCE)
         self.is_draining = False
         self.loader = ModelLoader(runtime, config.model_roots)
@@ -214,7 +220,7 @@ class Service:
         )
 
     async def post_message(
-        self, session: Session, parts: tuple[Part, ...], mode: Literal["queue", "interrupt"] = "queue", key: str = ""
+        self, session: Session, parts: tuple[Part, ...], mode: MessageMode = "queue", key: str = ""
     ) -> MessageReceived:
         """Post a message. A repeat with the same key returns the first one; another message needs another key."""
         message = await session.post(parts, mode=mode, key=key)
@@ -229,9 +235,13 @@ class Service:
             )
         return message
 
+    def list_roots(self) -> list[Path]:
+        """List the operator's folders, in which every workspace is."""
+        return [root.resolve() for root in self.config.roots] or [Path.cwd()]
+
     def resolve_workspace(self, path: str, field: str = "workspace") -> Path:
         """Resolve a session's folder, which must be inside the operator's roots. `field` names it in errors."""
-        roots = [root.resolve() for root in self.config.roots] or [Path.cwd()]
+        roots = self.list_roots()
         if not path:
             return roots[0]
         if "\0" in path:

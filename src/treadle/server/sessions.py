@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Response
 from msgspec.structs import asdict, replace
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from treadle import ApprovalRequested, Grant, InputRequested, Limits, RunFinished, Session
-from treadle.dialects.base import build_approval_id, describe_question
+from treadle import Grant, Limits, Session
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
-from treadle.engine.earlier_messages import EarlierMessages
-from treadle.engine.state import State, Turn
 from treadle.errors import NotFound, TreadleError
-from treadle.events import CLIENT_SANDBOX, CallStarted, MessageReceived, ModelFailed, ModelReplied, SessionConfigured
-from treadle.log.base import SessionInfo, SessionQuery, Status
-from treadle.messages import Part, ResultMessage, TextPart, UserMessage, render_message, render_parts
+from treadle.events import CLIENT_SANDBOX, CallStarted, MessageMode, MessageReceived, SessionConfigured, Tier
+from treadle.messages import Part, TextPart
+from treadle.permissions.policy import choose_narrowest, find_narrowest_tier
 from treadle.server.attachments import Attachment
-from treadle.server.guard import AsgiApp, AsgiMessage, AsgiScope, Receive, Send
+from treadle.server.guard import AsgiApp, AsgiMessage, AsgiScope, Receive, Refusal, Send
 from treadle.server.problems import build_error_response, build_field_error, build_refusal
 from treadle.server.service import (
     CurrentService,
@@ -36,10 +33,20 @@ from treadle.server.service import (
     filter_preapproved,
     require_right,
 )
+from treadle.server.session_views import (
+    ContextView,
+    MessageAnswer,
+    PendingQuestion,
+    RunOutcome,
+    SessionDetail,
+    SessionView,
+    list_messages,
+)
 from treadle.server.streams import SSE_RESPONSES, Cursor, DialectWriter, EventStream, encode_frames
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 HELD_MESSAGE = "cancelled before it was begun; it is kept, and goes with the next message"
+WITHDRAWN_MESSAGE = "it was withdrawn before a run took it"
 Name = Annotated[str, Field(max_length=200)]
 MAX_KEY_LENGTH = 200
 _MESSAGES_PATH = re.compile(r"/v1/sessions/([^/]+)/messages")
@@ -91,24 +98,31 @@ class NewSession(StrictBody):
     approve: list[Name] = Field(default_factory=list, max_length=200)
     forbid: list[Name] = Field(default_factory=list, max_length=200)
     web: bool | None = None
+    access: Tier | None = None
 
 
 class ChangeSession(StrictBody):
-    """What to change in a session, starting with its next run."""
+    """What to change in a session: marks at once, its access from the next call on, and the rest from the next run."""
 
     name: Name | None = None
     agent: Name = ""
     model: Name = ""
     limits: LimitsBody | None = None
     web: bool | None = None
+    pinned: bool | None = None
+    archived: bool | None = None
+    access: Tier | None = None
 
 
 class NewMessage(StrictBody):
-    """A message for a session. It steers a current run, or stops it first with `interrupt`."""
+    """A message for a session. It steers a current run, or stops it first with `interrupt`.
+
+    A `follow_up` waits until the current run has answered, and then gets a run of its own.
+    """
 
     content: str = ""
     attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
-    mode: Literal["queue", "interrupt"] = "queue"
+    mode: MessageMode = "queue"
 
     def build_parts(self, field: str = "content") -> tuple[Part, ...]:
         """The parts of the message. `field` is the name of the text in errors."""
@@ -119,184 +133,6 @@ class NewMessage(StrictBody):
         return (*text, *(attachment.build_part(f"attachments.{place}") for place, attachment in attached))
 
 
-class PendingQuestion(BaseModel):
-    """What a run waits for: a person, or with the kind `client_call` the client's result of a call.
-
-    `options` are the suggested answers to each of `questions`. `during` names a call that runs and asks for more.
-    """
-
-    id: str
-    session_id: str
-    call_id: str
-    kind: Literal["approval", "input", "client_call"]
-    tool: str = ""
-    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
-    safety: str = ""
-    why: str = ""
-    rule: str = ""
-    digest: str = ""
-    questions: list[str] = Field(default_factory=list[str])
-    options: list[list[str]] = Field(default_factory=list[list[str]])
-    asked_at: float = 0.0
-    expires_at: float | None = None
-    during: str = ""
-
-    @classmethod
-    def from_fact(cls, session_id: str, fact: ApprovalRequested | InputRequested | CallStarted) -> PendingQuestion:
-        kind: Literal["approval", "input", "client_call"] = "approval"
-        question: dict[str, Any]
-        if isinstance(fact, CallStarted):
-            kind = "client_call"
-            question = {name: getattr(fact, name) for name in ("call_id", "tool", "arguments", "expires_at")}
-        else:
-            question = describe_question(fact) | {"during": getattr(fact, "during", "")}
-            if isinstance(fact, InputRequested):
-                kind = "input"
-                question |= {"tool": "", "why": ""}
-        return cls(
-            id=build_approval_id(session_id, fact.call_id),
-            session_id=session_id,
-            kind=kind,
-            asked_at=fact.at,
-            **question,
-        )
-
-    @classmethod
-    def list_open(cls, session_id: str, state: State) -> list[PendingQuestion]:
-        """List what the session's run waits for."""
-        return [cls.from_fact(session_id, fact) for fact in (*state.pending, *state.client_calls)]
-
-
-class SessionView(BaseModel):
-    """One entry in a list of sessions. `retry_at` is when a run that is parked asks its model again."""
-
-    id: str
-    name: str
-    agent: str
-    status: str
-    seq: int
-    turns: int
-    cost: float
-    workspace: str
-    created_at: float
-    updated_at: float
-    parent: str | None = None
-    retry_at: float | None = None
-
-    @classmethod
-    def from_info(cls, info: SessionInfo, agent: str = "") -> SessionView:
-        """Build the entry. `agent` is the current agent, if it is known."""
-        fields: dict[str, Any] = {name: getattr(info, name, None) for name in SessionView.model_fields}
-        fields["agent"] = agent or info.agent
-        fields["parent"] = info.parent.session_id if info.parent is not None else None
-        fields["retry_at"] = info.wake_at if info.wake_at is not None and info.is_parked(time.time()) else None
-        return cls(**fields)
-
-
-class MessageView(BaseModel):
-    """One message. `partial` marks a reply that was broken off."""
-
-    role: Literal["user", "assistant"]
-    content: str
-    at: float
-    seq: int
-    partial: bool = False
-
-
-class ContextView(BaseModel):
-    """What fills the model's window, in tokens. `window` and `free` are null when the window is unknown."""
-
-    window: int | None
-    used: int
-    system: int
-    tools: int
-    skills: int
-    files: int
-    history: int
-    free: int | None
-    estimated: bool
-
-
-class RunOutcome(BaseModel):
-    """How a run went. `answered` is the only success. `waiting` means that somebody must answer first.
-
-    `partial_answer` is the text of a run that ended without an answer.
-    """
-
-    status: Literal["answered", "stopped", "failed", "cancelled", "waiting"]
-    reason: str
-    turns: int = 0
-    calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost: float = 0.0
-    can_continue: bool = False
-    error: str = ""
-    partial_answer: str = ""
-    pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
-
-    @classmethod
-    def from_fact(cls, fact: RunFinished) -> RunOutcome:
-        status = fact.reason if fact.reason in ("answered", "failed", "cancelled") else "stopped"
-        return cls(
-            status=status,
-            reason=fact.reason,
-            turns=fact.turns,
-            calls=fact.calls,
-            input_tokens=fact.usage.input_tokens,
-            output_tokens=fact.usage.output_tokens,
-            cost=fact.usage.cost,
-            can_continue=fact.can_continue,
-            error=fact.error,
-            partial_answer=fact.answer if fact.reason != "answered" else "",
-        )
-
-
-class SessionDetail(SessionView):
-    """A session with its messages and open questions, and how its last run ended.
-
-    `web` says whether its next run may use the web tools: the operator, the project and the session allow them.
-    `context` and `web` are null when its model is not available. While its run waits for its provider, `retry_at` is
-    when the model is asked again, and `retry_reason` why that is necessary.
-    """
-
-    model: str = ""
-    messages: list[MessageView] = Field(default_factory=list[MessageView])
-    pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
-    last_run: RunOutcome | None = None
-    context: ContextView | None = None
-    web: bool | None = None
-    retry_reason: str = ""
-
-
-class SessionPageView(BaseModel):
-    sessions: list[SessionView]
-    cursor: str = ""
-
-
-class MessageAnswer(BaseModel):
-    """The answer to a message."""
-
-    reply: str
-    session: SessionView
-    outcome: RunOutcome
-    message_id: str
-
-
-@router.get("/sessions")
-async def list_sessions(
-    service: CurrentService,
-    token: Viewer,
-    status: Status | None = None,
-    q: Annotated[str, Query(max_length=500)] = "",
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str, Query(max_length=500)] = "",
-) -> SessionPageView:
-    """List the sessions, the last changed first. `cursor` fetches the next page."""
-    page = await service.runtime.sessions(SessionQuery(status=status, text=q, limit=limit, cursor=cursor))
-    return SessionPageView(sessions=[SessionView.from_info(info) for info in page.sessions], cursor=page.cursor)
-
-
 @router.post("/sessions", status_code=201)
 async def create_session(service: CurrentService, token: Sender, body: NewSession | None = None) -> SessionView:
     """Create a session. `approve` answers questions in advance; it never allows a call that is denied."""
@@ -304,8 +140,15 @@ async def create_session(service: CurrentService, token: Sender, body: NewSessio
     agent = service.runtime.agents.get(body.agent) or service.default_agent
     limits = body.limits.apply_to(agent.limits) if body.limits is not None else None
     configured = SessionConfigured(
-        model=body.model, limits=limits, approve=filter_preapproved(token, body.approve), web=body.web, by=token.name
+        model=body.model,
+        limits=limits,
+        approve=filter_preapproved(token, body.approve),
+        web=body.web,
+        access=body.access,
+        by=token.name,
     )
+    if body.access is not None:
+        check_access(body.access, (agent.grant, *([token.grant] if token.grant is not None else [])))
     grant = Grant(tier="full", approve=tuple(body.approve), forbid=tuple(body.forbid))
     session = await service.create_session(
         token,
@@ -324,32 +167,16 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
     info = await service.runtime.log.get_info(session_id)
     session = await service.runtime.open(session_id)
     state = await session.state()
-    messages: list[MessageView] = []
-    for entry in (*state.entries, *state.queue):
-        match entry:
-            case EarlierMessages():
-                for one in entry.messages:
-                    text = "" if isinstance(one, ResultMessage) else render_message(one)
-                    role = "user" if isinstance(one, UserMessage) else "assistant"
-                    messages += [MessageView(role=role, content=text, at=0.0, seq=entry.seq)] if text else []
-            case MessageReceived():
-                messages.append(MessageView(role="user", content=render_parts(entry.parts), at=entry.at, seq=entry.seq))
-            case Turn(reply=ModelReplied() as reply) if reply.text:
-                messages.append(MessageView(role="assistant", content=reply.text, at=reply.at, seq=reply.seq))
-            case ModelFailed(partial=text):
-                messages.append(MessageView(role="assistant", content=text, at=entry.at, seq=entry.seq, partial=True))
-            case _:
-                pass
     context, web = None, None
     with suppress(TreadleError):  # the model may have no key here; the session can be read all the same
         context, web = ContextView(**asdict(await session.context())), await session.has_web()
     view = SessionView.from_info(info, state.agent)
+    model = state.model or (state.created.model if state.created is not None else "")
     failed = state.turn.failed if state.turn is not None and state.retry_at is not None else None
     return SessionDetail(
-        **view.model_copy(update={"retry_at": state.retry_at}).model_dump(),
+        **view.model_copy(update={"retry_at": state.retry_at, "asks": len(state.pending), "model": model}).model_dump(),
         retry_reason=failed.message if failed is not None else "",
-        model=state.model or (state.created.model if state.created is not None else ""),
-        messages=messages,
+        messages=list_messages(state),
         pending=PendingQuestion.list_open(session_id, state),
         last_run=RunOutcome.from_fact(state.last) if state.last is not None else None,
         context=context,
@@ -359,7 +186,7 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
 
 @router.patch("/sessions/{session_id}")
 async def change_session(service: CurrentService, token: Sender, session_id: str, body: ChangeSession) -> SessionView:
-    """Rename a session, or give it another agent, model or limits for its next run."""
+    """Rename a session, pin or archive it, or give it another agent, model, limits or access."""
     session = await service.open_for_use(session_id, token)
     if body.model:
         service.get_model(body.model)
@@ -370,13 +197,38 @@ async def change_session(service: CurrentService, token: Sender, session_id: str
     if body.agent or body.model or body.limits is not None or body.web is not None:
         limits = body.limits.apply_to(session.agent.limits) if body.limits is not None else None
         await session.configure(agent=body.agent, model=body.model, limits=limits, web=body.web, by=token.name)
-    return SessionView.from_info(await service.runtime.log.get_info(session_id), (await session.state()).agent)
+    if body.pinned is not None or body.archived is not None:
+        await session.mark(pinned=body.pinned, archived=body.archived, by=token.name)
+    if body.access is not None:
+        await _change_access(session, token, body.access)
+    state = await session.state()
+    return SessionView.from_info(await service.runtime.log.get_info(session_id), state.agent, len(state.pending))
+
+
+def check_access(access: Tier, grants: Sequence[Grant]) -> None:
+    """Refuse more access than the operator, the token and the session allow."""
+    most = find_narrowest_tier(grants)
+    if choose_narrowest(access, most) != access:
+        raise Refusal(403, "wider_access", f"access: {access} is more than this server allows, which is {most}")
+
+
+async def _change_access(session: Session, token: Token, access: Tier) -> None:
+    """Change what a session may do. More than it has now needs somebody who may approve that."""
+    state = await session.state()
+    narrower = state.created.grants[1:] if state.created is not None else ()
+    check_access(access, (session.agent.grant, *narrower))
+    before = state.access or session.agent.grant.tier
+    if choose_narrowest(access, before) == before and access != before:
+        require_right(token, "approve")
+    await session.choose_access(access, by=token.name)
 
 
 @router.delete("/sessions/{session_id}", status_code=204)
 async def delete_session(service: CurrentService, token: Sender, session_id: str) -> None:
     """Delete a session and everything in it. Refused while it runs."""
     await (await service.open_for_use(session_id, token)).delete()
+    for changes in service.list_streams:
+        changes.note_removed(session_id)
 
 
 async def _post(
@@ -412,6 +264,8 @@ async def post_message(
                         break
     if run.outcome is not None:
         outcome = RunOutcome.from_fact(run.outcome)
+    elif run.is_withdrawn:
+        outcome = RunOutcome(status="cancelled", reason="cancelled", error=WITHDRAWN_MESSAGE)
     elif run.is_held:
         outcome = RunOutcome(status="cancelled", reason="cancelled", error=HELD_MESSAGE, can_continue=True)
     else:

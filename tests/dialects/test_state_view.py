@@ -97,3 +97,34 @@ def test_costs_are_rounded_so_that_every_language_shows_the_same_sum(recordings:
 
 def test_changed_files_are_listed_in_their_order(recordings: dict[str, Any]) -> None:
     assert recordings["rewound_files"]["states"][-1]["changed_files"] == ["a.txt", "b.txt"]
+
+
+def test_marks_are_part_of_the_state(recordings: dict[str, Any]) -> None:
+    marks = list_states(recordings["marked_sessions"], "pinned", "archived")
+    assert marks == [[False, False], [True, False], [True, True], [False, True]]
+
+
+def test_a_follow_up_stays_queued_until_its_own_run(recordings: dict[str, Any]) -> None:
+    queues = [[one["text"] for one in queue] for queue in list_states(recordings["follow_ups"], "queue")]
+    first = queues.index(["first", "second"])
+    assert queues[first : first + 4] == [["first", "second"], ["second"], [], ["third"]]
+    texts = [one["text"] for one in recordings["follow_ups"]["states"][-1]["messages"] if one["role"] == "user"]
+    assert texts == ["wait", "first", "second", "something else", "third"]
+
+
+def test_an_edit_changes_a_queued_message_and_no_other(recordings: dict[str, Any]) -> None:
+    recording = recordings["edited_and_withdrawn_messages"]
+    queues = [[one["text"] for one in queue] for queue in list_states(recording, "queue")]
+    assert queues[-5:] == [
+        ["right", "never mind", "then this"],
+        ["straight\non", "never mind", "then this"],
+        ["straight\non", "then this"],
+        ["straight\non"],
+        [],
+    ]
+    texts = [one["text"] for one in recording["states"][-1]["messages"] if one["role"] == "user"]
+    assert texts == ["wait", "straight\non"]
+
+
+def test_the_chosen_access_is_part_of_the_state(recordings: dict[str, Any]) -> None:
+    assert list_states(recordings["a_chosen_access"], "access") == [None, "plan", "sandbox"]

@@ -29,11 +29,21 @@ from tests.kit.sessions import (
     wait_for,
 )
 from tests.tools.test_delegate import DELEGATE, FamilyModel
-from treadle import Agent, Answer, Runtime, Session, later
+from treadle import Agent, Answer, Runtime, Session, later, tool
 from treadle.errors import ModelError
-from treadle.events import AnyFact, ApprovalRequested, CallStarted, Delta, ModelFailed, RunFinished, TextDelta
+from treadle.events import (
+    AnyFact,
+    ApprovalRequested,
+    CallStarted,
+    Delta,
+    MessageEdited,
+    MessageReceived,
+    ModelFailed,
+    RunFinished,
+    TextDelta,
+)
 from treadle.log.base import SessionQuery
-from treadle.messages import Usage
+from treadle.messages import TextPart, Usage
 from treadle.testing import call, say
 from treadle.tools.delegate import build_delegate_tool
 from treadle.tools.todo import todo
@@ -302,6 +312,94 @@ async def a_configured_session() -> list[AnyFact]:
         await wait_for(session, RunFinished)
 
     return await record(build_agent(call("wait"), "waited", tools=[held.tool])[0], act)
+
+
+@add
+async def marked_sessions() -> list[AnyFact]:
+    async def act(session: Session) -> None:
+        await session.mark(pinned=True)
+        await run_to_end(session, "one")
+        await session.mark(archived=True)
+        await session.mark(pinned=False)
+
+    return await record(build_agent(*SPENDING)[0], act)
+
+
+@add
+async def follow_ups() -> list[AnyFact]:
+    """Two follow-ups get a run each. Another one is held after a cancelled run until the next message."""
+    held, again = HeldTool(), asyncio.Event()
+
+    @tool
+    async def wait_again() -> str:
+        await again.wait()
+        return "waited"
+
+    async def act(session: Session) -> None:
+        await session.send("wait")
+        started = await wait_for(session, CallStarted)
+        await session.send("first", mode="follow_up")
+        await session.send("second", mode="follow_up")
+        held.free.set()
+        second = await wait_for(session, CallStarted, after=started.seq)
+        await session.send("third", mode="follow_up")
+        await session.cancel()
+        await session.send("something else")
+        for _ in range(3):
+            second = await wait_for(session, RunFinished, after=second.seq)
+
+    script = [call("wait"), "waited", "the first", call("wait_again"), "something else", "the third"]
+    return await record(build_agent(*script, tools=[held.tool, wait_again])[0], act)
+
+
+@add
+async def edited_and_withdrawn_messages() -> list[AnyFact]:
+    held = HeldTool()
+
+    async def act(session: Session) -> None:
+        await session.send("wait")
+        await wait_for(session, CallStarted)
+        taken = (await positions(session))[0]
+        edited, withdrawn = await session.send("left"), await session.send("never mind")
+        follow_up = await session.send("then this", mode="follow_up")
+        await session.edit_message(edited, "right")
+        await session.edit_message(edited, ["straight", "on"])
+        await session.withdraw_message(withdrawn)
+        await session.withdraw_message(follow_up)
+        (message,) = [fact for fact in await session.facts() if fact.seq == taken]
+        assert isinstance(message, MessageReceived)
+        late = MessageEdited(id=message.id, parts=(TextPart("too late"),))
+        await session.log.post(session.id, [late], wake=False)
+        held.free.set()
+        await wait_for(session, RunFinished)
+
+    return await record(build_agent(call("wait"), "straight on it is", tools=[held.tool])[0], act)
+
+
+@add
+async def a_withdrawn_message_of_a_cancelled_run() -> list[AnyFact]:
+    """What was held after a cancel is taken back, and the next message starts a run."""
+
+    async def act(session: Session) -> None:
+        await session.send("wait")
+        await wait_for(session, CallStarted)
+        message_id = await session.send("never mind")
+        await session.cancel()
+        await session.withdraw_message(message_id)
+        await run_to_end(session, "again")
+
+    return await record(build_agent(call("wait"), "again it is", tools=[HeldTool().tool])[0], act)
+
+
+@add
+async def a_chosen_access() -> list[AnyFact]:
+    async def act(session: Session) -> None:
+        await session.choose_access("plan")
+        await run_to_end(session, "one")
+        await session.choose_access("sandbox")
+        await run_to_end(session, "two")
+
+    return await record(build_agent(*SPENDING)[0], act)
 
 
 async def record_all() -> dict[str, list[AnyFact]]:

@@ -22,11 +22,9 @@ interface ConversationProps {
   source: ConversationSource;
   /** What is unfolded, if somebody else must know it. */
   folding?: Folding;
-  /** How the rows are listed. An export draws all of them. */
-  List?: typeof VirtualRows;
 }
 
-export function Conversation({ source, folding: given, List = VirtualRows }: ConversationProps) {
+export function Conversation({ source, folding: given }: ConversationProps) {
   source.version.value;
   const folding = useMemo(() => given ?? new Folding(), [source.sessionId, given]);
   const builder = useMemo(() => new RowBuilder((key, steps) => isChainOpen(folding, key, steps)), [folding]);
@@ -43,7 +41,7 @@ export function Conversation({ source, folding: given, List = VirtualRows }: Con
   const lastReply = rows.findLast((row) => row.kind === "reply" || row.kind === "message");
   return (
     <ConversationContext.Provider value={shared}>
-      <List
+      <VirtualRows
         rows={rows}
         generation={builder.generation}
         estimate={estimateHeight}

@@ -85,7 +85,8 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     `opaque` is JSON text, such as signed reasoning, that this model wants back unchanged. It is never sent to another
     model. `model` is the model that really answered. `logprobs` has one entry for each token of the text, in the form
     of Chat Completions, if the request asked for them. `stop_sequence` is the sequence that ended the reply, if
-    the provider says so.
+    the provider says so. `first_token` is how many seconds after the request its first fragment came: the engine
+    measures it.
     """
 
     text: str = ""
@@ -97,6 +98,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     opaque: str = ""
     logprobs: tuple[Json, ...] = ()
     stop_sequence: str = ""
+    first_token: float | None = None
 
 
 class SignedReasoning(Struct, frozen=True):

@@ -363,3 +363,20 @@ async def test_the_ending_says_which_model_really_answered() -> None:
         facts = await session.facts()
     assert [fact.model for fact in kit.select_events(facts, ModelReplied)] == ["bigger-1", "scripted"]
     assert len(kit.select_events(facts, TurnStarted)) == len(kit.select_events(facts, RunFinished)) == 2
+
+
+async def test_a_reply_knows_how_long_its_first_fragment_took() -> None:
+    clock = SteppingClock()
+
+    def think(request: Any) -> str:
+        clock.step(1.5)
+        return "hello\nthere"
+
+    run = await kit.run_agent(kit.build_agent(think, clock=clock)[0])
+    (reply,) = run.select(ModelReplied)
+    assert reply.first_token == 1.5
+
+
+async def test_a_reply_that_comes_at_once_has_no_first_fragment() -> None:
+    run = await kit.run_script(call("note", text="x"), "done", tools=[note])
+    assert [reply.first_token is None for reply in run.select(ModelReplied)] == [True, False]

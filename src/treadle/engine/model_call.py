@@ -53,8 +53,11 @@ def build_request(setup: Setup, state: State, projection: Projection) -> Request
 async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: list[str]) -> Reply:
     """Get the model's reply, streamed to the watchers. `said` collects its text, in case the stream breaks off."""
     splitter, publish, session_id = MarkSplitter(), log.publish, request.session_id
+    began, first = setup.clock.now(), list[float]()
 
     def show(event: ModelEvent) -> None:
+        if not first and not isinstance(event, Reply):
+            first.append(max(0.0, round(setup.clock.now() - began, 4)))
         if isinstance(event, TextDelta | Reply):
             text, reasoning = splitter.feed(event.text) if isinstance(event, TextDelta) else splitter.finish()
             if text:
@@ -66,7 +69,8 @@ async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: 
             force_setattr(event, "after", after)
             publish(session_id, event)
 
-    return await _get_reply(setup, request, show)
+    reply = await _get_reply(setup, request, show)
+    return replace(reply, first_token=first[0]) if first else reply
 
 
 async def ask_quietly(setup: Setup, request: Request) -> Reply:

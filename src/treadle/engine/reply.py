@@ -59,6 +59,7 @@ def build_reply_facts(
             opaque=reply.opaque,
             confidence=split.confidence,
             sources=tuple(name for name in request.sources if name not in state.seen),
+            first_token=reply.first_token,
         )
     ]
     if reply.calls and not tools_offered:

@@ -121,7 +121,7 @@ def _repeat_reply(state: State, seq: int) -> tuple[events.AnyFact, ...]:
     for entry in (entry for entries in conversations for entry in entries):
         if isinstance(entry, Turn) and entry.reply is not None and entry.reply.seq == seq:
             calls = make_ids_unique(state, entry.reply.calls)
-            reply = replace(entry.reply, seq=0, at=0.0, calls=calls, usage=NO_USAGE)
+            reply = replace(entry.reply, seq=0, at=0.0, calls=calls, usage=NO_USAGE, first_token=None)
             return events.TurnStarted(turn=0), reply
     return ()
 

@@ -45,7 +45,7 @@ KEPT_FIELDS: dict[type[events.Fact], tuple[str, ...]] = {
     events.RunStarted: ("run_id", "trigger"),
     events.TurnStarted: ("turn", "messages", "tools", "wrap_up", "calls"),
     # Not `opaque`: it goes to the provider as it is, so it could hold instructions that nobody sees.
-    events.ModelReplied: ("text", "reasoning", "calls", "finish", "usage", "model", "confidence"),
+    events.ModelReplied: ("text", "reasoning", "calls", "finish", "usage", "model", "confidence", "first_token"),
     events.ModelFailed: ("kind", "message", "retryable", "attempt", "partial", "status"),
     # Neither `digest` nor `rule`: an answer is bound to no call and remembered for none.
     events.ApprovalRequested: ("call_id", "tool", "arguments", "safety", "why"),

@@ -77,6 +77,8 @@ class _Tracer:
                     "gen_ai.usage.output_tokens": fact.usage.output_tokens,
                     "gen_ai.response.finish_reason": fact.finish,
                 }
+                if fact.first_token is not None:
+                    reply["treadle.first_token_seconds"] = fact.first_token
                 self._finish(fact, "model", attributes=reply)
             case CallStarted():
                 self._finish(fact, fact.call_id, ok=False)

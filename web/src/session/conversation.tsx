@@ -89,7 +89,7 @@ function drawRow(row: Row, isLast: boolean): ComponentChildren {
     case "reply":
       return <ReplyRow item={row.item} isLast={isLast} />;
     case "call":
-      return <ToolCard call={row.call} isNested={row.isNested} />;
+      return <ToolCard call={row.call} rev={row.rev} isNested={row.isNested} />;
     case "chain":
       return <ChainRow id={row.key} steps={row.steps} isOpen={row.isOpen} />;
     case "helpers":
@@ -104,11 +104,15 @@ function drawRow(row: Row, isLast: boolean): ComponentChildren {
 }
 
 /** Cards hang out by 8 pixels, so that their text lines up with the prose. */
-const HANGS = new Set<RowKind>(["call", "chain", "helpers", "thought", "retries", "history"]);
+const HANGS = new Set<RowKind>(["call", "chain", "helpers", "thought", "history"]);
+
+function isLine(row: Row): boolean {
+  return HANGS.has(row.kind) || row.kind === "retries";
+}
 
 function chooseGap(before: Row | undefined, row: Row): number {
   if (!before) return 0;
-  const [a, b] = [HANGS.has(before.kind), HANGS.has(row.kind)];
+  const [a, b] = [isLine(before), isLine(row)];
   if (a && b) return row.kind === "helpers" || before.kind === "helpers" ? 12 : 0;
   if (row.kind === "message") return 24;
   if (before.kind === "message") return 20;

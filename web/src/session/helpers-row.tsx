@@ -36,7 +36,7 @@ export function HelpersRow({ calls }: { calls: readonly CallView[] }) {
       </div>
       <div class="kids">
         {calls.map((call) => (
-          <Helper key={call.call.id} call={call} session={found.get(call.call.id)} />
+          <Helper key={call.call.id} call={call} rev={call.rev} session={found.get(call.call.id)} />
         ))}
       </div>
     </div>
@@ -48,7 +48,13 @@ function findHelpers(id: string): SessionView[] {
   return [...sessions.value.values()].filter((one) => one.parent === id && one.parent_call);
 }
 
-function Helper({ call, session }: { call: CallView; session: SessionView | undefined }) {
+interface HelperProps {
+  call: CallView;
+  rev: number;
+  session: SessionView | undefined;
+}
+
+function Helper({ call, session }: HelperProps) {
   const { folding, source } = useConversation();
   folding.version.value;
   const status = callStatus(call);

@@ -23,19 +23,27 @@ export function NoticeRow({ item, startedAt }: NoticeRowProps) {
   const { fact } = item;
   if (fact.type === "run_finished") return <RunEnd fact={fact} startedAt={startedAt} />;
   if (fact.type === "context_compacted" && fact.kind !== "undo") return <Compacted fact={fact} />;
-  return <QuietLine icon={fact.type === "rewound" ? "rew" : "sliders"} text={describeNotice(item)} />;
+  const detail = fact.type === "signal_detected" ? fact.detail : "";
+  return <QuietLine icon={fact.type === "rewound" ? "rew" : "sliders"} text={describeNotice(item)} detail={detail} />;
 }
 
 export function RetriesRow({ item }: { item: TurnItem }) {
   return <QuietLine icon="clock" text={describeRetries(item)} />;
 }
 
-function QuietLine({ icon, text }: { icon: IconName; text: string }) {
+interface QuietLineProps {
+  icon: IconName;
+  text: string;
+  /** What a hook or a model wrote. */
+  detail?: string | undefined;
+}
+
+function QuietLine({ icon, text, detail }: QuietLineProps) {
   return (
     <div class="tl quiet">
       <Icon name={icon} class="m3" />
       <span class="m3">
-        <VisibleText text={text} />
+        {text} {detail && <VisibleText text={detail} />}
       </span>
     </div>
   );

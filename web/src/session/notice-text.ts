@@ -54,10 +54,8 @@ const RUNS: Partial<Record<string, string>> = {
 };
 
 function describeSignal(fact: SignalDetected): string {
-  const known = SIGNALS[fact.kind] ?? "";
-  if (fact.kind === "hook") return fact.detail ? `A hook says: ${fact.detail}` : "";
-  if (!known) return "";
-  return fact.detail ? `${known} ${fact.detail}` : known;
+  if (fact.kind === "hook") return fact.detail ? "A hook says:" : "";
+  return SIGNALS[fact.kind] ?? "";
 }
 
 /** The settings that a person can name. Others are not told. */

@@ -28,7 +28,7 @@ interface RailProps {
 
 export function Rail({ source, isOpen = false, onClose }: RailProps) {
   source.version.value;
-  const { view, sessionId, isPast } = source;
+  const { view, sessionId } = source;
   return (
     <aside class={isOpen ? "rail open" : "rail"} aria-label="About this session">
       {onClose && (
@@ -37,8 +37,8 @@ export function Rail({ source, isOpen = false, onClose }: RailProps) {
         </button>
       )}
       {view.plan && <Plan steps={view.plan} />}
-      <Context view={view} sessionId={sessionId} isPast={isPast} />
-      <Cost view={view} sessionId={sessionId} isPast={isPast} />
+      <Context source={source} />
+      <Cost source={source} />
       <ChangedFiles view={view} sessionId={sessionId} />
     </aside>
   );
@@ -60,20 +60,21 @@ function Plan({ steps }: { steps: NonNullable<View["plan"]> }) {
 }
 
 interface PartProps {
-  view: View;
-  sessionId: string;
-  isPast: boolean;
+  source: ConversationSource;
 }
 
 const KINDS = [
   ["system", "System"], ["tools", "Tools"], ["skills", "Skills, memory"], ["files", "Files"], ["history", "History"],
 ] as const;
 
-function Context({ view, sessionId, isPast }: PartProps) {
+function Context({ source }: PartProps) {
+  source.version.value;
+  const { view, sessionId, isPast } = source;
   const context = useContextSizes(view, sessionId, isPast);
   const used = isPast ? view.tokens : (context?.used ?? view.tokens);
   const window = context?.window ?? null;
   const share = window ? used / window : 0;
+  if (!context && used === 0) return null;
   return (
     <section>
       <h2>
@@ -159,13 +160,15 @@ function CompactButton({ sessionId }: { sessionId: string }) {
     setBusy(false);
   };
   return (
-    <button type="button" class="chip end" disabled={isBusy} onClick={() => void compact()}>
+    <button type="button" class="chip at-end" disabled={isBusy} onClick={() => void compact()}>
       {isBusy ? "Compacting…" : "Compact"}
     </button>
   );
 }
 
-function Cost({ view, sessionId, isPast }: PartProps) {
+function Cost({ source }: PartProps) {
+  source.version.value;
+  const { view, sessionId, isPast } = source;
   const { usage, run } = view;
   const limit = run?.limits.cost ?? view.configured?.limits?.cost ?? view.created?.limits?.cost ?? null;
   const helpers = [...sessions.value.values()].filter((one) => one.parent === sessionId && one.parent_call);
@@ -236,7 +239,7 @@ function ChangedFiles({ view, sessionId }: { view: View; sessionId: string }) {
       <h2>
         Changed files <span>{files.length}</span>
         <span class="sp" />
-        <button type="button" class="chip end" onClick={open}>
+        <button type="button" class="chip at-end" onClick={open}>
           Open
         </button>
       </h2>

@@ -1,5 +1,6 @@
 /** The rows of a conversation, built from the items of a view. Only the end is built again when facts arrive. */
 
+import { describeNotice } from "./notice-text.ts";
 import type { CallView, HistoryItem, Item, MessageItem, NoticeItem, PartialItem, TurnItem, View } from "../view.ts";
 
 export type Step = { thought: TurnItem } | { call: CallView };
@@ -214,15 +215,9 @@ function isQuiet(call: CallView): boolean {
   return call.finished?.status === "ok" && !call.finished.fatal;
 }
 
-/** Notices that say nothing to a person are left out. */
+/** Notices that say nothing to a person are left out. A greeting and its answer need no word about how the run ended. */
 function isShown(item: NoticeItem): boolean {
   const { fact } = item;
-  switch (fact.type) {
-    case "run_started":
-      return fact.trigger === "continue" || fact.trigger === "regenerate" || fact.trigger === "resume";
-    case "signal_detected":
-      return fact.kind !== "answered" && fact.kind !== "yielded";
-    default:
-      return true;
-  }
+  if (fact.type === "run_finished") return fact.reason !== "answered" || (fact.turns ?? 0) > 1 || (fact.calls ?? 0) > 0;
+  return (fact.type === "context_compacted" && fact.kind !== "undo") || describeNotice(item) !== "";
 }

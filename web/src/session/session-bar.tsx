@@ -33,6 +33,7 @@ export interface BarProps {
 }
 
 export function SessionBar({ session, view, tab, at, isRailOpen, onRail }: BarProps) {
+  session.version.value;
   const entry = useEntry(session.id);
   const fork = () => void forkAt(session, at);
   return (
@@ -43,8 +44,8 @@ export function SessionBar({ session, view, tab, at, isRailOpen, onRail }: BarPr
         </button>
       )}
       <div class="ti">
-        <Title entry={entry} view={view} />
-        <Status view={view} entry={entry} />
+        <Title entry={entry} name={view.name || entry?.name || ""} />
+        <Status session={session} view={view} entry={entry} />
       </div>
       {!isPhone.value && <Tabs id={session.id} tab={tab} at={at} changed={view.changedFiles.length} />}
       <span class="sp" />
@@ -72,9 +73,8 @@ function useEntry(id: string): SessionView | undefined {
   return entry;
 }
 
-function Title({ entry, view }: { entry: SessionView | undefined; view: View }) {
+function Title({ entry, name }: { entry: SessionView | undefined; name: string }) {
   const [isEditing, setEditing] = useState(false);
-  const name = view.name || entry?.name || "";
   const mayEdit = canSend.value && entry !== undefined;
   useKeys([{ keys: "r", label: "Rename", where: "Session", isActive: () => mayEdit, run: () => setEditing(true) }]);
   useEffect(() => {
@@ -119,12 +119,14 @@ function selectOnce(field: HTMLInputElement | null): void {
 }
 
 interface StatusProps {
+  session: OpenSession;
   view: View;
   entry: SessionView | undefined;
 }
 
 /** "Running, 1:52". On a phone, the workspace and the cost follow. */
-function Status({ view, entry }: StatusProps) {
+function Status({ session, view, entry }: StatusProps) {
+  session.version.value;
   const status = statusOf(view);
   const isOffline = connection.value === "offline";
   const told = describe(view, entry);
@@ -137,7 +139,7 @@ function Status({ view, entry }: StatusProps) {
         {view.run && status === "running" && !isOffline && <RunTime run={view.run} />}
         {isOffline && view.run && ", as last seen"}
       </span>
-      {where.length > 0 && <span class="m3"> · {where.join(" · ")}</span>}
+      {where.length > 0 && <span class="m3">{`\u00a0· ${where.join(" · ")}`}</span>}
     </span>
   );
 }

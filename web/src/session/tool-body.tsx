@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import type { ImagePart, Part } from "../generated/events.ts";
 import { Code } from "../markdown/code.tsx";
 import { isEmbeddedImage } from "../markdown/links.ts";
-import { AnsweredLine } from "../questions/answered.tsx";
+import { readOutcome } from "../questions/outcome.ts";
 import { formatCount, plural } from "../ui/format.ts";
 import { VisibleText } from "../ui/visible-text.tsx";
 import { UnifiedDiff } from "../workspace/diff.tsx";
@@ -29,15 +29,24 @@ export function ToolBody({ call, status }: { call: CallView; status: CallStatus 
   return (
     <div class="tc-b">
       {plan ? <PlanList steps={plan} /> : <ArgumentsText tool={tool} args={args} raw={call.call.arguments ?? ""} isShort={diff !== ""} />}
-      {(call.answer || call.inputAnswer) && (
-        <div class="note">
-          <AnsweredLine call={call} />
-        </div>
-      )}
+      <Answer call={call} />
       {status === "interrupted" && <p class="note">The server ended while it ran. It was not run again.</p>}
-      {status === "running" ? <LiveTail call={call} /> : diff ? <UnifiedDiff text={diff} path={String(args.path ?? "")} /> : !plan && <Output call={call} status={status} />}
+      {status === "running" ? <LiveTail call={call} /> : diff ? <UnifiedDiff text={diff} path={String(args.path ?? "")} /> : !plan && status !== "interrupted" && <Output call={call} status={status} />}
       <Images parts={call.finished?.parts ?? []} />
     </div>
+  );
+}
+
+/** A person's reason or answers. Who it was stands on the line of the card. */
+function Answer({ call }: { call: CallView }) {
+  const text = readOutcome(call)?.text;
+  if (!text) return null;
+  return (
+    <p class="note">
+      <span>
+        “<VisibleText text={text} />”
+      </span>
+    </p>
   );
 }
 

@@ -7,6 +7,7 @@ import { formatDuration } from "../ui/format.ts";
 import { VisibleText } from "../ui/visible-text.tsx";
 import { attempt } from "../ui/toasts.tsx";
 import { AnsweredLine } from "../questions/answered.tsx";
+import { readOutcome } from "../questions/outcome.ts";
 import { QuestionCard } from "../questions/question-card.tsx";
 import { DiffNumbers } from "../workspace/diff.tsx";
 import type { CallStatus, CallView } from "../view.ts";
@@ -20,6 +21,8 @@ const LONGEST_LINE = 300;
 
 interface ToolCardProps {
   call: CallView;
+  /** The call is changed in place: another number means that it has changed. */
+  rev: number;
   isNested?: boolean;
 }
 
@@ -50,7 +53,7 @@ export function ToolCard({ call, isNested = false }: ToolCardProps) {
       {status === "running" && !source.isPast && canSend.value && <StopButton sessionId={source.sessionId} />}
       {isOpen && <ToolBody call={call} status={status} />}
       {call.requests.map((request) => (
-        <Request key={request.call.id} request={request} />
+        <Request key={request.call.id} request={request} rev={request.rev} />
       ))}
     </div>
   );
@@ -67,7 +70,7 @@ function Meta({ call, status }: { call: CallView; status: CallStatus }) {
   const fact = describeResult(call);
   return (
     <>
-      {status !== "ok" && status !== "denied" ? null : <Who call={call} status={status} />}
+      {(status === "ok" || status === "denied") && <Who call={call} status={status} />}
       {fact && status !== "denied" && <Result fact={fact} />}
     </>
   );
@@ -75,7 +78,8 @@ function Meta({ call, status }: { call: CallView; status: CallStatus }) {
 
 /** Who allowed or denied it. A person's answer stands on the line. */
 function Who({ call, status }: { call: CallView; status: CallStatus }) {
-  if (call.answer || call.inputAnswer) return <AnsweredLine call={call} />;
+  const outcome = readOutcome(call);
+  if (outcome && outcome.kind !== "gone") return <span class="who-did m3">{`${outcome.title} ${outcome.who}`.trim()}</span>;
   return status === "denied" ? <span class="tag m2">Denied by a rule</span> : null;
 }
 
@@ -89,7 +93,7 @@ function CallTime({ call, status }: { call: CallView; status: CallStatus }) {
   if (status === "running" && call.started) {
     return source.isPast ? null : <Elapsed since={call.started.at} />;
   }
-  const seconds = measureDuration(call);
+  const seconds = status === "interrupted" ? 0 : measureDuration(call);
   return call.started && seconds >= 0.05 ? <>{formatDuration(seconds)}</> : null;
 }
 
@@ -104,7 +108,7 @@ function StopButton({ sessionId }: { sessionId: string }) {
 }
 
 /** What a running call asked for, such as a host. */
-function Request({ request }: { request: CallView }) {
+function Request({ request }: { request: CallView; rev: number }) {
   const { source } = useConversation();
   if (callStatus(request) === "asked" && !source.isPast && canApprove.value !== undefined) {
     return <QuestionCard sessionId={source.sessionId} call={request} />;

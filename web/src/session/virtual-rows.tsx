@@ -164,10 +164,11 @@ function usePin(
     const observer = new ResizeObserver(follow);
     observer.observe(column.current);
     observer.observe(element);
-    element.addEventListener("scroll", onScroll, { passive: true });
+    // Before the list hears of it, which draws the rows again.
+    element.addEventListener("scroll", onScroll, { passive: true, capture: true });
     return () => {
       observer.disconnect();
-      element.removeEventListener("scroll", onScroll);
+      element.removeEventListener("scroll", onScroll, { capture: true });
     };
   }, []);
   const toEnd = (): void => {

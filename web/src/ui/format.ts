@@ -43,9 +43,13 @@ export function formatTime(at: number, options: { seconds?: boolean } = {}): str
   return new Date(at * 1000).toLocaleTimeString(undefined, options.seconds ? { ...parts, second: "2-digit" } : parts);
 }
 
+/** Whose names stand before a model's name. Names such as "qwen:7b" have a colon of their own. */
+const PROVIDERS =
+  /^(?:local|anthropic|openai(?:-chat|-responses)?|openrouter|gemini|mistral|deepseek|moonshot|zai|groq|together|fireworks|cerebras|xai|deepinfra|nvidia|huggingface|ollama|llamacpp|lmstudio|vllm):/;
+
 /** A model's name without its provider. */
 export function formatModel(model: string): string {
-  return model.slice(model.lastIndexOf("/") + 1);
+  return model.slice(model.lastIndexOf("/") + 1).replace(PROVIDERS, "");
 }
 
 export function plural(count: number, one: string, many = `${one}s`): string {

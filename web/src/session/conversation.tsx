@@ -54,7 +54,12 @@ export function Conversation({ source, folding: given }: ConversationProps) {
 }
 
 function LiveTailRow({ rows }: { rows: readonly Row[] }) {
-  return <div class={`tail g${rows.length > 0 ? 12 : 0}`}><LiveRow /></div>;
+  const last = rows.at(-1);
+  return (
+    <div class={last && isLine(last) ? "tail after-line" : "tail"}>
+      <LiveRow />
+    </div>
+  );
 }
 
 /** The last row that is no notice: only an answer at the end can be asked for again. */

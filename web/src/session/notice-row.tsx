@@ -81,25 +81,32 @@ function RunEnd({ fact, startedAt }: { fact: RunFinished; startedAt: number }) {
   const ending = describeEnding(fact);
   const isLast = source.view.last?.seq === fact.seq && source.view.run === null;
   const effort = describeEffort(fact, startedAt);
+  const hasButtons = isLast && !source.isPast && (fact.can_continue || fact.reason === "failed" || source.view.changedFiles.length > 0);
   if (fact.reason === "answered" && !isLast) return <QuietLine icon="check" text={`Done. ${effort}`} />;
   return (
     <section class="endcard">
       <h2>
         <Icon name={ending.icon} class={ending.iconClass} />
         {ending.title}
+        {!hasButtons && <EndEffort text={effort} />}
       </h2>
       {ending.text && (
         <p class="m2">
           <VisibleText text={ending.text} />
         </p>
       )}
-      <div class="acts">
-        {isLast && !source.isPast && <EndButtons fact={fact} />}
-        <span class="sp" />
-        <span class="m3 t12">{effort}</span>
-      </div>
+      {hasButtons && (
+        <div class="acts">
+          <EndButtons fact={fact} />
+          <EndEffort text={effort} />
+        </div>
+      )}
     </section>
   );
+}
+
+function EndEffort({ text }: { text: string }) {
+  return <span class="effort m3 t12">{text}</span>;
 }
 
 function EndButtons({ fact }: { fact: RunFinished }) {

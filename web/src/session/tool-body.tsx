@@ -52,7 +52,7 @@ function Answer({ call }: { call: CallView }) {
 
 /** The whole command, or every argument. A diff shows the texts of an edit already. */
 function ArgumentsText({ tool, args, raw, isShort }: { tool: string; args: Arguments; raw: string; isShort: boolean }) {
-  const names = Object.keys(args);
+  const names = listWritten(args, raw);
   if (SHELLS.has(tool) && typeof args.command === "string") {
     const others = names.filter((name) => name !== "command");
     return (
@@ -66,6 +66,13 @@ function ArgumentsText({ tool, args, raw, isShort }: { tool: string; args: Argum
   }
   if (names.length === 0) return raw && raw !== "{}" ? <pre class="out"><VisibleText text={raw} /></pre> : null;
   return <Pairs args={args} names={isShort ? names.filter((name) => !LONG_ARGUMENTS.has(name)) : names} />;
+}
+
+/** The arguments that the model wrote. Those that have their default are left out. */
+function listWritten(args: Arguments, raw: string): string[] {
+  const names = Object.keys(args);
+  const written = names.filter((name) => raw.includes(`"${name}"`));
+  return written.length > 0 ? written : names;
 }
 
 const LONG_ARGUMENTS = new Set(["content", "old", "new", "patch"]);

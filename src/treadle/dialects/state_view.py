@@ -40,6 +40,11 @@ class RunView(Struct, frozen=True):
     output_tokens: int
     cost: float
 
+    @classmethod
+    def from_state(cls, run: RunState) -> RunView:
+        used = run.usage
+        return cls(run.id, run.turns, run.calls, used.input_tokens, used.output_tokens, round(used.cost, COST_DIGITS))
+
 
 class LastRunView(Struct, frozen=True):
     """How the last run ended."""
@@ -48,6 +53,10 @@ class LastRunView(Struct, frozen=True):
     error: str
     can_continue: bool
     answer: str
+
+    @classmethod
+    def from_fact(cls, fact: events.RunFinished) -> LastRunView:
+        return cls(fact.reason, fact.error, fact.can_continue, fact.answer)
 
 
 class StateMessage(Struct, frozen=True):
@@ -74,6 +83,11 @@ class UsageView(Struct, frozen=True):
     cached_tokens: int
     reasoning_tokens: int
     cost: float
+
+    @classmethod
+    def from_usage(cls, used: Usage) -> UsageView:
+        cost = round(used.cost, COST_DIGITS)
+        return cls(used.input_tokens, used.output_tokens, used.cached_tokens, used.reasoning_tokens, cost)
 
 
 class StateView(Struct, frozen=True):
@@ -116,11 +130,11 @@ def build_state_view(state: State) -> StateView:
         access=state.access,
         pinned=state.pinned,
         archived=state.archived,
-        status=_find_status(state),
+        status=find_session_status(state),
         queue=tuple(QueuedMessage(fact.id, render_text(fact.parts), fact.mode) for fact in state.queue),
-        run=_build_run(state.run) if state.run is not None else None,
-        last=_build_last_run(state.last) if state.last is not None else None,
-        messages=tuple(_list_messages(state)),
+        run=RunView.from_state(state.run) if state.run is not None else None,
+        last=LastRunView.from_fact(state.last) if state.last is not None else None,
+        messages=tuple(list_state_messages(state)),
         calls=tuple(
             StateCall(call.call.id, call.call.tool, find_call_status(call))
             for turn in turns
@@ -128,7 +142,7 @@ def build_state_view(state: State) -> StateView:
         ),
         pending=tuple(question.call_id for question in state.pending),
         changed_files=tuple(state.changed_files),
-        usage=_build_usage(state.usage),
+        usage=UsageView.from_usage(state.usage),
         plan=state.notes.get(TODO),
         retry_at=state.retry_at,
         rewound=len(state.rewound),
@@ -152,7 +166,8 @@ def find_call_status(call: CallState) -> events.CallStatus | CallStage:
     return "allowed" if call.answer is not None and call.answer.decision == "allow" else "queued"
 
 
-def _find_status(state: State) -> StateStatus:
+def find_session_status(state: State) -> StateStatus:
+    """Find what the session does now."""
     if state.pending:
         return "waiting"
     if state.retry_at is not None:
@@ -160,26 +175,8 @@ def _find_status(state: State) -> StateStatus:
     return "running" if state.run is not None else "idle"
 
 
-def _build_run(run: RunState) -> RunView:
-    used = run.usage
-    return RunView(run.id, run.turns, run.calls, used.input_tokens, used.output_tokens, round(used.cost, COST_DIGITS))
-
-
-def _build_last_run(fact: events.RunFinished) -> LastRunView:
-    return LastRunView(fact.reason, fact.error, fact.can_continue, fact.answer)
-
-
-def _build_usage(usage: Usage) -> UsageView:
-    return UsageView(
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.cached_tokens,
-        usage.reasoning_tokens,
-        round(usage.cost, COST_DIGITS),
-    )
-
-
-def _list_messages(state: State) -> list[StateMessage]:
+def list_state_messages(state: State) -> list[StateMessage]:
+    """List the messages that were taken and the texts of replies, in the conversation as it is now."""
     messages: list[StateMessage] = []
     for entry in state.entries:
         match entry:

@@ -110,7 +110,7 @@ def _apply_request(
             if fact.mode == "interrupt" and state.run is not None:
                 state.run.is_interrupted = True
         case events.MessageEdited():
-            _edit_message(state, fact)
+            edit_queued_message(state, fact)
         case events.RunRequested():
             state.requested, state.is_held = fact, state.is_held and fact.trigger == "command"
         case events.CancelRequested():
@@ -122,7 +122,7 @@ def _apply_request(
                 state.turn.is_retry_requested = True
 
 
-def _edit_message(state: State, fact: events.MessageEdited) -> None:
+def edit_queued_message(state: State, fact: events.MessageEdited) -> None:
     """Change or withdraw a queued message. One that a run has taken stays as it is."""
     place = next((place for place, message in enumerate(state.queue) if message.id == fact.id), None)
     if place is None:

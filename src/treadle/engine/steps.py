@@ -342,13 +342,13 @@ def _start_turn(state: State, run: RunState, now: float) -> Record:
         limit = "turn_limit"
     if limit is not None and run.turns > 0:
         return _start_wrap_up(run, limit)
-    promoted = _choose_messages(state, run)
+    promoted = choose_messages(state, run)
     if not promoted and not run.turns and run.trigger == "message" and not state.entries:
         return _end_run(run, "cancelled", error="its message was withdrawn")
     return Record((events.TurnStarted(turn=run.turns + 1, messages=promoted, tools=limits.turns > 0),))
 
 
-def _choose_messages(state: State, run: RunState) -> tuple[str, ...]:
+def choose_messages(state: State, run: RunState) -> tuple[str, ...]:
     """Choose the queued messages that a turn takes. A run takes a follow-up only if it has no other message."""
     chosen = tuple(message.id for message in state.queue if message.mode != "follow_up")
     if not chosen and state.queue and not run.turns and run.trigger == "message":

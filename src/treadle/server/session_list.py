@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from treadle.errors import NotFound
 from treadle.log.base import RESPONSES_AGENT, SessionInfo, SessionQuery, Status
@@ -20,6 +20,19 @@ router = APIRouter(prefix="/v1", tags=["sessions"])
 ARCHIVED: dict[str, bool | None] = {"true": True, "false": False, "all": None}
 
 
+class SessionFilter(BaseModel):
+    """Which sessions to list. Empty fields match every session."""
+
+    status: Status | None = None
+    q: str = Field("", max_length=500)
+    agent: str = Field("", max_length=200)
+    workspace: str = Field("", max_length=4000)
+    parent: str = Field("", max_length=64)
+    archived: Literal["true", "false", "all"] = "all"
+    limit: int = Field(50, ge=1, le=200)
+    cursor: str = Field("", max_length=500)
+
+
 class SearchHitView(BaseModel):
     """A place in a transcript. In the `snippet` U+0002 and U+0003 stand around each word that was found."""
 
@@ -31,27 +44,18 @@ class SearchHitView(BaseModel):
 
 @router.get("/sessions")
 async def list_sessions(
-    service: CurrentService,
-    token: Viewer,
-    status: Status | None = None,
-    q: Annotated[str, Query(max_length=500)] = "",
-    agent: Annotated[str, Query(max_length=200)] = "",
-    workspace: Annotated[str, Query(max_length=4000)] = "",
-    parent: Annotated[str, Query(max_length=64)] = "",
-    archived: Literal["true", "false", "all"] = "all",
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str, Query(max_length=500)] = "",
+    service: CurrentService, token: Viewer, wanted: Annotated[SessionFilter, Query()]
 ) -> SessionPageView:
     """List the sessions, the last changed first. `cursor` fetches the next page."""
     query = SessionQuery(
-        status=status,
-        agent=agent,
-        workspace=workspace,
-        text=q,
-        parent=parent,
-        archived=ARCHIVED[archived],
-        limit=limit,
-        cursor=cursor,
+        status=wanted.status,
+        agent=wanted.agent,
+        workspace=wanted.workspace,
+        text=wanted.q,
+        parent=wanted.parent,
+        archived=ARCHIVED[wanted.archived],
+        limit=wanted.limit,
+        cursor=wanted.cursor,
     )
     page = await service.runtime.sessions(query)
     views = [await build_entry(service, info) for info in page.sessions]

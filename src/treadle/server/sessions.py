@@ -200,7 +200,7 @@ async def change_session(service: CurrentService, token: Sender, session_id: str
     if body.pinned is not None or body.archived is not None:
         await session.mark(pinned=body.pinned, archived=body.archived, by=token.name)
     if body.access is not None:
-        await _change_access(session, token, body.access)
+        await change_access(session, token, body.access)
     state = await session.state()
     return SessionView.from_info(await service.runtime.log.get_info(session_id), state.agent, len(state.pending))
 
@@ -212,7 +212,7 @@ def check_access(access: Tier, grants: Sequence[Grant]) -> None:
         raise Refusal(403, "wider_access", f"access: {access} is more than this server allows, which is {most}")
 
 
-async def _change_access(session: Session, token: Token, access: Tier) -> None:
+async def change_access(session: Session, token: Token, access: Tier) -> None:
     """Change what a session may do. More than it has now needs somebody who may approve that."""
     state = await session.state()
     narrower = state.created.grants[1:] if state.created is not None else ()

@@ -1,0 +1,25 @@
+/** The session in an exported file. */
+
+import type { SessionView } from "../generated/api.ts";
+import type { AnyFact } from "../generated/events.ts";
+
+export interface ExportDocument {
+  version: 1;
+  session: Partial<SessionView>;
+  facts: AnyFact[];
+  /** The whole texts of long outputs, by the id of the artifact. */
+  artifacts?: Record<string, string>;
+}
+
+/** Read the session of this file, or say why there is none. */
+export function readDocument(text: string): ExportDocument | string {
+  if (!text.trim()) return "This file has no session in it.";
+  try {
+    const found = JSON.parse(text) as { version?: unknown; facts?: unknown };
+    if (found.version !== 1) return "This file is of a newer version of treadle, which its own script cannot read.";
+    if (!Array.isArray(found.facts) || found.facts.length === 0) return "This file has no session in it.";
+    return found as ExportDocument;
+  } catch {
+    return "This file is damaged: its session cannot be read.";
+  }
+}

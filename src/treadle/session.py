@@ -354,6 +354,10 @@ class Session(Generic[T]):
         """
         return await self._build_rewinder().rewind(seq, what, dry_run=dry_run, force=force)
 
+    async def revert_file(self, path: str, to: int = 1, *, dry_run: bool = False, force: bool = False) -> Rewind:
+        """Revert one file to what it was at a position; without one, before the session. `undo_rewind` undoes it."""
+        return await self._build_rewinder().revert_file(path, to, dry_run=dry_run, force=force)
+
     async def undo_rewind(self, *, dry_run: bool = False, force: bool = False) -> Rewind:
         """Undo the last rewind. Calling it twice restores the rewind."""
         return await self._build_rewinder().undo(dry_run=dry_run, force=force)

@@ -28,7 +28,8 @@ async def test_tools_agents_and_configuration_are_shown_without_secrets(monkeypa
         (shown,) = await client.json("GET", "/v1/agents")
         assert (shown["name"], shown["tools"], shown["max_iterations"]) == ("default", ["drop", "note"], 50)
         config = await client.json("GET", "/v1/config")
-        assert set(config) == {"provider", "model", "max_iterations", "skill_autogen"}
+        allowed = {"workspaces", "access", "web", "hosts"}
+        assert set(config) == {"provider", "model", "max_iterations", "skill_autogen", *allowed}
         assert config["provider"] == "custom"
         for path in ("/v1/tools", "/v1/agents", "/v1/config", "/v1/models", "/metrics", "/openapi.json"):
             async with client.request("GET", path) as answer:

@@ -84,15 +84,19 @@ def list_parts(setup: Setup, state: State, question: ApprovalRequested) -> tuple
 
 def describe_network(setup: Setup, question: ApprovalRequested) -> str:
     """Say what a command reaches: nothing, named hosts, or everything. Empty for a tool that runs no command."""
+    hosts = find_reachable_hosts(setup.tools.get(COMMAND_TOOL if question.during else question.tool))
+    if hosts is None:
+        return ""
+    if find_narrowest_tier(setup.grants) == "full" or "*" in hosts:
+        return "on"
+    return f"named hosts {', '.join(hosts)}" if hosts else "off"
+
+
+def find_reachable_hosts(tool: Tool | None) -> tuple[str, ...] | None:
+    """Find the hosts that commands of a tool reach without a question. None for a tool that runs no command."""
     from treadle.tools.shell import Shell
 
-    tool = setup.tools.get(COMMAND_TOOL if question.during else question.tool)
-    if not isinstance(tool, Shell):
-        return ""
-    if find_narrowest_tier(setup.grants) == "full" or "*" in tool.reachable_hosts:
-        return "on"
-    hosts = tool.reachable_hosts
-    return f"named hosts {', '.join(hosts)}" if hosts else "off"
+    return tool.reachable_hosts if isinstance(tool, Shell) else None
 
 
 def assess_arguments(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -52,6 +53,7 @@ class OpenRuntime:
     model_reason: str
     built: BuiltAgents
     rules: RuleBook
+    list_mcp: Callable[[], Sequence[McpStatus]]
     notes: tuple[str, ...]
 
 
@@ -79,9 +81,11 @@ async def open_runtime(
     log.memories.embed = build_embedding(settings, model, keyring)
     mcp_tools: list[Tool] = []
     down: list[McpHealth] = []
+    list_mcp: Callable[[], Sequence[McpStatus]] = list
     if settings.mcp:
         servers = await stack.enter_async_context(_create_mcp_servers(settings))
         mcp_tools = await servers.list_tools()
+        list_mcp = partial(list_mcp_status, servers)
         down = [one for one in servers.get_health() if one.state == "down"]
     rules = RuleBook(data_folder(), [settings.folder, *([Path(settings.workspace)] if settings.worktree else [])])
     rules.list_rules()  # a file that cannot be read is said now, and not in the middle of a run
@@ -97,7 +101,23 @@ async def open_runtime(
 
         runtime.after_answer.append(SkillDrafter(built.knowledge))
     notes = [f"the MCP server {one.server} does not run, so its tools are missing: {one.error}" for one in down]
-    return OpenRuntime(runtime, model, reason, built, rules, (*notes, *built.problems))
+    return OpenRuntime(runtime, model, reason, built, rules, list_mcp, (*notes, *built.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class McpStatus:
+    """The state of an MCP server, its last error, and the names of its tools."""
+
+    name: str
+    status: str
+    error: str
+    tools: tuple[str, ...]
+
+
+def list_mcp_status(servers: McpServers) -> list[McpStatus]:
+    """List the states of MCP servers."""
+    names = servers.list_tool_names()
+    return [McpStatus(one.server, one.state, one.error, tuple(names[one.server])) for one in servers.get_health()]
 
 
 async def check_mcp_servers(settings: Settings) -> list[McpHealth]:

@@ -25,13 +25,14 @@ _WORD = re.compile(r'"([^"]*)"|(\S+)')
 
 
 class CustomCommand(Struct, frozen=True):
-    """A command: the words that describe it, its text, and who wrote it."""
+    """A command: the words that describe it and its arguments, its text, and who wrote it."""
 
     name: str
     description: str
     body: str
     origin: Origin
     path: str
+    hint: str = ""
 
     def expand(self, arguments: str) -> str:
         """Replace `$ARGUMENTS` and `$1` to `$9`. Arguments that the text does not use are added at its end."""
@@ -63,7 +64,9 @@ class CustomCommands(Struct, frozen=True):
 
     def describe(self) -> dict[str, str]:
         """Describe each command for a menu, with where it comes from."""
-        return {one.name: f"{one.description} ({one.origin})" for one in self.commands.values()}
+        return {
+            one.name: " ".join(f"{one.description} {one.hint} ({one.origin})".split()) for one in self.commands.values()
+        }
 
 
 def list_custom_commands(workspace: Path, user_folder: Path, taken: frozenset[str] = frozenset()) -> CustomCommands:
@@ -111,5 +114,5 @@ def read_command(path: str, text: str, name: str, origin: Origin) -> tuple[Custo
         return None, fields.problems
     ignored = [key for key in document.fields if key not in ("description", "argument-hint")]
     notes = [document.build_problem(key, f"{key} has no effect: a command is only a text") for key in ignored]
-    about = " ".join(f"{description} {hint}".split())
-    return CustomCommand(name, about, document.body, origin, path), notes
+    about, hint = (" ".join(text.split()) for text in (description, hint))
+    return CustomCommand(name, about, document.body, origin, path, hint), notes

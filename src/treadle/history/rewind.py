@@ -176,6 +176,13 @@ class _Plan(Struct, frozen=True):
     refs: Sequence[RefStep] = ()
     skipped: Sequence[SkippedFile] = ()
 
+    def select_path(self, path: str) -> _Plan:
+        """Return the plan for one file. An empty path stands for everything."""
+        if not path:
+            return self
+        files = [step for step in self.files if step.then.path == path]
+        return _Plan(files, (), [one for one in self.skipped if one.path == path])
+
     def list_changes(self, skipped: Sequence[SkippedFile] = ()) -> tuple[RewindChange, ...]:
         """List the changes, without those that were skipped in the end."""
         not_done = {one.path for one in skipped}
@@ -195,15 +202,31 @@ class Rewinder:
         facts = await self._log.read(self._id)
         return list((await run_in_thread(_build_plan, facts, self._store, after, back=False)).list_changes())
 
+    async def revert_file(self, path: str, to: int, *, dry_run: bool, force: bool) -> Rewind:
+        """Revert one file to what it was at a position. That is a rewind of files, so `undo` undoes it."""
+        if path not in FileHistory(await self._log.read(self._id)).versions:
+            raise NotFound(f"no call of session {self._id} is known to have changed the file {path[:500]!r}")
+        return await self.rewind(to, "files", dry_run=dry_run, force=force, path=path)
+
     async def rewind(
-        self, to: int, what: RewindTarget, *, dry_run: bool, force: bool, request: RunRequested | None = None
+        self,
+        to: int,
+        what: RewindTarget,
+        *,
+        dry_run: bool,
+        force: bool,
+        request: RunRequested | None = None,
+        path: str = "",
     ) -> Rewind:
-        """Go back to a position; raises `Conflict` while a run is unfinished. `request` is stored with the rewind."""
+        """Go back to a position; raises `Conflict` while a run is unfinished. `request` is stored with the rewind.
+
+        With a `path`, only that file goes back.
+        """
         facts = await self._log.read(self._id)
         if not 1 <= to <= len(facts):
             raise BadInput(f"session {self._id} has positions 1 to {len(facts)}, not {to}")
         if dry_run:
-            plan = await self._choose_steps(facts, to, what, force=force)
+            plan = (await self._choose_steps(facts, to, what, force=force)).select_path(path)
             return Rewind(to, what, plan.list_changes(), tuple(plan.skipped))
         self._check_idle(facts)
         await self._runs.wait_until_idle(self._id)  # a run that has just ended may still hold its claim
@@ -215,7 +238,7 @@ class Rewinder:
             facts = await self._log.read(self._id)
             seen = len(facts)
             self._check_idle(facts)
-            plan = await self._choose_steps(facts, to, what, force=force)
+            plan = (await self._choose_steps(facts, to, what, force=force)).select_path(path)
             fact = await run_in_thread(self._keep_present, plan, Rewound(to=to, what=what, by="user"))
             if what != "files" or fact.files or fact.refs:
                 seen = await self._record(claim, facts, fact, request)

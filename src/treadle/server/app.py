@@ -27,7 +27,9 @@ from treadle.server import (
     session_history,
     session_list,
     sessions,
+    settings,
     sockets,
+    workspace_files,
 )
 from treadle.server import rpc as chat
 from treadle.server.config import ServerConfig
@@ -104,6 +106,8 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         conversations_api,
         messages_api,
         catalogue,
+        settings,
+        workspace_files,
         sockets,
         page,
     ):

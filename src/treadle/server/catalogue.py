@@ -1,4 +1,4 @@
-"""Tools, skills, agents, models, memory, and the configuration without its secrets."""
+"""Tools, skills, agents, models and memory."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ class ModelView(BaseModel):
     """A model or an agent, with the fields that OpenAI's and Anthropic's clients expect.
 
     Requests may use a model that is `loaded`. `progress` is there while it loads; `error` says why it cannot be used.
+    `reachable` and `why` are those of the last check: `GET /v1/models?check=true` checks again.
     """
 
     id: str
@@ -96,6 +97,8 @@ class ModelView(BaseModel):
     state: Literal["loading", "loaded", "failed", "unloaded"] = "loaded"
     progress: LoadProgress | None = None
     error: str = ""
+    reachable: bool = True
+    why: str = ""
     type: str = "model"
     created_at: str = "1970-01-01T00:00:00Z"
 
@@ -121,13 +124,6 @@ class ModelList(BaseModel):
     @property
     def last_id(self) -> str | None:
         return self.data[-1].id if self.data else None
-
-
-class ConfigView(BaseModel):
-    provider: str
-    model: str
-    max_iterations: int
-    skill_autogen: bool
 
 
 class ModelName(StrictBody):
@@ -260,26 +256,14 @@ async def list_agents(service: CurrentService, token: Viewer) -> list[AgentView]
     ]
 
 
-@router.get("/config")
-async def get_config(service: CurrentService, token: Viewer) -> ConfigView:
-    """Show the configuration, without secrets."""
-    agent = service.default_agent
-    name = agent.resolve_model().name
-    provider, colon, _ = name.partition(":")
-    return ConfigView(
-        provider=provider if colon or name in ("local", "none") else "custom",
-        model=name,
-        max_iterations=agent.limits.turns,
-        skill_autogen=service.config.skill_autogen,
-    )
-
-
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @router.get("/models")
-async def list_models(service: CurrentService, token: Viewer) -> ModelList:
-    """List the models, and the agents as `agent:NAME`."""
+async def list_models(service: CurrentService, token: Viewer, check: bool = False) -> ModelList:
+    """List the models, and the agents as `agent:NAME`. `check` connects to their providers, but sends no request."""
+    if check:
+        await service.readiness.check()
     models = [_describe_model(service, name) for name in service.list_model_names()]
     return ModelList(data=[*models, *(ModelView(id=f"agent:{name}") for name in service.runtime.agents)])
 
@@ -307,8 +291,9 @@ def _describe_model(service: Service, name: str) -> ModelView:
     try:
         model = service.runtime.model(name)
     except TreadleError as error:
-        return ModelView(id=name, loaded=False, state="failed", error=str(error))
+        return ModelView(id=name, loaded=False, state="failed", error=str(error), reachable=False, why=str(error))
     state = service.loader.states.get(name) or LoadState("loaded")
+    why = state.error or service.readiness.find_problem(name)
     return ModelView(
         id=name,
         loaded=name not in service.loader.blocked,
@@ -316,6 +301,8 @@ def _describe_model(service: Service, name: str) -> ModelView:
         state=state.state,
         progress=LoadProgress(fraction=state.fraction, message=state.message) if state.state == "loading" else None,
         error=state.error,
+        reachable=not why,
+        why=why,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treadle.app.compose import McpStatus
 from treadle.errors import BadInput
 from treadle.permissions.saved_rules import RuleBook
 from treadle.server.tokens import Token, check_tokens
@@ -56,6 +57,7 @@ class ServerConfig:
     skill_autogen: bool = False
     page_folder: Path = PAGE_FOLDER
     rules: RuleBook | None = None
+    list_mcp: Callable[[], Sequence[McpStatus]] = list
 
     def check_access(self) -> None:
         """Raise `BadInput` when nobody decided who may use the server, or when a token can be guessed."""

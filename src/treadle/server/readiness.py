@@ -45,6 +45,11 @@ class Readiness:
                 found["model"] = f"{NO_MODEL} {model.reason}"
         return found
 
+    def find_problem(self, name: str) -> str:
+        """Find what the last check of a model found wrong. Empty if it was well, or is not checked yet."""
+        found = self._found[1].get(f"model {name}", OK)
+        return "" if found == OK else found
+
     async def _check_store(self) -> dict[str, str]:
         found = {"store": OK, "disk": OK}
         try:

@@ -82,7 +82,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
         agents = opened.built.agents
         if config.agent not in agents:
             raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(agents)}")
-        config = dataclasses.replace(config, rules=opened.rules)
+        config = dataclasses.replace(config, rules=opened.rules, list_mcp=opened.list_mcp)
         app = create_app(opened.runtime, config)
 
         def announce(address: str) -> None:

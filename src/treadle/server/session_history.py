@@ -131,7 +131,7 @@ async def resume_session(service: CurrentService, token: Sender, session_id: str
     """Go on from a checkpoint. Effects of later calls are not undone; files are rewound only with `files`."""
     session = await service.open_for_run(session_id, token)
     if body.files:
-        await _check_file_rights(session, token)
+        await check_file_rights(session, token)
     try:
         if body.fork:
             return await _resume_in_fork(service, session, body)
@@ -158,12 +158,12 @@ async def rewind_session(service: CurrentService, token: Sender, session_id: str
     """Rewind files with git, the conversation or both to a position. `dry_run` only returns the diffs."""
     session = await service.open_for_use(session_id, token)
     if body.what != "conversation" and not body.dry_run:
-        await _check_file_rights(session, token)
+        await check_file_rights(session, token)
     try:
         done = await session.rewind(body.seq, body.what, dry_run=body.dry_run, force=body.force)
     except BadInput as error:
         raise build_field_error("seq", str(error)) from None
-    return RewindView(**msgspec.to_builtins(done))
+    return show_rewind(done)
 
 
 @router.post("/rewind/undo")
@@ -173,12 +173,12 @@ async def undo_rewind(
     """Undo the last rewind. Undoing twice restores the rewind."""
     session, body = await service.open_for_use(session_id, token), body or UndoBody()
     if not body.dry_run:
-        await _check_file_rights(session, token)
+        await check_file_rights(session, token)
     try:
         done = await session.undo_rewind(dry_run=body.dry_run, force=body.force)
     except BadInput as error:
         raise Conflict(str(error)) from None
-    return RewindView(**msgspec.to_builtins(done))
+    return show_rewind(done)
 
 
 @router.get("/changes")
@@ -188,7 +188,12 @@ async def list_changes(service: CurrentService, token: Viewer, session_id: str, 
     return [ChangedFile(**msgspec.to_builtins(change)) for change in changes]
 
 
-async def _check_file_rights(session: Session, token: Token) -> None:
+def show_rewind(done: msgspec.Struct) -> RewindView:
+    """Show what a rewind did."""
+    return RewindView(**msgspec.to_builtins(done))
+
+
+async def check_file_rights(session: Session, token: Token) -> None:
     """Writing files of a session in plan mode or with read-only access needs somebody who may approve that."""
     state = await session.state()
     tier = find_narrowest_tier(state.created.grants) if state.created is not None else "sandbox"

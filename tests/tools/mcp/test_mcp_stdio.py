@@ -137,6 +137,7 @@ async def test_a_server_that_was_down_is_tried_again_when_it_is_called(tmp_path:
         install("plain")
         assert (await mcp.call("odd__ok", n=1)).text == '{"sum":3}'
         assert mcp.servers.get_health() == [McpHealth("odd", "up", 5, "", "2025-11-25")]
+        assert list(mcp.servers.list_tool_names()) == ["odd"] and len(mcp.servers.list_tool_names()["odd"]) == 5
 
 
 async def test_hints_of_a_server_are_believed_only_as_warnings_unless_it_is_trusted() -> None:

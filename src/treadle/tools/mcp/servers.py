@@ -80,6 +80,13 @@ class McpServers:
         """Return the state of each server, in the order given."""
         return [connection.get_health() for connection in self._connections]
 
+    def list_tool_names(self) -> dict[str, list[str]]:
+        """List the names of the tools of each server, as it listed them last."""
+        return {
+            connection.server.name: [McpTool(connection, listed).name for listed in connection.listed]
+            for connection in self._connections
+        }
+
     def _build_tools(self) -> dict[str, McpTool]:
         """Build all tools by name, as the servers listed them last."""
         tools = [McpTool(connection, listed) for connection in self._connections for listed in connection.listed]

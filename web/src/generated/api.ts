@@ -12,11 +12,13 @@ export interface AnswersBody {
   answers: string[];
 }
 
+/** With `keep`, the rule of the question is also saved, and holds in this workspace from the next run on. */
 export interface ApprovalAnswer {
   decision: "allow" | "deny";
   scope?: "call" | "tool" | "pattern" | "session";
   comment?: string;
   digest?: string;
+  keep?: boolean;
 }
 
 /** An image, a file or a text that goes with a message.
@@ -48,13 +50,16 @@ export interface ChangeConversation {
   metadata?: Record<string, string>;
 }
 
-/** What to change in a session, starting with its next run. */
+/** What to change in a session: marks at once, its access from the next call on, and the rest from the next run. */
 export interface ChangeSession {
   name?: string | null;
   agent?: string;
   model?: string;
   limits?: LimitsBody | null;
   web?: boolean | null;
+  pinned?: boolean | null;
+  archived?: boolean | null;
+  access?: "plan" | "read-only" | "sandbox" | "full" | null;
 }
 
 /** How a file differs, and the calls that changed it. `others` means that somebody else changed it since.
@@ -87,6 +92,23 @@ export interface CheckpointView {
   results: Record<string, unknown>[];
 }
 
+export interface CommandBody {
+  arguments?: string;
+  mode?: "queue" | "interrupt" | "follow_up";
+}
+
+export interface CommandSent {
+  message_id: string;
+}
+
+/** A custom command: a text of the user or of the workspace that becomes a message. */
+export interface CommandView {
+  name: string;
+  description: string;
+  arguments_hint: string;
+  origin: "user" | "workspace";
+}
+
 /** `undo` reverts the last compaction: the model sees the older turns again. */
 export interface CompactBody {
   undo?: boolean;
@@ -98,11 +120,19 @@ export interface CompactView {
   tokens_after: number;
 }
 
+/** The configuration of the default agent, and what the operator allows.
+ * 
+ * `access` is the most that a session may have. `hosts` are those that commands reach without a question; `*` stands
+ * for all public ones. Every workspace is in one of the `workspaces`. */
 export interface ConfigView {
   provider: string;
   model: string;
   max_iterations: number;
   skill_autogen: boolean;
+  workspaces: string[];
+  access: "plan" | "read-only" | "sandbox" | "full";
+  web: boolean;
+  hosts: string[];
 }
 
 /** What fills the model's window, in tokens. `window` and `free` are null when the window is unknown. */
@@ -124,6 +154,12 @@ export interface DeletedView {
   deleted: boolean;
 }
 
+/** What a queued message is replaced by. */
+export interface EditedMessage {
+  content?: string;
+  attachments?: Attachment[];
+}
+
 /** What went wrong, and what to do about it. */
 export interface ErrorDetail {
   type: string;
@@ -133,6 +169,11 @@ export interface ErrorDetail {
 
 export interface ForkBody {
   after?: number | null;
+}
+
+/** Paths in the workspace, the best first. That of a folder ends in a slash. */
+export interface FoundFiles {
+  files: string[];
 }
 
 /** What a token narrows: the tier and the patterns of every session that is created with it. */
@@ -180,6 +221,14 @@ export interface LoadProgress {
 
 export interface LoginBody {
   token: string;
+}
+
+/** An MCP server: `status` is starting, up, restarting, down or closed, and `error` the last one. */
+export interface McpView {
+  name: string;
+  status: string;
+  error: string;
+  tools: string[];
 }
 
 /** Who is logged in, what the person may do, and the version of the server. */
@@ -243,7 +292,8 @@ export interface ModelName {
 
 /** A model or an agent, with the fields that OpenAI's and Anthropic's clients expect.
  * 
- * Requests may use a model that is `loaded`. `progress` is there while it loads; `error` says why it cannot be used. */
+ * Requests may use a model that is `loaded`. `progress` is there while it loads; `error` says why it cannot be used.
+ * `reachable` and `why` are those of the last check: `GET /v1/models?check=true` checks again. */
 export interface ModelView {
   id: string;
   object: string;
@@ -254,6 +304,8 @@ export interface ModelView {
   state: "loading" | "loaded" | "failed" | "unloaded";
   progress: LoadProgress | null;
   error: string;
+  reachable: boolean;
+  why: string;
   type: string;
   created_at: string;
   display_name: string;
@@ -276,11 +328,13 @@ export interface NewMemory {
   scope?: string;
 }
 
-/** A message for a session. It steers a current run, or stops it first with `interrupt`. */
+/** A message for a session. It steers a current run, or stops it first with `interrupt`.
+ * 
+ * A `follow_up` waits until the current run has answered, and then gets a run of its own. */
 export interface NewMessage {
   content?: string;
   attachments?: Attachment[];
-  mode?: "queue" | "interrupt";
+  mode?: "queue" | "interrupt" | "follow_up";
 }
 
 /** The settings of a new session. */
@@ -293,15 +347,25 @@ export interface NewSession {
   approve?: string[];
   forbid?: string[];
   web?: boolean | null;
+  access?: "plan" | "read-only" | "sandbox" | "full" | null;
 }
 
 export interface NextRunBody {
   limits?: LimitsBody | null;
 }
 
+/** A simple command of a compound one. `verdict` is what the policy says of it alone, and `why` the reason. */
+export interface PartView {
+  text: string;
+  safety: "safe" | "caution" | "destructive";
+  verdict: "allowed" | "asks" | "denied";
+  why: string;
+}
+
 /** What a run waits for: a person, or with the kind `client_call` the client's result of a call.
  * 
- * `options` are the suggested answers to each of `questions`. `during` names a call that runs and asks for more. */
+ * `options` are the suggested answers to each of `questions`, and `strict` says where only these count. With `once`,
+ * a yes holds for this call alone. `during` names a call that runs and asks for more. */
 export interface PendingQuestion {
   id: string;
   session_id: string;
@@ -315,9 +379,23 @@ export interface PendingQuestion {
   digest: string;
   questions: string[];
   options: string[][];
+  strict: boolean[];
+  once: boolean;
   asked_at: number;
   expires_at: number | null;
   during: string;
+}
+
+/** What decides an answer. `network` is empty for a tool that runs no command.
+ * 
+ * `hidden` says that the arguments have characters that do not show. Show those spelled out. */
+export interface PreviewView {
+  question: PendingQuestion;
+  parts: PartView[];
+  diff: string;
+  folder: string;
+  network: string;
+  hidden: boolean;
 }
 
 /** The body of every error. */
@@ -360,6 +438,14 @@ export interface ResumeBody {
   limits?: LimitsBody | null;
 }
 
+/** Revert the file to what it was at `to`, or before the session. `force` also discards changes of others. */
+export interface RevertBody {
+  path: string;
+  to?: number;
+  dry_run?: boolean;
+  force?: boolean;
+}
+
 /** Go back to a position. `force` also overwrites files and moves branches that somebody else changed since. */
 export interface RewindBody {
   seq: number;
@@ -376,6 +462,16 @@ export interface RewindView {
   skipped: UnchangedFile[];
   done: boolean;
   seq: number;
+}
+
+/** An answer that was kept. `workspace` is empty for a rule that holds everywhere. */
+export interface RuleView {
+  id: string;
+  pattern: string;
+  decision: "allow" | "deny";
+  workspace: string;
+  saved_at: number;
+  by: string;
 }
 
 /** A run was started. Watch the events after `after`. */
@@ -401,6 +497,14 @@ export interface RunOutcome {
   pending: PendingQuestion[];
 }
 
+/** A place in a transcript. In the `snippet` U+0002 and U+0003 stand around each word that was found. */
+export interface SearchHitView {
+  session_id: string;
+  name: string;
+  seq: number;
+  snippet: string;
+}
+
 /** A session with its messages and open questions, and how its last run ended.
  * 
  * `web` says whether its next run may use the web tools: the operator, the project and the session allow them.
@@ -420,6 +524,11 @@ export interface SessionDetail {
   parent: string | null;
   retry_at: number | null;
   model: string;
+  pinned: boolean;
+  archived: boolean;
+  parent_call: string;
+  parent_seq: number;
+  asks: number;
   messages: MessageView[];
   pending: PendingQuestion[];
   last_run: RunOutcome | null;
@@ -433,7 +542,10 @@ export interface SessionPageView {
   cursor: string;
 }
 
-/** One entry in a list of sessions. `retry_at` is when a run that is parked asks its model again. */
+/** One entry in a list of sessions. `retry_at` is when a run that is parked asks its model again.
+ * 
+ * `parent_call` is the call of `parent` that started a helper. It is empty for a fork. `parent_seq` is the position
+ * in the parent. `asks` counts the open questions to a person. */
 export interface SessionView {
   id: string;
   name: string;
@@ -447,6 +559,12 @@ export interface SessionView {
   updated_at: number;
   parent: string | null;
   retry_at: number | null;
+  model: string;
+  pinned: boolean;
+  archived: boolean;
+  parent_call: string;
+  parent_seq: number;
+  asks: number;
 }
 
 export interface SimpleAnswer {

@@ -2,7 +2,7 @@
 
 import { computed, effect, signal } from "@preact/signals";
 import { api, ApiError } from "../api.ts";
-import type { SearchHit } from "../generated/api.ts";
+import type { SearchHitView } from "../generated/api.ts";
 import { route } from "../router.ts";
 import { questions, sessions, sortedSessions } from "../store/sessions.ts";
 import { everyHalfMinute } from "../ui/clock.ts";
@@ -81,7 +81,7 @@ export async function searchText(text: string): Promise<SearchResult> {
   const named = [...sessions.value.values()].filter((one) => one.name.toLowerCase().includes(lower)).slice(0, MOST_FOUND);
   const found: Found[] = named.map((one) => ({ id: one.id, seq: null, snippet: "", name: nameSession(one) }));
   try {
-    const hits = await api.get<SearchHit[]>("/v1/search", { q: wanted, limit: MOST_FOUND });
+    const hits = await api.get<SearchHitView[]>("/v1/search", { q: wanted, limit: MOST_FOUND });
     const passages = hits.map((hit) => ({ id: hit.session_id, seq: hit.seq, snippet: hit.snippet, name: hit.name }));
     return { query: wanted, found: mergeFound(found, passages), error: "" };
   } catch (error) {

@@ -1,0 +1,56 @@
+/** Sends answers, and knows which questions this page has answered. */
+
+import { signal } from "@preact/signals";
+import { api, ApiError, sessionPath } from "../api.ts";
+import type { Ask } from "./ask.ts";
+
+export interface Sending {
+  state: "sending" | "sent" | "failed";
+  error: string;
+}
+
+export interface ApprovalChoice {
+  decision: "allow" | "deny";
+  scope?: "call" | "tool" | "pattern" | "session";
+  comment?: string;
+  /** Save the rule for the workspace. */
+  keep?: boolean;
+}
+
+/** What became of the answers of this page, by the id of the question. */
+export const sendings = signal<ReadonlyMap<string, Sending>>(new Map());
+
+/** The path of a question. Slashes of a call's id stay as they are. */
+export function askPath(ask: Ask, kind: "approvals" | "answers"): string {
+  return sessionPath(ask.sessionId, `/${kind}/${ask.callId.split("/").map(encodeURIComponent).join("/")}`);
+}
+
+export function sendApproval(ask: Ask, choice: ApprovalChoice): Promise<boolean> {
+  return send(ask, () => api.post(askPath(ask, "approvals"), { ...choice, ...(ask.digest ? { digest: ask.digest } : {}) }));
+}
+
+export function sendAnswers(ask: Ask, answers: string[]): Promise<boolean> {
+  return send(ask, () => api.post(askPath(ask, "answers"), { answers }));
+}
+
+async function send(ask: Ask, post: () => Promise<void>): Promise<boolean> {
+  if (sendings.value.get(ask.id)?.state === "sending") return false;
+  note(ask.id, { state: "sending", error: "" });
+  try {
+    await post();
+    note(ask.id, { state: "sent", error: "" });
+    return true;
+  } catch (error) {
+    const isLost = error instanceof ApiError && error.status === 0;
+    const text = isLost ? "No connection to the server. Answer again when it is back." : error instanceof Error ? error.message : String(error);
+    note(ask.id, { state: "failed", error: text });
+    return false;
+  }
+}
+
+function note(id: string, sending: Sending): void {
+  const all = new Map(sendings.value).set(id, sending);
+  // Old ones are of no use: their questions are gone.
+  for (const old of [...all.keys()].slice(0, -100)) all.delete(old);
+  sendings.value = all;
+}

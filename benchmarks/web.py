@@ -201,7 +201,7 @@ async def stream(page: Page, server: PageServer) -> tuple[Cost, float]:
     reply = server.model.hold()
     await page.evaluate(FIND_BOX + "box.scrollTop = box.scrollHeight")
     async with server.client() as client:
-        await client.json("POST", "/v1/sessions/long/messages?wait=0", {"content": "Write it all down."}, 202)
+        await client.json("POST", "/v1/sessions/long/messages?wait=0", {"content": "Write it all down."})
     await reply.wait_until_asked()
     meter, text = await Meter.attach(page), write_markdown(STREAMED)
     await page.evaluate(COUNT_FRAMES)

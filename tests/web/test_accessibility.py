@@ -48,7 +48,7 @@ async def furnished(browser: Browser, tmp_path_factory: pytest.TempPathFactory) 
             await client.json("POST", "/v1/memory", {"content": "The build needs Node."}, 201)
             asking = await client.session(name="Asking")
             server.model.script(say("I need a file.", call("shell", command="touch b.txt && git push")))
-            await client.json("POST", f"/v1/sessions/{asking}/messages?wait=0", {"content": "Go."}, 202)
+            await client.json("POST", f"/v1/sessions/{asking}/messages?wait=0", {"content": "Go."})
             await client.wait_for(asking, "approval_requested")
         yield Furnished(server, f"/s/{session_id}", f"/s/{asking}")
 

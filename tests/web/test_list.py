@@ -102,5 +102,5 @@ async def test_the_palette_runs_a_command_of_the_session(server: PageServer, vis
 async def test_an_unknown_address_and_a_missing_session_say_so(server: PageServer, visits: Visits) -> None:
     visits.allow("404")
     page = await visits.open(server, "/s/nothing-here")
-    await expect(page.get_by_role("main")).to_contain_text("no session")
+    await expect(page.get_by_role("main")).to_contain_text("This session is not here")
     await expect(log(page)).to_have_count(0)

@@ -18,7 +18,7 @@ async def ask(server: PageServer, name: str = "Write a file") -> str:
     server.model.script(call("write_file", path="a.txt", content="one\ntwo\n"), "The file is settled.")
     async with server.client() as client:
         session_id = await client.session(name=name)
-        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Write it."}, 202)
+        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Write it."})
         await client.wait_for(session_id, "approval_requested")
     return session_id
 
@@ -53,7 +53,7 @@ async def test_a_call_is_denied_with_a_reason(server: PageServer, visits: Visits
     session_id = await ask(server)
     page = await visits.open(server, f"/s/{session_id}")
     await question(page).get_by_role("button", name="Deny").click()
-    reason = page.get_by_role("textbox", name="Reason")
+    reason = page.get_by_role("textbox", name="Why, for the agent")
     await reason.fill("Use another name.")
     await page.get_by_role("button", name="Deny, and tell the agent").click()
     await expect_in_log(page, "Denied by you", "Use another name.", "The file is settled.")
@@ -125,7 +125,7 @@ async def test_a_question_of_the_agent_is_answered_with_an_option(server: PageSe
     )
     async with server.client() as client:
         session_id = await client.session(name="Naming")
-        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Name it."}, 202)
+        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Name it."})
         await client.wait_for(session_id, "input_requested")
         page = await visits.open(server, "/inbox")
         await page.get_by_role("radio", name="invoices").check()
@@ -162,7 +162,7 @@ async def test_hidden_characters_in_a_command_are_shown(server: PageServer, visi
     server.model.script(call("shell", command="touch a\u202egpj.exe \u200b\x07"), "Done.")
     async with server.client() as client:
         session_id = await client.session(name="Hidden")
-        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Go."}, 202)
+        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Go."})
         await client.wait_for(session_id, "approval_requested")
     page = await visits.open(server, f"/s/{session_id}")
     for code in ("U+202E", "U+200B", "U+0007"):

@@ -109,7 +109,7 @@ async def test_one_file_is_reverted_and_that_is_undone(work: Path, tmp_path: Pat
         assert [one["path"] for one in await client.json("GET", f"{path}/changes")] == ["notes.md"]
         await client.json("POST", f"{path}/rewind/undo")
         assert (page.read_text(), notes.read_text()) == ("three\n", "two\n")
-        middle = [one["seq"] for one in before if one["type"] == "call_finished"][0]
+        middle = next(one["seq"] for one in before if one["type"] == "call_finished")
         await client.json("POST", f"{path}/revert", {"path": "page.txt", "to": middle})
         assert (page.read_text(), notes.read_text()) == ("two\n", "two\n")
         assert [one["content"] for one in (await client.json("GET", path))["messages"]] == ["go", "ok"]

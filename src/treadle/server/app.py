@@ -120,13 +120,18 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
 
     @app.get("/docs", include_in_schema=False)
     async def docs(token: Viewer) -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
-        rows: list[str] = []
-        for path, methods in app.openapi()["paths"].items():
-            for method, about in methods.items():
-                text = html.escape(about.get("description", ""))
-                rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
-        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>treadle: the API</title>'
-        link = '<p>For programs: <a href="openapi.json">openapi.json</a></p>'
-        return HTMLResponse(f"{head}<h1>The API</h1>{link}<dl>{''.join(rows)}</dl></html>")
+        return HTMLResponse(render_api_page(app.openapi()))
 
     return app
+
+
+def render_api_page(document: dict[str, Any]) -> str:
+    """Render the list of all routes for a person, from the OpenAPI document."""
+    rows: list[str] = []
+    for path, methods in document["paths"].items():
+        for method, about in methods.items():
+            text = html.escape(about.get("description", ""))
+            rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>treadle: the API</title>'
+    link = '<p>For programs: <a href="openapi.json">openapi.json</a></p>'
+    return f"{head}<h1>The API</h1>{link}<dl>{''.join(rows)}</dl></html>"

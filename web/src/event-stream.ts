@@ -19,6 +19,10 @@ export interface StreamOptions {
   onBreak?: () => void;
   /** Called when the server refuses for good (4xx). It is not tried again. */
   onRefused: (error: ApiError) => void;
+  /** Close the connection while nobody sees the page. It is opened again when the page is seen. */
+  restsWhenHidden?: boolean;
+  /** Called when the connection is closed to rest. */
+  onRest?: () => void;
 }
 
 const FIRST_DELAY = 250;
@@ -27,6 +31,8 @@ const LONGEST_DELAY = 10_000;
 const SILENCE = 40_000;
 /** A shorter silence is doubtful when the page is seen again. */
 const DOUBTFUL = 20_000;
+/** How long a page is hidden before its stream rests. */
+const REST_AFTER = 10_000;
 
 /** Splits a byte stream into events. Comments are heartbeats. */
 export class EventParser {
@@ -64,6 +70,7 @@ class Follower {
   private lastId = "";
   private delay = FIRST_DELAY;
   private isStopped = false;
+  private isResting = false;
   /** When anything last arrived, by the clock on the wall: a machine that sleeps stops all other clocks. */
   private heardAt = 0;
   private wake: () => void = () => undefined;
@@ -75,12 +82,20 @@ class Follower {
 
   async follow(): Promise<void> {
     while (!this.isStopped) {
+      if (this.isResting) {
+        await new Promise<void>((resolve) => (this.wake = resolve));
+        continue;
+      }
       try {
         await this.read();
       } catch (error) {
         if (!this.isStopped && isRefusal(error)) return this.options.onRefused(error);
       }
       if (this.isStopped) return;
+      if (this.isResting) {
+        this.options.onRest?.();
+        continue;
+      }
       this.options.onBreak?.();
       await this.pause();
     }
@@ -92,8 +107,16 @@ class Follower {
     this.wake();
   }
 
+  /** Close the connection until `check` is called. */
+  rest(): void {
+    this.isResting = true;
+    this.controller.abort();
+    this.wake();
+  }
+
   /** The page is seen again, or the network is back: do not wait any longer, and do not trust a silent connection. */
   check(): void {
+    this.isResting = false;
     this.wake();
     if (Date.now() - this.heardAt > DOUBTFUL) this.controller.abort();
   }
@@ -149,13 +172,18 @@ function isRefusal(error: unknown): error is ApiError {
 /** Start to read. Returns a function that stops it. */
 export function openStream(options: StreamOptions): () => void {
   const follower = new Follower(options);
+  let untilRest: ReturnType<typeof setTimeout> | undefined;
   const check = (): void => {
+    clearTimeout(untilRest);
     if (document.visibilityState === "visible") follower.check();
+    else if (options.restsWhenHidden) untilRest = setTimeout(() => follower.rest(), REST_AFTER);
   };
   addEventListener("online", check);
   document.addEventListener("visibilitychange", check);
+  check();
   void follower.follow();
   return () => {
+    clearTimeout(untilRest);
     removeEventListener("online", check);
     document.removeEventListener("visibilitychange", check);
     follower.stop();

@@ -6,11 +6,13 @@ import { EventParser, openStream, type ServerEvent } from "../src/event-stream.t
 import { FakeServer, settle, showPage, startPage } from "./fake-page.ts";
 
 let server: FakeServer;
-let heard: { events: ServerEvent[]; opened: number; breaks: number; refused: number[] };
+let heard: { events: ServerEvent[]; opened: number; breaks: number; rests: number; refused: number[] };
 let stop: () => void = () => undefined;
 
-function open(): void {
+function open(restsWhenHidden = false): void {
   stop = openStream({
+    restsWhenHidden,
+    onRest: () => heard.rests++,
     url: (lastId) => `/events?after=${lastId}`,
     onEvents: (events) => heard.events.push(...events),
     onOpen: () => heard.opened++,
@@ -22,7 +24,7 @@ function open(): void {
 beforeEach(() => {
   mock.timers.enable({ apis: ["setTimeout", "Date"] });
   server = startPage();
-  heard = { events: [], opened: 0, breaks: 0, refused: [] };
+  heard = { events: [], opened: 0, breaks: 0, rests: 0, refused: [] };
 });
 
 afterEach(() => {
@@ -133,6 +135,41 @@ test("a page that is seen again does not wait, and does not trust a silent conne
   showPage();
   await settle();
   assert.equal(second.isAborted, true);
+});
+
+test("a hidden page rests after a while, and goes on where it was when it is seen", async () => {
+  open(true);
+  const first = await server.next();
+  first.send("id: 5\ndata: a\n\n");
+  await settle();
+  showPage(false);
+  mock.timers.tick(9000);
+  showPage();
+  mock.timers.tick(9000);
+  assert.equal(first.isAborted, false, "a short look elsewhere is no rest");
+  showPage(false);
+  mock.timers.tick(11_000);
+  await settle();
+  mock.timers.tick(600_000);
+  await settle();
+  assert.deepEqual([first.isAborted, heard.rests, heard.breaks, server.asked], [true, 1, 0, 1]);
+  showPage();
+  const second = await server.next();
+  assert.equal(second.headers["last-event-id"], "5");
+});
+
+test("a hidden page that rests does not ask a server that is gone", async () => {
+  open(true);
+  (await server.next()).fail();
+  await settle();
+  showPage(false);
+  mock.timers.tick(10_000);
+  await settle();
+  const { asked } = server;
+  mock.timers.tick(600_000);
+  await settle();
+  assert.ok(server.asked - asked <= 1, `${server.asked - asked} requests while resting`);
+  showPage();
 });
 
 test("a stopped stream is silent", async () => {

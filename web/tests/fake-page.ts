@@ -116,6 +116,7 @@ export function startPage(isMeant: (url: string) => boolean = () => true): FakeS
   return server;
 }
 
-export function showPage(): void {
+export function showPage(isVisible = true): void {
+  page.visibilityState = isVisible ? "visible" : "hidden";
   page.dispatchEvent(new Event("visibilitychange"));
 }

@@ -52,11 +52,10 @@ export class OpenSession {
       onEvents: (events) => this.take(events),
       onBreak: () => {
         this.isConnected.value = false;
-        // The next connection begins with all of the reply that is being written.
-        this.waiting = this.waiting.filter(isFact);
-        clearLive(this.live);
-        this.liveVersion.value++;
+        this.dropLive();
       },
+      restsWhenHidden: true,
+      onRest: () => this.dropLive(),
       onRefused: (error) => {
         this.isConnected.value = false;
         this.error.value = error.message;
@@ -81,6 +80,13 @@ export class OpenSession {
 
   close(): void {
     this.stop();
+  }
+
+  /** The next connection begins with all of the reply that is being written. */
+  private dropLive(): void {
+    this.waiting = this.waiting.filter(isFact);
+    clearLive(this.live);
+    this.liveVersion.value++;
   }
 
   private async findEnd(): Promise<void> {

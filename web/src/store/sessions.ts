@@ -6,6 +6,7 @@ import { openStream, type ServerEvent } from "../event-stream.ts";
 import type { PendingQuestion, SessionPageView, SessionView } from "../generated/api.ts";
 import { noteOffline, noteOnline } from "./connection.ts";
 import { noteLoginEnded } from "./me.ts";
+import { canShare, shareWork } from "./shared-stream.ts";
 
 const PAGE = 100;
 
@@ -24,11 +25,22 @@ export const openQuestions = computed(() =>
   [...questions.value.values()].flat().filter((one) => one.kind !== "client_call").sort((a, b) => a.asked_at - b.asked_at),
 );
 
-export async function loadSessions(): Promise<void> {
+/** What the tab that reads the stream tells all tabs. */
+type News =
+  | { kind: "list"; page: SessionPageView; open: PendingQuestion[] }
+  | { kind: "events"; events: ServerEvent[] }
+  | { kind: "offline" }
+  | { kind: "refused"; status: number };
+
+async function loadList(): Promise<News> {
   const [page, open] = await Promise.all([
     api.get<SessionPageView>("/v1/sessions", { limit: PAGE }),
     api.get<PendingQuestion[]>("/v1/approvals"),
   ]);
+  return { kind: "list", page, open };
+}
+
+function takeList(page: SessionPageView, open: PendingQuestion[]): void {
   const older = new Map(sessions.value);
   const last = page.cursor ? (page.sessions.at(-1)?.updated_at ?? 0) : 0;
   // What was loaded from further pages stays, and what is missing in the span of this page was deleted.
@@ -86,16 +98,53 @@ function takeEvents(events: ServerEvent[]): void {
   sessions.value = all;
 }
 
+function takeNews(news: News): void {
+  switch (news.kind) {
+    case "list":
+      noteOnline();
+      return takeList(news.page, news.open);
+    case "events":
+      noteOnline();
+      return takeEvents(news.events);
+    case "offline":
+      return noteOffline();
+    case "refused":
+      return news.status === 401 ? noteLoginEnded() : noteOffline();
+  }
+}
+
+/** Read the stream for all tabs. What arrives while the list is loaded is newer than the list. */
+function readStream(tell: (news: News) => void): () => void {
+  let waiting: ServerEvent[] | null = null;
+  const load = async (): Promise<void> => {
+    const held: ServerEvent[] = (waiting = []);
+    const news = await loadList().catch((): News => ({ kind: "offline" }));
+    if (waiting !== held) return; // the connection broke meanwhile, and the list is loaded again
+    waiting = null;
+    tell(news);
+    if (held.length > 0) tell({ kind: "events", events: held });
+  };
+  const stop = openStream({
+    url: () => "/v1/sessions/stream",
+    onOpen: () => void load(),
+    onEvents: (events) => (waiting ? waiting.push(...events) : tell({ kind: "events", events })),
+    onBreak: () => {
+      waiting = null;
+      tell({ kind: "offline" });
+    },
+    onRefused: (error) => tell({ kind: "refused", status: error.status }),
+    restsWhenHidden: !canShare(),
+  });
+  return () => {
+    waiting = null;
+    stop();
+  };
+}
+
 /** Follow all sessions. Returns a function that stops it. */
 export function followSessions(): () => void {
-  return openStream({
-    url: () => "/v1/sessions/stream",
-    onOpen: () => {
-      noteOnline();
-      loadSessions().catch(noteOffline);
-    },
-    onEvents: takeEvents,
-    onBreak: noteOffline,
-    onRefused: (error) => (error.status === 401 ? noteLoginEnded() : noteOffline()),
-  });
+  const stop = shareWork("treadle-sessions", readStream, takeNews);
+  // A tab that does not lead hears only changes.
+  if (canShare()) loadList().then(takeNews, noteOffline);
+  return stop;
 }

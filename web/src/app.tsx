@@ -2,6 +2,7 @@
 
 import { effect } from "@preact/signals";
 import { useEffect } from "preact/hooks";
+import { startOutbox } from "./composer/outbox.ts";
 import { Side } from "./list/side.tsx";
 import { HomePage } from "./list/home-page.tsx";
 import { NewPage } from "./list/new-page.tsx";
@@ -31,6 +32,7 @@ function Shell() {
     const stops = [
       followSessions(),
       startNotifications(),
+      startOutbox(),
       effect(() => showSession(route.value.page === "session" ? route.value.id : null)),
     ];
     return () => stops.forEach((stop) => stop());

@@ -1,0 +1,170 @@
+/** Messages that no turn has taken yet: those in the server's queue, and those on their way to it. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { api, ApiError, sessionPath } from "../api.ts";
+import { readText } from "../fold-state.ts";
+import type { Attachment, EditedMessage } from "../generated/api.ts";
+import { connection } from "../store/connection.ts";
+import type { OpenSession } from "../store/open-session.ts";
+import { Icon } from "../ui/icon.tsx";
+import { attempt, showToast } from "../ui/toasts.tsx";
+import { VisibleText } from "../ui/visible-text.tsx";
+import type { Part } from "../generated/events.ts";
+import { changeOutgoing, dropOutgoing, outbox, type Outgoing } from "./outbox.ts";
+
+/** A run that is about to start takes a message at once. Only what waits longer is shown, in milliseconds. */
+const MOMENT = 800;
+
+interface Waiting {
+  key: string;
+  text: string;
+  attached: number;
+  label: string;
+  error?: string;
+  edit: (text: string) => Promise<boolean>;
+  remove: () => void;
+}
+
+export function Queue({ session }: { session: OpenSession }) {
+  session.version.value;
+  const { view } = session;
+  const known = new Set(view.queue.map((one) => one.fact.key));
+  const outgoing = outbox.value.filter((one) => one.sessionId === session.id && !known.has(one.key) && !hasArrived(session, one));
+  const waiting = [...view.queue.map((one) => fromQueue(session, one)), ...outgoing.map(fromOutgoing)];
+  const isPassing = view.run === null && !view.isHeld && connection.value === "online" && outgoing.every((one) => !one.error);
+  const isLate = useLate(isPassing && waiting.length > 0);
+  if (waiting.length === 0 || (isPassing && !isLate)) return null;
+  return (
+    <>
+      {view.isHeld && view.queue.length > 0 && <p class="queue-note m3 t12">The run was stopped. These wait for your next message.</p>}
+      <ul class="queue" aria-label="Waiting to be taken">
+        {waiting.map((one) => (
+          <WaitingRow key={one.key} waiting={one} />
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function useLate(isOn: boolean): boolean {
+  const [isLate, setLate] = useState(false);
+  useEffect(() => {
+    setLate(false);
+    if (!isOn) return undefined;
+    const timer = setTimeout(() => setLate(true), MOMENT);
+    return () => clearTimeout(timer);
+  }, [isOn]);
+  return isOn && isLate;
+}
+
+/** Whether a turn has taken the message already. */
+function hasArrived(session: OpenSession, { key }: Outgoing): boolean {
+  return session.facts.some((fact) => fact.type === "message_received" && fact.key === key);
+}
+
+function fromQueue(session: OpenSession, message: OpenSession["view"]["queue"][number]): Waiting {
+  const path = sessionPath(session.id, `/messages/${encodeURIComponent(message.id)}`);
+  const files = message.parts.filter((part) => !isOwnText(part));
+  return {
+    key: message.id,
+    text: readText(message.parts.filter(isOwnText)),
+    attached: files.length,
+    label: message.mode === "follow_up" ? "After this run" : "Next turn",
+    edit: (text) => change(() => api.put(path, { content: text, attachments: files.map(toAttachment) } satisfies EditedMessage)),
+    remove: () => void change(() => api.delete(path)),
+  };
+}
+
+function isOwnText(part: Part): boolean {
+  return part.type === "text" && !part.file;
+}
+
+function toAttachment(part: Part): Attachment {
+  if (part.type === "text") return { type: "text", name: part.file ?? "", text: part.text };
+  if (part.type === "file") return { type: "file", name: part.name, data: part.data, media_type: part.media_type };
+  return part.url ? { type: "image", url: part.url } : { type: "image", data: part.data ?? "", media_type: part.media_type ?? "" };
+}
+
+async function change(request: () => Promise<unknown>): Promise<boolean> {
+  return attempt(async () => {
+    try {
+      await request();
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 409) throw error;
+      showToast("A turn has taken this message already.");
+    }
+  });
+}
+
+function fromOutgoing(message: Outgoing): Waiting {
+  const isOffline = connection.value === "offline";
+  const later = message.mode === "follow_up" ? "After this run" : "Next turn";
+  return {
+    key: message.key,
+    text: message.command ? `/${message.command} ${message.text}` : message.text,
+    attached: message.attachments.length,
+    label: message.error ? "Not sent" : isOffline ? "Will be sent" : message.state === "sent" ? later : "Sending",
+    error: message.error,
+    edit: (text) => Promise.resolve((changeOutgoing(message.key, text), true)),
+    remove: () => dropOutgoing(message.key),
+  };
+}
+
+function WaitingRow({ waiting }: { waiting: Waiting }) {
+  const [isEditing, setEditing] = useState(false);
+  if (isEditing) return <EditingRow waiting={waiting} onEnd={() => setEditing(false)} />;
+  const { text, attached, label, error } = waiting;
+  return (
+    <li>
+      <span class={error ? "lb bad" : "lb"}>{label}</span>
+      <span class="cut sp" title={text}>
+        <VisibleText text={text.replace(/\s+/g, " ")} />
+        {attached > 0 && <span class="m3"> {attached === 1 ? "1 file" : `${attached} files`}</span>}
+        {error && <span class="bad"> {error}</span>}
+      </span>
+      <button type="button" class="b bare ico" aria-label="Edit" title="Edit" onClick={() => setEditing(true)}>
+        <Icon name="pen" class="sm" />
+      </button>
+      <button type="button" class="b bare ico" aria-label="Remove" title="Remove" onClick={waiting.remove}>
+        <Icon name="x" class="sm" />
+      </button>
+    </li>
+  );
+}
+
+function EditingRow({ waiting, onEnd }: { waiting: Waiting; onEnd: () => void }) {
+  const field = useRef<HTMLTextAreaElement>(null);
+  const [text, setText] = useState(waiting.text);
+  useEffect(() => field.current?.select(), []);
+  const save = async (): Promise<void> => {
+    if (text.trim() === "" || text === waiting.text || (await waiting.edit(text))) onEnd();
+  };
+  const onKeyDown = (event: KeyboardEvent): void => {
+    if (event.isComposing) return;
+    if (event.key === "Escape") onEnd();
+    else if (event.key === "Enter" && !event.shiftKey) void save();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  return (
+    <li class="editing">
+      <span class="lb">{waiting.label}</span>
+      <textarea
+        ref={field}
+        class="queue-field sp"
+        aria-label="Queued message"
+        rows={1}
+        value={text}
+        onInput={(event) => setText(event.currentTarget.value)}
+        onKeyDown={onKeyDown}
+      />
+      <button type="button" class="b" onClick={() => void save()}>
+        Save
+      </button>
+      <button type="button" class="b bare" onClick={onEnd}>
+        Cancel
+      </button>
+    </li>
+  );
+}

@@ -14,7 +14,7 @@ export type Route =
   | { page: "unknown"; path: string };
 
 export function parsePath(path: string): Route {
-  const [first = "", ...rest] = path.split("/").slice(1).map(decodeURIComponent);
+  const [first = "", ...rest] = path.split("/").slice(1).map(decode);
   if (first === "") return { page: "home" };
   if (first === "inbox") return { page: "inbox", question: rest.join("/") };
   if (first === "new") return { page: "new" };
@@ -22,6 +22,15 @@ export function parsePath(path: string): Route {
   if (first === "compare" && rest[0] && rest[1]) return { page: "compare", left: rest[0], right: rest[1] };
   if (first === "s" && rest[0]) return parseSession(rest[0], rest.slice(1)) ?? { page: "unknown", path };
   return { page: "unknown", path };
+}
+
+/** A part that is no valid encoding stands for itself. */
+function decode(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 /** `/s/ID`, `/s/ID/changes`, `/s/ID/time`, `/s/ID/at/12`, `/s/ID/changes/at/12`. */

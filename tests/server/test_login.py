@@ -8,6 +8,8 @@ from tests.kit.sessions import PATIENCE
 from treadle import Grant, __version__
 from treadle.server.guard import COOKIE_NAME
 
+HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
 
 class Browser(Client):
     """A client that has no token and keeps cookies."""
@@ -72,6 +74,11 @@ async def test_the_login_link_leads_to_a_path_of_the_page() -> None:
             async with browser.request("GET", link + path, allow_redirects=False) as answer:
                 assert (answer.status, answer.headers["location"]) == (303, address)
             await browser.problem("GET", link, status=403)
+            async with browser.request("GET", link + path, headers=HTML, allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["location"]) == (303, f"{address}?login=used-up")
+                assert "set-cookie" not in answer.headers
+        async with browser.request("GET", "/login", headers=HTML, allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["location"]) == (303, "./")
         assert (await browser.json("GET", "/v1/me"))["rights"] == ["view", "send", "approve"]
 
 

@@ -1,5 +1,7 @@
 /** Requests to the server. Every error is an `ApiError` with the server's own sentence. */
 
+import { noteLoginEnded } from "./store/login.ts";
+
 export class ApiError extends Error {
   /** 0 means that the server could not be reached. */
   readonly status: number;
@@ -43,6 +45,7 @@ export async function request(method: string, path: string, body?: unknown, head
 
 export async function readError(response: Response): Promise<ApiError> {
   const text = await response.text().catch(() => "");
+  if (response.status === 401) noteLoginEnded();
   try {
     const { error } = JSON.parse(text) as { error: { type: string; message: string; hint?: string } };
     return new ApiError(response.status, error.hint ? `${error.message} (${error.hint})` : error.message, error.type);

@@ -15,7 +15,7 @@ import { startNotifications } from "./questions/notifications.ts";
 import { route, type Route } from "./router.ts";
 import { SessionPage } from "./session/session-page.tsx";
 import { SettingsPage } from "./settings/settings-page.tsx";
-import { login } from "./store/me.ts";
+import { login } from "./store/login.ts";
 import { showSession } from "./store/open-session.ts";
 import { followSessions } from "./store/sessions.ts";
 import { ComparePage } from "./time/compare-page.tsx";
@@ -34,6 +34,7 @@ function Shell() {
       startNotifications(),
       startOutbox(),
       effect(() => showSession(route.value.page === "session" ? route.value.id : null)),
+      () => showSession(null), // it is opened again after the next login
     ];
     return () => stops.forEach((stop) => stop());
   }, []);

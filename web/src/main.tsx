@@ -4,6 +4,7 @@ import { render } from "preact";
 import { App } from "./app.tsx";
 import { startKeys } from "./keys.ts";
 import { startRouter } from "./router.ts";
+import { readLoginLink } from "./store/login.ts";
 import { loadMe } from "./store/me.ts";
 import { startTheme } from "./theme.ts";
 import "./styles/tokens.css";
@@ -22,6 +23,7 @@ import "./login/login.css";
 import "./list/phone.css";
 
 startTheme();
+readLoginLink();
 startRouter();
 startKeys();
 void loadMe();

@@ -6,7 +6,7 @@ import { settle, startPage, type Connection, type FakeServer } from "./fake-page
 
 const server: FakeServer = startPage((url) => url.includes("/events") || url.endsWith("/s1"));
 const { OpenSession, openedSession, showSession } = await import("../src/store/open-session.ts");
-const { login } = await import("../src/store/me.ts");
+const { login } = await import("../src/store/login.ts");
 
 type Fields = Record<string, unknown>;
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
@@ -16,6 +16,8 @@ from treadle.server.service import CurrentService, Service, StrictBody, Viewer
 from treadle.server.tokens import RIGHT_NAMES, Right, Token
 
 router = APIRouter(tags=["server"])
+USED_UP = "login=used-up"
+"""Tells the page that the link it was opened with does not work."""
 
 
 class TicketView(BaseModel):
@@ -69,9 +71,16 @@ async def log_in_by_link(
     request: Request,
     ticket: Annotated[str, Query(max_length=200)] = "",
     path: Annotated[str, Query(max_length=2000, alias="next")] = "/",
+    accepted: Annotated[str, Header(alias="accept")] = "",
 ) -> Response:
-    """Log in with a link: set the cookie and go to the page. A link works once."""
+    """Log in with a link: set the cookie and go to the page. A link works once.
+
+    A browser with a link that does not work gets to the page too, which says so and asks for a token.
+    """
     token = service.tokens.redeem_ticket(ticket)
+    if token is None and "text/html" in accepted.lower():
+        address = build_redirect(path)
+        return RedirectResponse(f"{address}?{USED_UP}" if ticket else address, status_code=303)
     if token is None:
         raise Refusal(
             403, "used_up", "this login link was used already, or is too old", "`treadle serve` prints a new one"

@@ -6,6 +6,7 @@ import type { SessionView } from "../generated/api.ts";
 import { navigate, openSession, route } from "../router.ts";
 import { canSend } from "../store/me.ts";
 import { dropSession, putSession } from "../store/sessions.ts";
+import { copyText } from "../ui/copy-button.tsx";
 import type { MenuItem } from "../ui/menu.tsx";
 import { attempt, showToast } from "../ui/toasts.tsx";
 import { findStanding, isActive, nameSession } from "./session-status.ts";
@@ -95,6 +96,5 @@ function openParent(session: SessionView): void {
 }
 
 async function copyAddress(id: string): Promise<void> {
-  const isDone = await attempt(() => navigator.clipboard.writeText(`${location.origin}/s/${encodeURIComponent(id)}`));
-  if (isDone) showToast("The address is copied");
+  if (await copyText(`${location.origin}/s/${encodeURIComponent(id)}`)) showToast("The address is copied");
 }

@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError } from "../api.ts";
+import { isLinkUsedUp } from "../store/login.ts";
 import { logIn, me } from "../store/me.ts";
 import { Icon } from "../ui/icon.tsx";
 
@@ -35,13 +36,12 @@ export function LoginPage() {
           treadle
         </div>
         <h1>{me.value ? "You were logged out" : "Log in"}</h1>
-        <p class="m2">
-          Open the link that <code>treadle serve</code> printed. It works once, for ten minutes.
-        </p>
+        <Reason />
         <form class="login-form" onSubmit={(event) => void send(event)}>
           <label class="w5" for="token">
-            Or paste a token
+            {isLinkUsedUp.value ? "Paste a token" : "Or paste a token"}
           </label>
+          <input type="text" name="username" autocomplete="username" value="treadle" readOnly hidden />
           <div class="field">
             <Icon name="key" class="sm" />
             <input
@@ -76,20 +76,38 @@ export function LoginPage() {
   );
 }
 
+/** Why there is something to do here, and the usual way. */
+function Reason() {
+  if (isLinkUsedUp.value) {
+    return (
+      <p class="login-error bad" role="alert">
+        <Icon name="fail" class="sm" />
+        <span>This link was used before, or is older than ten minutes. Get a new one, or log in with a token.</span>
+      </p>
+    );
+  }
+  return (
+    <p class="m2">
+      {me.value && "Log in to go on where you were. "}
+      Open the link that <code>treadle serve</code> printed. It works once, for ten minutes.
+    </p>
+  );
+}
+
 function LoginWays() {
   return (
     <div class="alt">
       <Icon name="term" />
       <div>
-        <b class="w5">On this machine</b>
+        <b class="w5">On the machine of the server</b>
         <p class="m2">
-          <code>treadle serve --open</code> opens this page, logged in.
+          <code>treadle serve</code> prints a new link at each start. With <code>--open</code> it opens this page, logged in.
         </p>
       </div>
       <Icon name="phone" />
       <div>
-        <b class="w5">On the phone</b>
-        <p class="m2">Scan the code in the terminal that runs the server.</p>
+        <b class="w5">On a phone or another browser</b>
+        <p class="m2">Scan the code in the terminal, or make a link where you are logged in: Settings, This device.</p>
       </div>
     </div>
   );

@@ -2,7 +2,8 @@
 
 import { useSignal, useSignalEffect } from "@preact/signals";
 import { connection, lastSeen } from "../store/connection.ts";
-import { loadMe, login, startError } from "../store/me.ts";
+import { login } from "../store/login.ts";
+import { loadMe, startError } from "../store/me.ts";
 import { openedSession } from "../store/open-session.ts";
 import { formatTime } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";

@@ -10,7 +10,7 @@ import { formatAge } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
 import { attempt, showToast } from "../ui/toasts.tsx";
 import { VisibleText } from "../ui/visible-text.tsx";
-import { Line, Note, Section } from "./section.tsx";
+import { Line, List, Note, Section } from "./section.tsx";
 
 const PAGE = 20;
 const MOST_FOUND = 50;
@@ -59,12 +59,18 @@ export function MemorySection() {
     <Section id="memory" title="Memory" tools={tools} error={error} onRetry={() => load(0)} isLoading={found === null}>
       {editing === "" && <MemoryForm text="" onSave={(text) => void save("", text)} onCancel={() => setEditing(null)} />}
       {found?.items.length === 0 && <Note>{query ? `No memory says “${query}”.` : "Nothing is remembered yet."}</Note>}
-      {found?.items.map((one) =>
-        editing === one.id ? (
-          <MemoryForm key={one.id} text={one.content} onSave={(text) => void save(one.id, text)} onCancel={() => setEditing(null)} />
-        ) : (
-          <MemoryLine key={one.id} memory={one} onEdit={() => setEditing(one.id)} onDelete={() => void remove(one)} />
-        ),
+      {found !== null && found.items.length > 0 && (
+        <List>
+          {found.items.map((one) =>
+            editing === one.id ? (
+              <li key={one.id}>
+                <MemoryForm text={one.content} onSave={(text) => void save(one.id, text)} onCancel={() => setEditing(null)} />
+              </li>
+            ) : (
+              <MemoryLine key={one.id} memory={one} onEdit={() => setEditing(one.id)} onDelete={() => void remove(one)} />
+            ),
+          )}
+        </List>
       )}
       {found?.hasMore && (
         <button type="button" class="b bare set-more" onClick={() => load(found.items.length)}>
@@ -90,6 +96,7 @@ function MemoryTools({ query, onQuery, onAdd }: { query: string; onQuery: (text:
       <div class="field memory-search" role="search">
         <Icon name="search" class="sm" />
         <input
+          type="search"
           aria-label="Search memory"
           placeholder="Search memory"
           value={query}

@@ -52,7 +52,7 @@ function useModelChanges(): ReadonlyMap<string, ModelView> {
             const after = new Map(before);
             for (const { data } of events) {
               if (!data) continue;
-              const model = JSON.parse(data) as ModelView;
+              const { data: model } = JSON.parse(data) as { data: ModelView };
               after.set(model.id, model);
             }
             return after;

@@ -69,15 +69,21 @@ interface LineProps {
   actions?: ComponentChildren;
 }
 
+/** One line of a `List`. */
 export function Line({ icon, name, children, actions }: LineProps) {
   return (
-    <div class="set">
+    <li class="set">
       <Icon name={icon} />
       <div class="set-name">{name}</div>
       <div class="d">{children}</div>
       <div class="acts2">{actions}</div>
-    </div>
+    </li>
   );
+}
+
+/** The lines of a section. Safari takes lists without marks for lists only if they say that they are. */
+export function List({ children }: { children: ComponentChildren }) {
+  return <ul role="list">{children}</ul>;
 }
 
 /** A sentence where there are no lines. */
@@ -99,7 +105,7 @@ export function Lines<T>({ items, draw }: LinesProps<T>) {
   const shown = isLong && !isOpen ? items.slice(0, FIRST_SHOWN) : items;
   return (
     <>
-      {shown.map(draw)}
+      {shown.length > 0 && <List>{shown.map(draw)}</List>}
       {isLong && !isOpen && (
         <button type="button" class="b bare set-more" onClick={() => setOpen(true)}>
           <Icon name="down" class="sm" /> Show all {items.length}

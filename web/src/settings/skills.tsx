@@ -34,29 +34,30 @@ export function SkillsSection() {
   return (
     <Section id="skills" title="Skills" error={skills.error} onRetry={skills.reload} isLoading={skills.data === null}>
       {hasNone && <Note>No skill yet. Skills are files that tell agents how something is done here.</Note>}
-      {(proposals.data ?? []).map((one) => (
-        <Line
-          key={`proposal ${one.id}`}
-          icon="book"
-          name={
-            <>
-              <b class="w5">
-                <VisibleText text={one.name} />
-              </b>{" "}
-              <span class="tag acc">Proposed</span>
-            </>
-          }
-          actions={
-            canApprove.value && (
+      <Lines
+        items={proposals.data ?? []}
+        draw={(one) => (
+          <Line
+            key={one.id}
+            icon="book"
+            name={
+              <>
+                <b class="w5">
+                  <VisibleText text={one.name} />
+                </b>{" "}
+                <span class="tag acc">Proposed</span>
+              </>
+            }
+            actions={
               <button type="button" class="b" onClick={() => setRead(one)}>
-                Read and decide
+                {canApprove.value ? "Read and decide" : "Read"}
               </button>
-            )
-          }
-        >
-          <VisibleText text={one.description} />
-        </Line>
-      ))}
+            }
+          >
+            <VisibleText text={one.description} />
+          </Line>
+        )}
+      />
       <Lines
         items={skills.data ?? []}
         draw={(one) => (
@@ -89,7 +90,7 @@ interface ProposalDialogProps {
 }
 
 function ProposalDialog({ proposal, onClose, onDecide }: ProposalDialogProps) {
-  const footer = (
+  const footer = canApprove.value && (
     <>
       <button type="button" class="b" onClick={() => onDecide(false)}>
         Reject

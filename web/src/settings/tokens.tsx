@@ -5,7 +5,7 @@ import { ACCESS_WORDS } from "../list/new-session.ts";
 import { logOut } from "../store/me.ts";
 import { attempt } from "../ui/toasts.tsx";
 import type { Access } from "../view.ts";
-import { Line, Lines, Note, Section, useLoaded } from "./section.tsx";
+import { Line, Lines, List, Note, Section, useLoaded } from "./section.tsx";
 
 const RIGHT_WORDS = { view: "see", send: "send", approve: "approve" } as const;
 
@@ -58,7 +58,7 @@ export function ServerSection({ config, error }: { config: ConfigView | null; er
   return (
     <Section id="server" title="What the server allows" error={error} isLoading={config === null}>
       {config && (
-        <>
+        <List>
           <Line icon="shield" name="Access">
             {access ? `${access.label}. ${access.about}` : config.access}
           </Line>
@@ -74,7 +74,7 @@ export function ServerSection({ config, error }: { config: ConfigView | null; er
           <Line icon="clock" name="Turns of a run">
             At most {config.max_iterations}, unless the session sets a limit
           </Line>
-        </>
+        </List>
       )}
     </Section>
   );

@@ -18,32 +18,35 @@ export function McpSection() {
   return (
     <Section id="mcp" title="MCP servers" tools={again} error={error} onRetry={reload} isLoading={data === null}>
       {data?.length === 0 && <Note>No MCP server. They are named in the settings file, under [mcp.NAME].</Note>}
-      {data?.map((one) => (
-        <Line
-          key={one.name}
-          icon="plug"
-          name={<b class="w5">{one.name}</b>}
-          actions={
-            one.tools.length > 0 && (
-              <button
-                type="button"
-                class="b bare"
-                aria-expanded={opened === one.name}
-                onClick={() => setOpened(opened === one.name ? "" : one.name)}
-              >
-                Tools
-              </button>
-            )
-          }
-        >
-          <McpState server={one} />
-          {opened === one.name && (
-            <div class="tool-names">
-              <VisibleText text={one.tools.join(", ")} />
-            </div>
-          )}
-        </Line>
-      ))}
+      <Lines
+        items={data ?? []}
+        draw={(one) => (
+          <Line
+            key={one.name}
+            icon="plug"
+            name={<b class="w5">{one.name}</b>}
+            actions={
+              one.tools.length > 0 && (
+                <button
+                  type="button"
+                  class="b bare"
+                  aria-expanded={opened === one.name}
+                  onClick={() => setOpened(opened === one.name ? "" : one.name)}
+                >
+                  Tools
+                </button>
+              )
+            }
+          >
+            <McpState server={one} />
+            {opened === one.name && (
+              <div class="tool-names">
+                <VisibleText text={one.tools.join(", ")} />
+              </div>
+            )}
+          </Line>
+        )}
+      />
     </Section>
   );
 }

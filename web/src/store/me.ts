@@ -3,11 +3,9 @@
 import { computed, signal } from "@preact/signals";
 import { api, ApiError } from "../api.ts";
 import type { MeView } from "../generated/api.ts";
-
-export type Login = "unknown" | "needed" | "done";
+import { isLinkUsedUp, login } from "./login.ts";
 
 export const me = signal<MeView | null>(null);
-export const login = signal<Login>("unknown");
 /** Why the server could not be asked at the start. Empty while all is well. */
 export const startError = signal("");
 
@@ -19,6 +17,7 @@ export async function loadMe(): Promise<void> {
     me.value = await api.get<MeView>("/v1/me");
     login.value = "done";
     startError.value = "";
+    isLinkUsedUp.value = false;
   } catch (error) {
     if (error instanceof ApiError && (error.status === 401 || error.status === 403)) login.value = "needed";
     else startError.value = error instanceof Error ? error.message : String(error);
@@ -34,9 +33,4 @@ export async function logOut(): Promise<void> {
   await api.post("/logout");
   me.value = null;
   login.value = "needed";
-}
-
-/** Call this when any request is answered with 401: the login has ended. */
-export function noteLoginEnded(): void {
-  if (login.value === "done") login.value = "needed";
 }

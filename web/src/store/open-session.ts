@@ -9,7 +9,6 @@ import type { AnyDelta, AnyEvent, AnyFact } from "../generated/events.ts";
 import type { View } from "../view.ts";
 import { addDelta, clearLive, createLive, type Live } from "./live.ts";
 import { noteOnline } from "./connection.ts";
-import { noteLoginEnded } from "./me.ts";
 
 /** How long the page may work on facts before it lets the browser draw, in milliseconds. */
 const SLICE = 8;
@@ -59,10 +58,7 @@ export class OpenSession {
       onRefused: (error) => {
         this.isConnected.value = false;
         this.error.value = error.message;
-        if (error.status === 401) {
-          noteLoginEnded();
-          forgetSession(this); // it is opened again after the next login
-        }
+        if (error.status === 401) forgetSession(this); // it is opened again after the next login
         this.loading.value = error.status === 404 ? "missing" : this.loading.value;
       },
     });

@@ -5,7 +5,7 @@ import { api } from "../api.ts";
 import { openStream, type ServerEvent } from "../event-stream.ts";
 import type { PendingQuestion, SessionPageView, SessionView } from "../generated/api.ts";
 import { noteOffline, noteOnline } from "./connection.ts";
-import { noteLoginEnded } from "./me.ts";
+import { noteLoginEnded } from "./login.ts";
 import { canShare, shareWork } from "./shared-stream.ts";
 
 const PAGE = 100;

@@ -7,7 +7,8 @@ import { effect, signal } from "@preact/signals";
 import { api, ApiError, sessionPath } from "../api.ts";
 import type { Attachment, NewMessage } from "../generated/api.ts";
 import { connection } from "../store/connection.ts";
-import { canSend, login, noteLoginEnded } from "../store/me.ts";
+import { login, noteLoginEnded } from "../store/login.ts";
+import { canSend } from "../store/me.ts";
 
 export type SendMode = "queue" | "follow_up";
 

@@ -45,7 +45,7 @@ export function SessionBar({ session, view, tab, at, isRailOpen, onRail }: BarPr
       )}
       <div class="ti">
         <Title entry={entry} name={view.name || entry?.name || ""} />
-        <Status session={session} view={view} entry={entry} />
+        <Status session={session} view={view} entry={entry} isPast={at !== null} />
       </div>
       {!isPhone.value && <Tabs id={session.id} tab={tab} at={at} changed={view.changedFiles.length} />}
       <span class="sp" />
@@ -58,7 +58,7 @@ export function SessionBar({ session, view, tab, at, isRailOpen, onRail }: BarPr
       <button type="button" class="b bare ico railbtn" aria-label="Plan, cost and files" aria-expanded={isRailOpen} onClick={onRail}>
         <Icon name="plan" />
       </button>
-      <Menu label="More" items={listItems(session, entry, tab, fork)} />
+      <Menu label="More" items={listItems(session, entry, { tab, at }, fork)} />
     </header>
   );
 }
@@ -122,10 +122,11 @@ interface StatusProps {
   session: OpenSession;
   view: View;
   entry: SessionView | undefined;
+  isPast: boolean;
 }
 
 /** "Running, 1:52". On a phone, the workspace and the cost follow. */
-function Status({ session, view, entry }: StatusProps) {
+function Status({ session, view, entry, isPast }: StatusProps) {
   session.version.value;
   const status = statusOf(view);
   const isOffline = connection.value === "offline";
@@ -136,8 +137,8 @@ function Status({ session, view, entry }: StatusProps) {
       {!isPhone.value && <Icon name={told.icon} class={`sm ${told.ink}`} />}
       <span class={status === "waiting" ? "ask" : undefined}>
         {told.word}
-        {view.run && status === "running" && !isOffline && <RunTime run={view.run} />}
-        {isOffline && view.run && ", as last seen"}
+        {view.run && status === "running" && (isPast || !isOffline) && <RunTime view={view} run={view.run} isPast={isPast} />}
+        {isOffline && view.run && !isPast && ", as last seen"}
       </span>
       {where.length > 0 && <span class="m3">{`\u00a0· ${where.join(" · ")}`}</span>}
     </span>
@@ -164,8 +165,8 @@ function describe(view: View, entry: SessionView | undefined): { icon: IconName;
   }
 }
 
-function RunTime({ run }: { run: RunView }) {
-  return <>, {formatClock(everySecond.value - run.startedAt)}</>;
+function RunTime({ view, run, isPast }: { view: View; run: RunView; isPast: boolean }) {
+  return <>, {formatClock((isPast ? view.at : everySecond.value) - run.startedAt)}</>;
 }
 
 const TABS: [tab: SessionTab, label: string][] = [["conversation", "Conversation"], ["changes", "Changes"], ["time", "Time"]];
@@ -189,13 +190,13 @@ function Tabs({ id, tab, at, changed }: { id: string; tab: SessionTab; at: numbe
   );
 }
 
-function listItems(session: OpenSession, entry: SessionView | undefined, tab: SessionTab, fork: () => void): MenuItem[] {
+function listItems(session: OpenSession, entry: SessionView | undefined, { tab, at }: Pick<BarProps, "tab" | "at">, fork: () => void): MenuItem[] {
   const { id } = session;
   const items: MenuItem[] = [];
   if (isPhone.value) {
     const icons = { conversation: "think", changes: "pen", time: "time" } as const;
     for (const [one, label] of TABS) {
-      if (one !== tab) items.push({ label, icon: icons[one], run: () => navigate({ page: "session", id, tab: one, at: null }) });
+      if (one !== tab) items.push({ label, icon: icons[one], run: () => navigate({ page: "session", id, tab: one, at }) });
     }
     if (canSend.value) items.push({ label: "Fork", icon: "fork", run: fork });
   }

@@ -62,11 +62,7 @@ function Opened({ session, tab, at }: OpenedProps) {
         <Strip session={session} at={at} />
       </main>
       <Rail source={source} isOpen={isRailOpen} onClose={() => setRailOpen(false)} />
-      {tab === "time" && (
-        <div class="under">
-          <TimePanel session={session} at={at} />
-        </div>
-      )}
+      {tab === "time" && <TimePanel session={session} at={at} />}
     </>
   );
 }

@@ -28,6 +28,7 @@ export function ComparePage({ left, right }: ComparePageProps) {
   const b = useSession(right);
   const [shown, setShown] = useState<CompareView>("conversation");
   const close = (): void => openSession(left);
+  const views = <Segments label="What is compared" options={VIEWS} value={shown} onChange={setShown} />;
   useKeys([{ keys: "Escape", label: "Close the comparison", where: "Compare", run: close }]);
   useEffect(() => {
     document.title = "Compare · treadle";
@@ -37,13 +38,14 @@ export function ComparePage({ left, right }: ComparePageProps) {
     <main class="main">
       <header class="bar">
         <h1>Compare</h1>
-        <span class="status cut">{describePair(left, right)}</span>
+        {!isPhone.value && <span class="status cut">{describePair(left, right)}</span>}
         <span class="sp" />
-        <Segments label="What is compared" options={VIEWS} value={shown} onChange={setShown} />
+        {!isPhone.value && views}
         <button type="button" class="b bare ico" aria-label="Close" onClick={close}>
           <Icon name="x" />
         </button>
       </header>
+      {isPhone.value && <div class="cmp-side">{views}</div>}
       {a && b ? <Pair key={`${left} ${right}`} a={a} b={b} shown={shown} /> : <p class="m3 cmp-none">Opening the sessions…</p>}
     </main>
   );

@@ -33,7 +33,7 @@ function Line({ session, at }: StripProps) {
   const seq = at ?? timeline.length;
   const isLive = at === null && session.view.run !== null;
   return (
-    <section class="strip" aria-label="Line of time">
+    <section class={at === null ? "strip" : "strip past"} aria-label="Line of time">
       <span>{formatTime(timeline.timeAt(1))}</span>
       <Scrubber session={session} at={at} />
       <span class="strip-at">

@@ -116,7 +116,7 @@ function Head({ model, run, scale, onChoose }: { model: Model; run: WaterfallRun
           {model.runs.length > 1 && ` of ${model.runs.length}`}, {formatDuration(scale.seconds)}
         </span>
         {model.runs.length > 1 && (
-          <span>
+          <span class="wf-turn">
             {turn(-1, "The run before")}
             {turn(1, "The next run")}
           </span>

@@ -78,7 +78,7 @@ async def test_a_session_is_forked_at_a_position(server: PageServer, visits: Vis
         server.model.script("Another second.")
         await send(page, "Something else.")
         await expect_in_log(page, "Another second.")
-        assert (await client.json("GET", f"/v1/sessions/{fork}"))["parent"]["session_id"] == session_id
+        assert (await client.json("GET", f"/v1/sessions/{fork}"))["parent"] == session_id
     await page.goto(f"/s/{session_id}/time")
     await expect(page.get_by_text("You are here")).to_be_visible()
     await page.get_by_role("link", name="Compare").or_(page.get_by_role("button", name="Compare")).first.click()
@@ -92,6 +92,7 @@ async def test_a_rewind_shows_its_diffs_first_and_can_be_undone(server: PageServ
     async with server.client() as client:
         session_id, between = await write_twice(server, client)
         assert file.read_text() == "second\n"
+        before = (await read_state(client, session_id))["messages"]
         page = await visits.open(server, f"/s/{session_id}/at/{between}")
         await page.get_by_role("button", name="Rewind here").first.click()
         dialog = page.get_by_role("dialog")
@@ -106,7 +107,7 @@ async def test_a_rewind_shows_its_diffs_first_and_can_be_undone(server: PageServ
         await page.get_by_role("button", name="Undo").first.click()
         await expect_in_log(page, "Wrote the second.")
         assert file.read_text() == "second\n"
-        assert (await read_state(client, session_id))["rewound"] == 0
+        assert (await read_state(client, session_id))["messages"] == before
 
 
 async def test_changes_are_shown_and_one_file_is_reverted(server: PageServer, visits: Visits) -> None:
@@ -117,10 +118,11 @@ async def test_changes_are_shown_and_one_file_is_reverted(server: PageServer, vi
     await expect(page.get_by_role("main")).to_contain_text("second")
     await page.get_by_role("button", name="Revert file").click()
     await page.get_by_role("dialog").get_by_role("button", name="Revert", exact=True).click()
-    await expect(page.get_by_text("Undo")).to_be_visible()
+    await expect(page.get_by_text("a.txt was reverted.")).to_be_visible()
+    await expect(page.get_by_text("No file differs")).to_be_visible()
     assert not file.exists()
-    await page.get_by_role("button", name="Undo").first.click()
-    await expect(page.get_by_role("main")).to_contain_text("second")
+    await page.get_by_role("button", name="Undo", exact=True).first.click()
+    await expect(page.get_by_role("table", name="Changes of a.txt")).to_contain_text("second")
     assert file.read_text() == "second\n"
 
 

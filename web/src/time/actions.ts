@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import { api, sessionPath } from "../api.ts";
 import type { RewindBody, RewindView, RunAccepted, SessionView } from "../generated/api.ts";
+import type { AnyFact, Rewound } from "../generated/events.ts";
 import { navigate, openSession, route, type SessionTab } from "../router.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { putSession } from "../store/sessions.ts";
@@ -69,6 +70,15 @@ export async function rewind(session: OpenSession, body: RewindBody): Promise<bo
     showToast(`Rewound to fact ${done.to}.${left}`, { undo: () => void undoRewind(session) });
   });
 }
+
+/** The rewind that nothing but notes has followed. A later one would take back what was done since. */
+export function findLastRewind(facts: readonly AnyFact[]): Rewound | null {
+  const last = facts.findLast((fact) => !PASSED.has(fact.type));
+  // What took a rewind back is a rewind too.
+  return last?.type === "rewound" && facts[last.to]?.type !== "rewound" ? last : null;
+}
+
+const PASSED = new Set<AnyFact["type"]>(["custom", "session_renamed", "session_marked"]);
 
 /** Take the last rewind back. Twice restores it. */
 export async function undoRewind(session: OpenSession): Promise<boolean> {

@@ -95,7 +95,7 @@ function Pair({ a, b, shown }: PairProps) {
 }
 
 function nameOf(session: OpenSession): string {
-  return session.version.value >= 0 ? session.view.name || "Unnamed session" : "";
+  return session.version.value >= 0 ? session.view.name || "Session without a name" : "";
 }
 
 interface TrunkProps {

@@ -2,6 +2,7 @@
 
 import { buildPath } from "../router.ts";
 import type { OpenSession } from "../store/open-session.ts";
+import { describeStatus, nameSession } from "../list/session-status.ts";
 import { sessions } from "../store/sessions.ts";
 import { formatCost, formatTime } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
@@ -104,14 +105,14 @@ function TrunkText({ node, isHere }: { node: Exclude<Node, { kind: "branch" }>; 
 
 function BranchText({ branch, id }: { branch: Branch; id: string }) {
   const { session, seq, isOrigin } = branch;
-  const text = `${isOrigin ? "Left" : "Fork"} at ${seq} · ${session.status}${session.cost ? ` · ${formatCost(session.cost)}` : ""}`;
+  const text = `${isOrigin ? "Left" : "Fork"} at ${seq} · ${describeStatus(session).word.toLowerCase()}${session.cost ? ` · ${formatCost(session.cost)}` : ""}`;
   return (
     <>
       <a class="t" href={buildPath({ page: "session", id: session.id, tab: "time", at: null })}>
-        <span class="cut">{session.name || "Unnamed session"}</span>
+        <span class="cut">{nameSession(session)}</span>
         <small class="cut">{text}</small>
       </a>
-      <a class="b bare ico fk-cmp" href={comparePath(id, session.id)} aria-label={`Compare with ${session.name}`} title="Compare from here">
+      <a class="b bare ico fk-cmp" href={comparePath(id, session.id)} aria-label={`Compare with ${nameSession(session)}`} title="Compare from here">
         <Icon name="cols" class="sm" />
       </a>
     </>

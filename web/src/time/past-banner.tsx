@@ -6,9 +6,10 @@ import { canSend } from "../store/me.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { formatTime } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
-import { BUSY_SENTENCE, forkAt, isBusy, moveTo, openRewind, undoRewind } from "./actions.ts";
+import { VisibleText } from "../ui/visible-text.tsx";
+import { BUSY_SENTENCE, findLastRewind, forkAt, isBusy, moveTo, openRewind, undoRewind } from "./actions.ts";
 import { useTimeline } from "./timeline.ts";
-import type { AnyFact, Rewound } from "../generated/events.ts";
+import type { Rewound } from "../generated/events.ts";
 
 interface PastBannerProps {
   session: OpenSession;
@@ -76,7 +77,7 @@ function AfterRewind({ session, fact }: { session: OpenSession; fact: Rewound })
     <div class="ban" role="status">
       <Icon name="rew" />
       <span class="ban-tx">
-        <b class="w5">{WHAT[fact.what ?? "both"]} as at fact {fact.to}.</b>{" "}
+        <b class="w5"><WhatIs fact={fact} /> as at fact {fact.to}.</b>{" "}
         <span class="m2">What came after it stays in the log.</span>
       </span>
       <button type="button" class="b" disabled={busy} title={busy ? BUSY_SENTENCE : undefined} onClick={() => void undoRewind(session)}>
@@ -88,11 +89,13 @@ function AfterRewind({ session, fact }: { session: OpenSession; fact: Rewound })
 
 const WHAT = { both: "Files and conversation are", files: "The files are", conversation: "The conversation is" };
 
-/** The rewind that nothing but notes has followed. */
-function findLastRewind(facts: readonly AnyFact[]): Rewound | null {
-  const last = facts.findLast((fact) => !PASSED.has(fact.type));
-  // What took a rewind back is a rewind too.
-  return last?.type === "rewound" && facts[last.to]?.type !== "rewound" ? last : null;
+/** One file that was reverted is named. */
+function WhatIs({ fact }: { fact: Rewound }) {
+  const [file, second] = fact.files ?? [];
+  if (fact.what !== "files" || !file || second) return <>{WHAT[fact.what ?? "both"]}</>;
+  return (
+    <>
+      <VisibleText text={file.path} /> is
+    </>
+  );
 }
-
-const PASSED = new Set<AnyFact["type"]>(["custom", "session_renamed", "session_marked"]);

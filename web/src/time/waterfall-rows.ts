@@ -190,7 +190,7 @@ export function getWaterfall(facts: readonly AnyFact[]): Waterfall {
   return known.update();
 }
 
-const STEPS = [0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400, 172_800, 604_800];
+const STEPS = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400, 172_800, 604_800];
 
 /** Seconds between the lines of the grid: at most five of them. */
 export function chooseStep(seconds: number): number {

@@ -125,7 +125,7 @@ function Head({ model, run, scale, onChoose }: { model: Model; run: WaterfallRun
       <span class="lane hd" aria-hidden="true">
         {marks.map((mark) => (
           <em key={mark} style={{ "--x": (mark / scale.seconds) * 100 }}>
-            {step < 1 ? mark.toFixed(1) : formatClock(mark)}
+            {step < 1 ? `${mark.toFixed(step < 0.1 ? 2 : 1)}` : formatClock(mark)}
           </em>
         ))}
       </span>

@@ -15,8 +15,9 @@ export function formatCost(value: number): string {
   return value < 0.01 ? `$${value.toFixed(4)}` : `$${value.toFixed(2)}`;
 }
 
-/** The length of something that has ended: 0.3 s, 42 s, 9:41, 1:02:03. */
+/** The length of something that has ended: <0.1 s, 0.3 s, 42 s, 9:41, 1:02:03. */
 export function formatDuration(seconds: number): string {
+  if (seconds < 0.05) return `<0.1${THIN}s`;
   if (seconds < 10) return `${seconds.toFixed(1)}${THIN}s`;
   return seconds < 60 ? `${Math.round(seconds)}${THIN}s` : formatClock(seconds);
 }

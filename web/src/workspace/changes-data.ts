@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { api, sessionPath } from "../api.ts";
-import type { AnyFact, CallFinished, Rewound } from "../generated/events.ts";
+import type { AnyFact, CallFinished } from "../generated/events.ts";
 import type { ChangedFile } from "../generated/api.ts";
 import type { OpenSession } from "../store/open-session.ts";
 
@@ -14,7 +14,6 @@ export class ChangeFacts {
   /** Grows whenever files may have changed. */
   revision = 0;
   lastMessage = 0;
-  lastRewind: Rewound | null = null;
   private read = 0;
 
   constructor(facts: readonly AnyFact[]) {
@@ -35,11 +34,8 @@ export class ChangeFacts {
         this.lastMessage = fact.seq;
         return;
       case "files_kept":
-        this.revision++;
-        return;
       case "rewound":
         this.revision++;
-        this.lastRewind = fact;
         return;
       case "call_finished":
         this.revision++;

@@ -5,7 +5,7 @@ import { useMemo, useState } from "preact/hooks";
 import type { ChangedFile } from "../generated/api.ts";
 import { canSend } from "../store/me.ts";
 import type { OpenSession } from "../store/open-session.ts";
-import { moveTo, openRewind, undoRewind } from "../time/actions.ts";
+import { findLastRewind, moveTo, openRewind, undoRewind } from "../time/actions.ts";
 import { sumChanges } from "../time/rewind-files.tsx";
 import { copyText } from "../ui/copy-button.tsx";
 import { formatCount, plural } from "../ui/format.ts";
@@ -57,7 +57,7 @@ export function ChangesTab({ session, at }: ChangesTabProps) {
             <FileButton key={one.path} file={one} isChosen={one === file} onClick={() => setChosen({ path: one.path })} />
           ))}
         </div>
-        <TakenBack session={session} facts={facts} />
+        <TakenBack session={session} />
         <LeftAlone files={files ?? []} />
         <Artifacts facts={facts} chosen={artifact?.call_id ?? ""} onChoose={(callId) => setChosen({ callId })} />
         {files && files.length > 0 && <Foot session={session} files={files} after={after} />}
@@ -104,10 +104,9 @@ function FileButton({ file, isChosen, onClick }: { file: ChangedFile; isChosen: 
 }
 
 /** What the last rewind or revert put back, while that can be undone. */
-function TakenBack({ session, facts }: { session: OpenSession; facts: ChangeFacts }) {
-  const last = facts.lastRewind;
-  const isUndo = last !== null && session.facts[last.to]?.type === "rewound";
-  if (!last?.files?.length || isUndo) return null;
+function TakenBack({ session }: { session: OpenSession }) {
+  const last = findLastRewind(session.facts);
+  if (!last?.files?.length) return null;
   return (
     <Group title="Taken back">
       {last.files.map((file) => (

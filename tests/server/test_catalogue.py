@@ -36,6 +36,15 @@ async def test_tools_agents_and_configuration_are_shown_without_secrets(monkeypa
                 assert answer.status == 200 and os.environ["TESTS_KEY"] not in await answer.text()
 
 
+async def test_the_agent_of_sessions_that_name_none_comes_first() -> None:
+    agents = [Agent(ScriptedModel("hello"), name=name) for name in ("architect", "coder", "default")]
+    async with serve_agents(*agents) as client:
+        names = [one["name"] for one in await client.json("GET", "/v1/agents")]
+        assert names == ["default", "architect", "coder"]
+        session_id = await client.session()
+        assert (await client.json("GET", f"/v1/sessions/{session_id}"))["agent"] == names[0]
+
+
 async def test_the_provider_is_the_one_in_the_models_name() -> None:
     for name, provider in (("local", "local"), ("local:/m.gguf", "local"), ("openai:gpt", "openai")):
         async with serve_agents(Agent(ScriptedModel(name=name))) as client:

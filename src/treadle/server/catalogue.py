@@ -238,7 +238,7 @@ def _find_proposals(service: Service) -> Proposals | None:
 
 @router.get("/agents")
 async def list_agents(service: CurrentService, token: Viewer) -> list[AgentView]:
-    """List the agents."""
+    """List the agents. The first is the one of sessions that name none."""
     workspace = service.resolve_workspace("")
     about: dict[str, str] = {}
     for agent in service.runtime.agents.values():
@@ -252,7 +252,7 @@ async def list_agents(service: CurrentService, token: Viewer) -> list[AgentView]
             tools=sorted(agent.toolbox),
             max_iterations=agent.limits.turns,
         )
-        for agent in service.runtime.agents.values()
+        for agent in sorted(service.runtime.agents.values(), key=lambda agent: agent is not service.default_agent)
     ]
 
 

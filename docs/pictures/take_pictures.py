@@ -9,30 +9,38 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+from palette_png import reduce_colours  # noqa: E402
 from tests.kit.server import OWNER, Client, listen  # noqa: E402
 
-from treadle import Agent, Grant, Limits, Runtime  # noqa: E402
+from treadle import Grant, Limits, Runtime  # noqa: E402
+from treadle.app.compose import McpStatus  # noqa: E402
+from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge  # noqa: E402
 from treadle.errors import ModelError  # noqa: E402
 from treadle.events import ReasoningDelta, TextDelta  # noqa: E402
 from treadle.messages import Call, ModelMessage, Reply, Request, Usage, UserMessage, render_parts  # noqa: E402
 from treadle.models.base import ModelEvent  # noqa: E402
-from treadle.server.app import create_app  # noqa: E402
+from treadle.permissions.saved_rules import RuleBook, save_rule  # noqa: E402
+from treadle.server.app import ServerApp, create_app  # noqa: E402
 from treadle.server.config import ServerConfig  # noqa: E402
+from treadle.server.tokens import Token  # noqa: E402
 from treadle.testing import call  # noqa: E402
 from treadle.tools.builtin import build_default_tools  # noqa: E402
-from treadle.tools.delegate import build_delegate_tool  # noqa: E402
 
 FOLDER = Path(__file__).parent
 BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-WIDE, NARROW = (1440, 900), (390, 844)
+Size = dict[str, int]
+WIDE: Size = {"width": 1440, "height": 900}
+NARROW: Size = {"width": 390, "height": 844}
+SETTLING_MS = 900
 
 SESSION_PY = '''"""An upload, and where its bytes are kept."""
 
@@ -59,6 +67,12 @@ def test_first_part_is_kept():
 
 def test_repeat_is_free():
     assert True
+"""
+RELEASE_NOTES = """---
+name: release-notes
+description: How this team writes release notes.
+---
+One sentence for each change, in the present tense.
 """
 SLOW_TEST = """import time
 print("collected 6 items")
@@ -171,6 +185,7 @@ def make_workspace(folder: Path) -> Path:
         "uploads/session.py": SESSION_PY,
         "tests/test_resume.py": TEST_PY,
         "search.py": "def count_parcels(db, owner):\n    return len(db.all('select * from parcel'))\n",
+        ".treadle/skills/release-notes/SKILL.md": RELEASE_NOTES,
         "CHANGELOG.md": "# Changelog\n\n## 2.4\n\n- Uploads go on where they were cut.\n",
         "slow_tests.py": SLOW_TEST,
     }
@@ -206,83 +221,137 @@ async def fill(client: Client) -> dict[str, str]:
         path = f"/v1/sessions/{running}/messages?wait=0"
         await client.json("POST", path, {"content": content, "mode": mode})
     await client.json("PATCH", f"/v1/sessions/{ids['Why']}", {"pinned": True})
+    for text in ("Tests run with `uv run pytest -q`", "Mira wants short commit messages"):
+        await client.json("POST", "/v1/memory", {"content": text}, 201)
     return ids
 
 
-Act = Callable[[Any], Awaitable[None]]
+# What is shown, how wide, and in which colours.
+PICTURES = (
+    ("session", WIDE, "light"),
+    ("session", WIDE, "dark"),
+    ("approval", WIDE, "light"),
+    ("inbox", WIDE, "dark"),
+    ("changes", WIDE, "light"),
+    ("time", WIDE, "dark"),
+    ("past", WIDE, "light"),
+    ("compare", WIDE, "light"),
+    ("palette", WIDE, "dark"),
+    ("settings", WIDE, "light"),
+    ("list", NARROW, "light"),
+    ("session", NARROW, "dark"),
+    ("approval", NARROW, "light"),
+    ("inbox", NARROW, "dark"),
+)
 
 
-async def _settle(page: Any) -> None:
-    await page.wait_for_timeout(900)
-
-
-def list_shots(ids: dict[str, str]) -> dict[str, str]:
-    """The pictures by their names, and the address of each."""
-    at = 22
+def list_addresses(ids: dict[str, str]) -> dict[str, str]:
+    """The address of each picture, by its name."""
     return {
         "session": f"/s/{ids['Large']}",
         "answer": f"/s/{ids['Why']}",
         "approval": f"/s/{ids['Publish']}",
+        "question": f"/s/{ids['Rename']}",
         "inbox": "/inbox",
         "list": "/",
         "time": f"/s/{ids['Large']}/time",
-        "past": f"/s/{ids['Large']}/at/{at}",
+        "past": f"/s/{ids['Large']}/at/22",
         "changes": f"/s/{ids['Large']}/changes",
         "compare": f"/compare/{ids['Large']}/{ids['Why']}",
         "failed": f"/s/{ids['Move']}",
+        "palette": f"/s/{ids['Why']}",
         "new": "/new",
-        "settings": "/settings",
+        "settings": "/settings/models",
+        "login": "/",
     }
 
 
-async def take(base: str, ids: dict[str, str], wanted: list[str], out: Path) -> None:
-    """Take each picture at two widths, light and dark."""
+async def prepare(page: Any, name: str) -> None:
+    """Do what a picture needs after its page was opened, and wait until nothing moves any more."""
+    await page.wait_for_load_state("networkidle" if name == "login" else "load")
+    await page.evaluate("document.fonts.ready")
+    await page.wait_for_timeout(SETTLING_MS)
+    if name == "palette":
+        await page.keyboard.press("Control+k")
+        await page.keyboard.type("upload")
+        await page.locator(".pal mark").first.wait_for()
+    await page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+async def take(base: str, ids: dict[str, str], wanted: Sequence[tuple[str, Size, str]], out: Path) -> None:
+    """Take these pictures."""
     from playwright.async_api import async_playwright
 
+    addresses = list_addresses(ids)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path="/usr/bin/chromium", args=BROWSER)
-        for scheme in ("light", "dark"):
-            for width, height in (WIDE, NARROW):
-                viewport: Any = {"width": width, "height": height}
-                context = await browser.new_context(viewport=viewport, color_scheme=scheme)
-                page = await context.new_page()
-                page.on("console", lambda message: print("console:", message.text))
-                if not wanted or "login" in wanted:
-                    await page.goto(base)
-                    await _settle(page)
-                    await page.screenshot(path=out / f"login-{width}-{scheme}.png")
-                await context.request.post(f"{base}/login", data={"token": OWNER.value})
-                for name, path in list_shots(ids).items():
-                    if wanted and name not in wanted:
-                        continue
-                    await page.goto(base + path)
-                    await _settle(page)
-                    await page.screenshot(path=out / f"{name}-{width}-{scheme}.png")
-                await context.close()
+        browser = await playwright.chromium.launch(executable_path=which("chromium"), args=BROWSER)
+        blank = await browser.new_page()
+        for name, size, scheme in wanted:
+            is_narrow = size == NARROW
+            context = await browser.new_context(
+                base_url=base, viewport=size, color_scheme=scheme, is_mobile=is_narrow, has_touch=is_narrow,
+                reduced_motion="reduce",
+            )  # fmt: skip
+            if name != "login":
+                await context.request.post("/login", data={"token": OWNER.value}, headers={"origin": base})
+            page = await context.new_page()
+            page.on("console", lambda message: message.type == "error" and print("console:", message.text))
+            await page.goto(addresses[name])
+            await prepare(page, name)
+            file = out / f"{name}-{'phone' if is_narrow else 'wide'}-{scheme}.png"
+            file.write_bytes(await reduce_colours(blank, await page.screenshot()))
+            print(f"{file} {file.stat().st_size // 1024} kB")
+            await context.close()
         await browser.close()
+
+
+def build_app(folder: Path, work: Path) -> ServerApp:
+    """Build a server that has something in every section of its settings."""
+    knowledge = WorkspaceKnowledge(work, folder / "own")
+    skill = (
+        "---\nname: migrations\ndescription: How to rename a table without a lock.\n---\nAdd the new name as a view.\n"
+    )
+    knowledge.proposals.add("migrations", skill, "You explained it in two sessions")
+    for pattern, decision in (("shell(uv run *)", "allow"), ("shell(git push --force *)", "deny")):
+        save_rule(folder / "own", pattern, decision, work, by="owner")
+    tools = build_default_tools(kept=folder / "kept")
+    grant = Grant(tier="sandbox", ask=("shell(git push *)",))
+    agents = knowledge.build_all_agents(AgentOptions(DemoModel(), tools, grant, limits=Limits(cost=2.0)))
+    servers = (
+        McpStatus("issues", "up", "", ("issues__find", "issues__read", "issues__comment")),
+        McpStatus("postgres", "down", "It ended with code 1: could not connect to 127.0.0.1:5432", ()),
+    )
+    config = ServerConfig(
+        tokens=(OWNER, Token("dashboard", "secret-of-the-dashboard", frozenset(("view",)))),
+        roots=[work],
+        models=("openai:gpt-5-mini", "local"),
+        rules=RuleBook(folder / "own", (work,)),
+        list_mcp=lambda: servers,
+    )
+    return create_app(Runtime(folder / "store.db", agents), config)
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="the pictures to take; all if left out")
+    parser.add_argument(
+        "names", nargs="*", help="the pictures to take, each in all four ways; those of the docs if left out"
+    )
     parser.add_argument("--out", type=Path, default=FOLDER, help="the folder for the pictures")
     parser.add_argument("--serve", action="store_true", help="only serve the sessions")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        work = make_workspace(Path(folder))
-        model = DemoModel()
-        tools = [*build_default_tools(kept=Path(folder) / "kept"), build_delegate_tool()]
-        grant = Grant(tier="sandbox", ask=("shell(git push *)",))
-        agent = Agent(model, tools=tools, name="default", limits=Limits(cost=2.0), grant=grant)
-        config = ServerConfig(tokens=(OWNER,), roots=[work])
-        app = create_app(Runtime(Path(folder) / "store.db", [agent]), config)
-        async with listen(app) as base, Client(base) as client:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        work = make_workspace(folder)
+        async with listen(build_app(folder, work)) as base, Client(base) as client:
             ids = await fill(client)
             if options.serve:
                 print(base, OWNER.value, ids, flush=True)
                 await asyncio.Event().wait()
             options.out.mkdir(parents=True, exist_ok=True)
-            await take(base, ids, options.names, options.out)
+            every = [
+                (one, size, scheme) for one in options.names for size in (WIDE, NARROW) for scheme in ("light", "dark")
+            ]
+            await take(base, ids, every or PICTURES, options.out)
             await client.json("POST", f"/v1/sessions/{ids['Large']}/cancel", {})
 
 

@@ -42,7 +42,9 @@ export function buildEntries(sessions: readonly SessionView[], options: GroupOpt
   for (const family of findFamilies(sessions)) {
     if (!matchesFilters(family, options.filters)) continue;
     const label = nameGroup(family, options.now);
-    groups.set(label, [...(groups.get(label) ?? []), family]);
+    const group = groups.get(label);
+    if (group) group.push(family);
+    else groups.set(label, [family]);
   }
   const asks = groups.get(ASKS);
   asks?.sort((a, b) => findAskedAt(a, options) - findAskedAt(b, options));

@@ -2,9 +2,9 @@
 
 import { computed, effect, signal } from "@preact/signals";
 import { api, ApiError } from "../api.ts";
-import type { SearchHitView } from "../generated/api.ts";
+import type { SearchHitView, SessionPageView, SessionView } from "../generated/api.ts";
 import { route } from "../router.ts";
-import { questions, sessions, sortedSessions } from "../store/sessions.ts";
+import { hasOlder, questions, sessions, sortedSessions } from "../store/sessions.ts";
 import { everyHalfMinute } from "../ui/clock.ts";
 import { buildEntries, type Entry, type Filters, NO_FILTERS } from "./groups.ts";
 import { nameSession } from "./session-status.ts";
@@ -74,19 +74,32 @@ export const searchResult = signal<SearchResult | null>(null);
 const TYPING_PAUSE = 150;
 const MOST_FOUND = 40;
 
-/** Search names of the known sessions and the text of all sessions. */
+/** Search the names and the text of all sessions. */
 export async function searchText(text: string): Promise<SearchResult> {
   const wanted = text.trim();
-  const lower = wanted.toLowerCase();
-  const named = [...sessions.value.values()].filter((one) => one.name.toLowerCase().includes(lower)).slice(0, MOST_FOUND);
-  const found: Found[] = named.map((one) => ({ id: one.id, seq: null, snippet: "", name: nameSession(one) }));
   try {
-    const hits = await api.get<SearchHitView[]>("/v1/search", { q: wanted, limit: MOST_FOUND });
+    const [named, hits] = await Promise.all([
+      findByName(wanted),
+      api.get<SearchHitView[]>("/v1/search", { q: wanted, limit: MOST_FOUND }),
+    ]);
     const passages = hits.map((hit) => ({ id: hit.session_id, seq: hit.seq, snippet: hit.snippet, name: hit.name }));
-    return { query: wanted, found: mergeFound(found, passages), error: "" };
+    return { query: wanted, found: mergeFound(named, passages), error: "" };
   } catch (error) {
-    return { query: wanted, found, error: error instanceof ApiError ? error.message : String(error) };
+    return { query: wanted, found: await findByName(wanted, false), error: error instanceof ApiError ? error.message : String(error) };
   }
+}
+
+/** The server is asked only when the list does not have all sessions. */
+async function findByName(wanted: string, mayAsk = true): Promise<Found[]> {
+  const lower = wanted.toLowerCase();
+  const known = sortedSessions.value.filter((one) => one.name.toLowerCase().includes(lower));
+  const others: SessionView[] = [];
+  if (mayAsk && hasOlder.value) {
+    const page = await api.get<SessionPageView>("/v1/sessions", { q: wanted, limit: MOST_FOUND });
+    others.push(...page.sessions.filter((one) => !sessions.value.has(one.id)));
+  }
+  const found = [...known, ...others].slice(0, MOST_FOUND);
+  return found.map((one) => ({ id: one.id, seq: null, snippet: "", name: nameSession(one) }));
 }
 
 /** A session that was found by its name shows its first passage too. */

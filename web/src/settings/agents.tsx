@@ -12,10 +12,11 @@ export function AgentsSection() {
       <Lines
         items={data ?? []}
         draw={(one) => {
-          const facts = [one.description, formatModel(one.model), plural(one.tools.length, "tool"), plural(one.max_iterations, "turn")];
+          const facts = [formatModel(one.model), plural(one.tools.length, "tool"), plural(one.max_iterations, "turn")];
           return (
             <Line key={one.name} icon="help" name={<b class="w5">{one.name}</b>}>
-              {facts.filter(Boolean).join(" · ")}
+              {one.description && <p>{one.description}</p>}
+              <p class="m3">{facts.join(" · ")}</p>
             </Line>
           );
         }}

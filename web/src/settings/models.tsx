@@ -1,6 +1,6 @@
 /** Models: whether each can be used or why not, loading and unloading, with progress as it happens. */
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { api } from "../api.ts";
 import { openStream } from "../event-stream.ts";
 import type { ConfigView, ModelList, ModelView } from "../generated/api.ts";
@@ -11,13 +11,13 @@ import { attempt } from "../ui/toasts.tsx";
 import { Line, Lines, Note, Section, useLoaded } from "./section.tsx";
 
 export function ModelsSection({ config }: { config: ConfigView | null }) {
-  const { data, error, reload } = useLoaded<ModelList>("/v1/models");
+  const { data, error, reload, setData } = useLoaded<ModelList>("/v1/models");
+  const { isChecking, check } = useCheck(setData);
   const changes = useModelChanges();
   const [isAdding, setAdding] = useState(false);
   const listed = (data?.data ?? []).filter((one) => !one.id.startsWith("agent:"));
   const known = new Set(listed.map((one) => one.id));
   const models = [...listed, ...[...changes.values()].filter((one) => !known.has(one.id))];
-  const usual = config ? `${config.provider}:${config.model}` : "";
   return (
     <Section
       id="models"
@@ -26,18 +26,34 @@ export function ModelsSection({ config }: { config: ConfigView | null }) {
       onRetry={reload}
       isLoading={data === null}
       tools={
-        canSend.value && (
-          <button type="button" class="b bare" aria-expanded={isAdding} onClick={() => setAdding(!isAdding)}>
-            Load a model
+        <>
+          <button type="button" class="b bare" disabled={isChecking} onClick={check}>
+            {isChecking ? "Checking" : "Check again"}
           </button>
-        )
+          {canSend.value && (
+            <button type="button" class="b bare" aria-expanded={isAdding} onClick={() => setAdding(!isAdding)}>
+              Load a model
+            </button>
+          )}
+        </>
       }
     >
       {isAdding && <LoadForm onDone={() => setAdding(false)} />}
       {data && models.length === 0 && <Note>This server has no model. Load one, or name one in its settings.</Note>}
-      <Lines items={models} draw={(one) => <ModelLine key={one.id} model={merge(one, changes.get(one.id))} isUsual={one.id === usual} />} />
+      <Lines items={models} draw={(one) => <ModelLine key={one.id} model={merge(one, changes.get(one.id))} isUsual={one.id === config?.model} />} />
     </Section>
   );
+}
+
+/** The server connects to every provider, which may take seconds: what it finds replaces the list that is there. */
+function useCheck(onFound: (found: ModelList) => void): { isChecking: boolean; check: () => void } {
+  const [isChecking, setChecking] = useState(false);
+  const check = useCallback(() => {
+    setChecking(true);
+    void attempt(async () => onFound(await api.get<ModelList>("/v1/models", { check: true }))).finally(() => setChecking(false));
+  }, []);
+  useEffect(check, []);
+  return { isChecking, check };
 }
 
 /** The stream sends every model at first and then each change, without what was found out about reaching it. */

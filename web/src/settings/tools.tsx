@@ -51,25 +51,35 @@ export function McpSection() {
   );
 }
 
+const MCP_WORDS: Record<string, string> = { starting: "Starting", restarting: "Starting again", closed: "Closed" };
+
 function McpState({ server }: { server: McpView }) {
-  if (server.error) {
+  if (server.status === "up") {
     return (
       <>
-        <span class="tag bad">
-          <Icon name="fail" class="sm" />
-          Not usable
+        <span class="tag good">
+          <Icon name="check" class="sm" />
+          Healthy
         </span>{" "}
-        <VisibleText text={server.error} />
+        {plural(server.tools.length, "tool")}
       </>
     );
   }
+  const word = MCP_WORDS[server.status];
   return (
     <>
-      <span class="tag good">
-        <Icon name="check" class="sm" />
-        Healthy
-      </span>{" "}
-      {plural(server.tools.length, "tool")}
+      {word ? (
+        <span class="tag">
+          <Icon name="clock" class="sm" />
+          {word}
+        </span>
+      ) : (
+        <span class="tag bad">
+          <Icon name="fail" class="sm" />
+          Not usable
+        </span>
+      )}{" "}
+      <VisibleText text={server.error} />
     </>
   );
 }

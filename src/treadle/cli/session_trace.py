@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -28,9 +29,8 @@ from treadle.cli.draw.run_lines import RunFacts, describe_ending, list_run_facts
 from treadle.cli.session_list import describe_status
 from treadle.engine.state import OWN_ERRORS
 from treadle.export.run_steps import Step, build_steps, split_runs
-from treadle.export.transcript import read_arguments
 from treadle.log.base import Log, SessionInfo, SessionQuery
-from treadle.messages import NO_USAGE
+from treadle.messages import NO_USAGE, Json
 
 WIDE_COLUMNS, PIPE_COLUMNS = 80, 100
 """Width from which a row has its facts and its time beside the bar, and the width where there is no terminal."""
@@ -161,7 +161,7 @@ class TraceDrawer:
         call_id: str = getattr(step.began or step.ended, "call_id", "")
         started, ended = step.began, step.ended
         is_started = isinstance(started, events.CallStarted)
-        arguments = started.arguments if is_started else read_arguments(requested.get(call_id, ""))
+        arguments = started.arguments if is_started else _read_arguments(requested.get(call_id, ""))
         name = f"  {step.label} {summarize_arguments(step.label, arguments)}".rstrip()
         role, fact = "ok" if step.is_ok else "bad", "stopped" if ended else "running"
         if isinstance(ended, events.CallFinished):
@@ -276,3 +276,11 @@ def render_scale(offset: float, length: float, columns: int, room: int) -> str:
             scale += " " * (column - len(scale)) + label
         number += 1
     return scale
+
+
+def _read_arguments(text: str) -> dict[str, Json]:
+    """The arguments of a call by their names, or nothing if the model wrote no JSON object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Json])
+    except (msgspec.MsgspecError, ValueError):  # ValueError: half of a surrogate pair
+        return {}

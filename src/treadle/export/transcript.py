@@ -19,39 +19,32 @@ from msgspec.structs import replace
 
 from treadle import events
 from treadle.errors import NotFound
+from treadle.export.html_page import render_page
 from treadle.log.base import Artifact, Log
-from treadle.messages import NO_USAGE, Json, ResultMessage, Usage, UserMessage, render_message, render_parts
+from treadle.messages import ResultMessage, UserMessage, render_message, render_parts
 
 Form = Literal["markdown", "jsonl", "html"]
 
 
 class TranscriptBlock(Struct, frozen=True):
-    """One block of a transcript: its kind, a headline, its text and its time. A call has its tool and arguments too."""
+    """One block of a transcript: its kind, a headline and its text."""
 
     kind: Literal["user", "agent", "reasoning", "call", "note"]
     head: str = ""
     text: str = ""
-    at: float = 0.0
-    seconds: float = 0.0
-    usage: Usage = NO_USAGE
-    tool: str = ""
-    arguments: str = ""
-    status: str = ""
 
 
 async def render_transcript(log: Log, session_id: str, form: Form) -> bytes:
     """Render the session in one of the forms."""
     facts = await log.read(session_id)
-    if form != "jsonl":
-        from treadle.export.html.page import render_page  # late: Markdown and highlighting cost 100 ms
-
-        return (render_markdown(facts) if form == "markdown" else render_page(facts)).encode("utf-8", "replace")
+    if form == "markdown":
+        return render_markdown(facts).encode("utf-8", "replace")
     ids = (fact.truncation.artifact for fact in facts if isinstance(fact, events.CallFinished) and fact.truncation)
     artifacts: list[Artifact] = []
     for artifact_id in dict.fromkeys(ids):
         with suppress(NotFound):
             artifacts.append(await log.get_artifact(session_id, artifact_id))
-    return render_json_lines(facts, artifacts)
+    return render_json_lines(facts, artifacts) if form == "jsonl" else render_page(facts, artifacts)
 
 
 def render_json_lines(facts: Iterable[events.AnyFact], artifacts: Iterable[Artifact] = ()) -> bytes:
@@ -99,19 +92,16 @@ def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
                         blocks.append(TranscriptBlock("call", f"{message.tool}, before this session", text))
                     elif text.strip():
                         blocks.append(TranscriptBlock(kind, text=text))
-                blocks.append(TranscriptBlock("user", text=render_parts(fact.parts), at=fact.at))
+                blocks.append(TranscriptBlock("user", text=render_parts(fact.parts)))
             case events.ModelReplied():
                 blocks += [TranscriptBlock("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []
-                answer = TranscriptBlock("agent", text=fact.text, at=fact.at, usage=fact.usage)
-                blocks += [answer] if fact.text.strip() else []
+                blocks += [TranscriptBlock("agent", text=fact.text)] if fact.text.strip() else []
                 arguments |= {call.id: call.arguments for call in fact.calls}
             case events.CallStarted():
                 arguments[fact.call_id] = json.dumps(fact.arguments, ensure_ascii=False)
             case events.CallFinished():
-                written, status = arguments.get(fact.call_id, ""), fact.status.replace("_", " ")
-                head = f"{fact.tool} {written}".strip()
-                block = TranscriptBlock("call", f"{head} → {status}", fact.output, fact.at, fact.duration)
-                blocks.append(replace(block, tool=fact.tool, arguments=written, status=status))
+                head = f"{fact.tool} {arguments.get(fact.call_id, '')}".strip()
+                blocks.append(TranscriptBlock("call", f"{head} → {fact.status.replace('_', ' ')}", fact.output))
             case events.ApprovalAnswered():
                 comment = f": {fact.comment}" if fact.comment else ""
                 scope = "once" if fact.scope == "call" else f"for this {fact.scope}"
@@ -137,14 +127,6 @@ def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
             case _:
                 pass
     return blocks
-
-
-def read_arguments(text: str) -> dict[str, Json]:
-    """The arguments of a call by their names, or nothing if the model wrote no JSON object."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Json])
-    except (msgspec.MsgspecError, ValueError):  # ValueError: half of a surrogate pair
-        return {}
 
 
 def describe_session(facts: Sequence[events.AnyFact]) -> tuple[str, list[str]]:

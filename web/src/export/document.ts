@@ -1,14 +1,12 @@
 /** The session in an exported file. */
 
-import type { SessionView } from "../generated/api.ts";
 import type { AnyFact } from "../generated/events.ts";
 
 export interface ExportDocument {
   version: 1;
-  session: Partial<SessionView>;
   facts: AnyFact[];
-  /** The whole texts of long outputs, by the id of the artifact. */
-  artifacts?: Record<string, string>;
+  /** Whole outputs in base64, by the id of their artifact. */
+  artifacts: Record<string, string>;
 }
 
 /** Read the session of this file, or say why there is none. */

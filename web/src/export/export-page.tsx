@@ -16,11 +16,11 @@ import type { View } from "../view.ts";
 import { showPosition } from "./all-rows.tsx";
 import type { ExportDocument } from "./document.ts";
 
-export function ExportPage({ document: { facts, session } }: { document: ExportDocument }) {
+export function ExportPage({ document: { facts } }: { document: ExportDocument }) {
   const view = useMemo(() => foldTo(facts, Infinity), [facts]);
   const folding = useMemo(() => new Folding(), []);
-  const source = useMemo(() => buildSource(view, session.id ?? view.created?.session_id ?? ""), [view]);
-  const title = session.name || view.name || "A session";
+  const source = useMemo(() => buildSource(view), [view]);
+  const title = view.name || "A session";
   document.title = `${title}, treadle`;
   return (
     <div class="ex">
@@ -39,7 +39,8 @@ export function ExportPage({ document: { facts, session } }: { document: ExportD
   );
 }
 
-function buildSource(view: View, sessionId: string): ConversationSource {
+function buildSource(view: View): ConversationSource {
+  const sessionId = view.created?.session_id ?? "";
   return { view, version: signal(0), live: null, liveVersion: signal(0), sessionId, isPast: true };
 }
 

@@ -25,6 +25,6 @@ document.addEventListener("click", (event) => {
 if (typeof found === "string") {
   render(<p class="export-none">{found}</p>, place);
 } else {
-  for (const [id, text] of Object.entries(found.artifacts ?? {})) keptArtifacts.set(id, text);
+  for (const [id, text] of Object.entries(found.artifacts)) keptArtifacts.set(id, text);
   render(<ExportPage document={found} />, place);
 }

@@ -1,9 +1,9 @@
 /** A long output: line numbers, search inside, and only the lines in sight are drawn. Pictures are shown. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { request, sessionPath } from "../api.ts";
 import type { CallFinished } from "../generated/events.ts";
 import { stripAnsi } from "../session/tool-text.ts";
+import { artifactPath, keptArtifacts, loadArtifact } from "../store/artifacts.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { plural } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
@@ -17,30 +17,24 @@ interface LongOutputProps {
   artifactId?: string | undefined;
   /** What the log has. */
   text: string;
-  /** Load the whole output at once, and take all the room. */
-  isWhole?: boolean;
+  /** Take all the room of a pane. */
+  fillsPane?: boolean;
 }
 
-export function LongOutput({ sessionId, callId, artifactId = "", text, isWhole = false }: LongOutputProps) {
-  const [isWanted, setWanted] = useState(isWhole);
-  const loaded = useArtifact(sessionId, isWanted ? artifactId : "");
+export function LongOutput({ sessionId, callId, artifactId = "", text, fillsPane = false }: LongOutputProps) {
+  const loaded = useArtifact(sessionId, artifactId);
   const shown = loaded.text ?? text;
   const lines = useMemo(() => indexLines(stripAnsi(shown)), [shown]);
   const search = useSearch(lines);
   if (loaded.picture) return <Picture url={loaded.picture} sessionId={sessionId} artifactId={artifactId} />;
   return (
-    <section class={isWhole ? "long whole" : "long"} aria-label="Output" id={`output-${callId}`}>
+    <section class={fillsPane ? "long whole" : "long"} aria-label="Output" id={`output-${callId}`}>
       <div class="long-h">
         <SearchField search={search} />
         <span class="sp" />
         <span class="m3 t12">{plural(lines.starts.length, "line")}</span>
-        {artifactId && !isWanted && (
-          <button type="button" class="chip acc" onClick={() => setWanted(true)}>
-            Whole output
-          </button>
-        )}
-        {isWanted && loaded.error && <span class="bad t12" role="alert">{loaded.error}</span>}
-        {isWanted && !loaded.text && !loaded.error && <span class="m3 t12">Loading…</span>}
+        {loaded.error && <span class="bad t12" role="alert">{loaded.error}</span>}
+        {artifactId && loaded.text === null && !loaded.error && <span class="m3 t12">Loading…</span>}
         {artifactId && <DownloadLink sessionId={sessionId} artifactId={artifactId} />}
       </div>
       <Lines lines={lines} matches={search.matches} current={search.current} />
@@ -61,17 +55,14 @@ export function ArtifactPane({ session, finished }: { session: OpenSession; fini
         callId={finished.call_id}
         artifactId={finished.truncation?.artifact}
         text={finished.output ?? ""}
-        isWhole
+        fillsPane
       />
     </>
   );
 }
 
-function artifactPath(sessionId: string, artifactId: string): string {
-  return sessionPath(sessionId, `/artifacts/${encodeURIComponent(artifactId)}`);
-}
-
 function DownloadLink({ sessionId, artifactId }: { sessionId: string; artifactId: string }) {
+  if (keptArtifacts.has(artifactId)) return null; // an exported file has no server to load it from
   return (
     <a class="b bare ico" href={artifactPath(sessionId, artifactId)} download={artifactId} aria-label="Download the whole output" title="Download the whole output">
       <Icon name="down" class="sm" />
@@ -105,8 +96,8 @@ function useArtifact(sessionId: string, artifactId: string): Loaded {
     let isGone = false;
     let picture = "";
     const load = async (): Promise<Loaded> => {
-      const data = await (await request("GET", artifactPath(sessionId, artifactId))).arrayBuffer();
-      const type = findPictureType(new Uint8Array(data, 0, Math.min(16, data.byteLength)));
+      const data = await loadArtifact(sessionId, artifactId);
+      const type = findPictureType(data.subarray(0, 16));
       if (type && !isGone) picture = URL.createObjectURL(new Blob([data], { type }));
       return picture ? { ...NOTHING, picture } : { ...NOTHING, text: new TextDecoder().decode(data) };
     };

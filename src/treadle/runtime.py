@@ -467,13 +467,13 @@ async def name_session(session: Session[Any], state: State, setup: Setup) -> Non
         messages = (UserMessage((TextPart(text),)),)
         request = Request(_NAMING_INSTRUCTIONS, messages, tool_choice="none", max_tokens=24, session_id=session.id)
         try:
-            name = _extract_name((await ask_quietly(setup, request)).text)
+            name = extract_name((await ask_quietly(setup, request)).text)
         except Exception as error:
             _logger.info("session %s is named by its first words: %s", session.id, error)
-    await session.rename(name or _extract_name(question, cut=True), by="auto")
+    await session.rename(name or extract_name(question, cut=True), by="auto")
 
 
-def _extract_name(text: str, *, cut: bool = False) -> str:
+def extract_name(text: str, *, cut: bool = False) -> str:
     """Return the first line as a name. A line that is too long is cut at a word, or gives no name."""
     lines = (line.strip(_SURROUNDING_CHARACTERS) for line in replace_surrogates(text).splitlines())
     line = next(filter(None, lines), "")

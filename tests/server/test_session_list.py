@@ -1,7 +1,7 @@
 """The list of sessions over HTTP: marks, filters, open questions, search, and a stream of changes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from tests.kit.server import OWNER, Client, SentEvent, create_token, serve_agent
 from tests.kit.sessions import PATIENCE, Tables, build_agent
 from treadle import Agent, Grant, later
 from treadle.log.in_memory import InMemoryLog
+from treadle.server.first_words import FirstWords
 from treadle.server.list_changes import ListChanges
 from treadle.server.open_questions import OpenQuestions
 from treadle.testing import ScriptedModel, call
@@ -93,6 +94,28 @@ async def test_open_questions_are_found_again_when_they_are_no_longer_followed(m
         assert [[one.call_id for one in each] for each in found] == [["s"], ["t"]]
 
 
+async def test_a_session_without_a_name_shows_how_it_began_until_it_has_one() -> None:
+    async with serve_script("done", "done") as client:
+        session_id = await client.session()
+        path = f"/v1/sessions/{session_id}"
+
+        async def read_words() -> tuple[str, str]:
+            (view,) = (await client.json("GET", "/v1/sessions"))["sessions"]
+            shown = await client.json("GET", path)
+            return view["first_words"], shown["first_words"]
+
+        async with watch_list(client) as seen:
+            assert await read_words() == ("", "")
+            await client.send(session_id, "  Move the images\nto another bucket")
+            assert await read_words() == ("Move the images", "Move the images")
+            await seen.wait_until(lambda: bool(seen.sessions.get(session_id, {}).get("first_words")))
+            assert seen.sessions[session_id]["first_words"] == "Move the images"
+            await client.send(session_id, "And the texts")
+            assert (await client.json("PATCH", path, {"pinned": True}))["first_words"] == "Move the images"
+            assert (await client.json("PATCH", path, {"name": "Images"}))["first_words"] == ""
+            assert await read_words() == ("", "")
+
+
 # --- access
 
 
@@ -163,7 +186,7 @@ class ListWatcher:
 
 
 @asynccontextmanager
-async def watch_list(client: Client) -> AsyncIterator[ListWatcher]:
+async def watch_list(client: Client) -> AsyncGenerator[ListWatcher]:
     async with client.stream("/v1/sessions/stream") as events:
         yield ListWatcher(events)
 
@@ -224,7 +247,7 @@ async def test_many_facts_become_few_events() -> None:
 async def test_a_client_that_does_not_read_costs_only_the_ids_of_changed_sessions() -> None:
     async with serve_script("hello") as client:
         runtime = client.app.state.service.runtime
-        changes = ListChanges(runtime, OpenQuestions())
+        changes = ListChanges(runtime, OpenQuestions(), FirstWords())
         events = changes.render()
         assert await anext(events) == b""
         session_id = await client.session()

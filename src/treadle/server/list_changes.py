@@ -14,6 +14,7 @@ from treadle import Runtime
 from treadle.errors import NotFound
 from treadle.events import ApprovalAnswered, ApprovalRequested, InputAnswered, InputRequested, RunFinished
 from treadle.log.base import RESPONSES_AGENT, StoredFact
+from treadle.server.first_words import FirstWords
 from treadle.server.open_questions import OpenQuestions
 from treadle.server.session_views import PendingQuestion, SessionView
 from treadle.server.streams import SHUTDOWN_COMMENT, is_response_fact
@@ -30,8 +31,8 @@ _ABOUT_QUESTIONS = (ApprovalRequested, ApprovalAnswered, InputRequested, InputAn
 class ListChanges:
     """Follows the facts of all sessions for one client, and renders the entries of those that changed."""
 
-    def __init__(self, runtime: Runtime, questions: OpenQuestions) -> None:
-        self._runtime, self._questions = runtime, questions
+    def __init__(self, runtime: Runtime, questions: OpenQuestions, first_words: FirstWords) -> None:
+        self._runtime, self._questions, self._first_words = runtime, questions, first_words
         self._watch = runtime.watch()
         self._changed: dict[str, bool] = {}  # with whether a fact was about questions
         self._removed: list[str] = []
@@ -105,12 +106,13 @@ class ListChanges:
         try:
             info = await self._runtime.log.get_info(session_id)
             open_now = await self._questions.find(self._runtime.log, info)
+            words = await self._first_words.find(self._runtime.log, info)
         except NotFound:
             self._known.pop(session_id, None)
             return b""
         if info.agent == RESPONSES_AGENT:
             return b""
-        view = SessionView.from_info(info, asks=len(open_now)).model_dump_json().encode()
+        view = SessionView.from_info(info, asks=len(open_now), first_words=words).model_dump_json().encode()
         data = b"" if view == sent else b"event: session\ndata: %b\n\n" % view
         if info.status == "running" and is_about is not None:
             self._looks[session_id] = (time.monotonic() + SECOND_LOOK_SECONDS, view)

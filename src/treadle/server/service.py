@@ -25,6 +25,7 @@ from treadle.models.base import Model
 from treadle.server.agent_responses import AgentResponses
 from treadle.server.config import ServerConfig
 from treadle.server.file_index import FileIndex
+from treadle.server.first_words import FirstWords
 from treadle.server.guard import Refusal, Tokens, build_shutdown_refusal
 from treadle.server.list_changes import ListChanges
 from treadle.server.model_loader import ModelLoader
@@ -109,7 +110,7 @@ class Service:
         self.files = FileIndex()
         agents = AgentResponses(runtime, self.open_for_use, self.detach_at_shutdown)
         self.responses = ResponseRuns(runtime, self.get_model, agents)
-        self.open_questions = OpenQuestions()
+        self.open_questions, self.first_words = OpenQuestions(), FirstWords()
         self.list_streams = set[ListChanges]()
         self.counting = asyncio.Semaphore(COUNTS_AT_ONCE)
         self.is_draining = False

@@ -19,6 +19,7 @@ from treadle.errors import Conflict
 from treadle.export.transcript import Form, render_transcript
 from treadle.server.questions import ResolvedView
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer
+from treadle.server.session_list import build_entry
 from treadle.server.session_views import RunOutcome, SessionView
 from treadle.server.sessions import LimitsBody
 from treadle.server.streams import (
@@ -180,7 +181,7 @@ async def fork_session(
     if after is not None and after > (last := (await service.runtime.log.get_info(session_id)).seq):
         raise Conflict(f"after: session {session_id} has positions 1 to {last}, not {after}; nothing was forked")
     made = await session.fork(after)
-    return SessionView.from_info(await service.runtime.log.get_info(made.id))
+    return await build_entry(service, await service.runtime.log.get_info(made.id))
 
 
 @router.post("/sessions/{session_id}/compact")

@@ -64,10 +64,11 @@ async def list_sessions(
 
 async def build_entry(service: Service, info: SessionInfo) -> SessionView:
     """Build the entry of a session in a list."""
-    asks: list[Any] = []
+    asks, words = list[Any](), ""
     with suppress(NotFound):  # it was deleted meanwhile
         asks = await service.open_questions.find(service.runtime.log, info)
-    return SessionView.from_info(info, asks=len(asks))
+        words = await service.first_words.find(service.runtime.log, info)
+    return SessionView.from_info(info, asks=len(asks), first_words=words)
 
 
 @router.get("/search")
@@ -98,7 +99,7 @@ class SessionListStream(PieceStream):
     """Sends what changes in the list of sessions."""
 
     def __init__(self, service: Service) -> None:
-        self._changes = ListChanges(service.runtime, service.open_questions)
+        self._changes = ListChanges(service.runtime, service.open_questions, service.first_words)
         self._listeners = service.list_streams
         super().__init__(service.streams, self._changes.render())
 

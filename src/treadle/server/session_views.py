@@ -73,7 +73,8 @@ class SessionView(BaseModel):
     """One entry in a list of sessions. `retry_at` is when a run that is parked asks its model again.
 
     `parent_call` is the call of `parent` that started a helper. It is empty for a fork. `parent_seq` is the position
-    in the parent. `asks` counts the open questions to a person.
+    in the parent. `asks` counts the open questions to a person. `first_words` are those of the first message, as long
+    as the session has no name.
     """
 
     id: str
@@ -94,12 +95,14 @@ class SessionView(BaseModel):
     parent_call: str = ""
     parent_seq: int = 0
     asks: int = 0
+    first_words: str = ""
 
     @classmethod
-    def from_info(cls, info: SessionInfo, agent: str = "", asks: int = 0) -> SessionView:
+    def from_info(cls, info: SessionInfo, agent: str = "", asks: int = 0, first_words: str = "") -> SessionView:
         """Build the entry. `agent` is the current agent, if it is known."""
         fields: dict[str, Any] = {name: getattr(info, name, None) for name in SessionView.model_fields}
-        fields |= {"agent": agent or info.agent, "asks": asks, "parent": None, "parent_call": "", "parent_seq": 0}
+        fields |= {"agent": agent or info.agent, "asks": asks, "first_words": first_words}
+        fields |= {"parent": None, "parent_call": "", "parent_seq": 0}
         if (parent := info.parent) is not None:
             fields |= {"parent": parent.session_id, "parent_call": parent.call_id, "parent_seq": parent.seq}
         fields["retry_at"] = info.wake_at if info.wake_at is not None and info.is_parked(time.time()) else None

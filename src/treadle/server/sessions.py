@@ -33,6 +33,7 @@ from treadle.server.service import (
     filter_preapproved,
     require_right,
 )
+from treadle.server.session_list import build_entry
 from treadle.server.session_views import (
     ContextView,
     MessageAnswer,
@@ -170,7 +171,8 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
     context, web = None, None
     with suppress(TreadleError):  # the model may have no key here; the session can be read all the same
         context, web = ContextView(**asdict(await session.context())), await session.has_web()
-    view = SessionView.from_info(info, state.agent)
+    words = await service.first_words.find(service.runtime.log, info)
+    view = SessionView.from_info(info, state.agent, first_words=words)
     model = state.model or (state.created.model if state.created is not None else "")
     failed = state.turn.failed if state.turn is not None and state.retry_at is not None else None
     return SessionDetail(
@@ -201,8 +203,7 @@ async def change_session(service: CurrentService, token: Sender, session_id: str
         await session.mark(pinned=body.pinned, archived=body.archived, by=token.name)
     if body.access is not None:
         await change_access(session, token, body.access)
-    state = await session.state()
-    return SessionView.from_info(await service.runtime.log.get_info(session_id), state.agent, len(state.pending))
+    return await build_entry(service, await service.runtime.log.get_info(session_id))
 
 
 def check_access(access: Tier, grants: Sequence[Grant]) -> None:

@@ -529,6 +529,7 @@ export interface SessionDetail {
   parent_call: string;
   parent_seq: number;
   asks: number;
+  first_words: string;
   messages: MessageView[];
   pending: PendingQuestion[];
   last_run: RunOutcome | null;
@@ -545,7 +546,8 @@ export interface SessionPageView {
 /** One entry in a list of sessions. `retry_at` is when a run that is parked asks its model again.
  * 
  * `parent_call` is the call of `parent` that started a helper. It is empty for a fork. `parent_seq` is the position
- * in the parent. `asks` counts the open questions to a person. */
+ * in the parent. `asks` counts the open questions to a person. `first_words` are those of the first message, as long
+ * as the session has no name. */
 export interface SessionView {
   id: string;
   name: string;
@@ -565,6 +567,7 @@ export interface SessionView {
   parent_call: string;
   parent_seq: number;
   asks: number;
+  first_words: string;
 }
 
 export interface SimpleAnswer {

@@ -1,6 +1,8 @@
 /** What a session is doing, as an icon and words. */
 
 import type { PendingQuestion, SessionView } from "../generated/api.ts";
+import type { OpenSession } from "../store/open-session.ts";
+import { sessions } from "../store/sessions.ts";
 import { formatTime } from "../ui/format.ts";
 import type { IconName } from "../ui/icon.tsx";
 
@@ -65,7 +67,13 @@ export function describeAsks(open: readonly PendingQuestion[]): string {
 }
 
 export function nameSession(session: SessionView): string {
-  return session.name || "Session without a name";
+  return session.name || session.first_words || "Session without a name";
+}
+
+/** The name of a session that is open, and that the list may not have. */
+export function nameOpenSession({ id, view }: OpenSession, name = view.name): string {
+  const entry = sessions.value.get(id);
+  return name || (entry ? nameSession(entry) : "Session without a name");
 }
 
 /** The last folder of a workspace. */

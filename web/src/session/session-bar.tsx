@@ -7,7 +7,7 @@ import type { SessionDetail, SessionView } from "../generated/api.ts";
 import { useKeys } from "../keys.ts";
 import { listSessionActions, rename } from "../list/actions.ts";
 import { isPhone } from "../list/phone.ts";
-import { describeStatus, nameWorkspace } from "../list/session-status.ts";
+import { describeStatus, nameOpenSession, nameWorkspace } from "../list/session-status.ts";
 import { buildPath, navigate, type SessionTab } from "../router.ts";
 import { connection } from "../store/connection.ts";
 import { canSend } from "../store/me.ts";
@@ -44,7 +44,7 @@ export function SessionBar({ session, view, tab, at, isRailOpen, onRail }: BarPr
         </button>
       )}
       <div class="ti">
-        <Title entry={entry} name={view.name || entry?.name || ""} />
+        <Title entry={entry} name={nameOpenSession(session, view.name)} />
         <Status session={session} view={view} entry={entry} isPast={at !== null} />
       </div>
       {!isPhone.value && <Tabs id={session.id} tab={tab} at={at} changed={view.changedFiles.length} />}
@@ -78,13 +78,13 @@ function Title({ entry, name }: { entry: SessionView | undefined; name: string }
   const mayEdit = canSend.value && entry !== undefined;
   useKeys([{ keys: "r", label: "Rename", where: "Session", isActive: () => mayEdit, run: () => setEditing(true) }]);
   useEffect(() => {
-    document.title = name ? `${name} · treadle` : "treadle";
+    document.title = `${name} · treadle`;
     return () => void (document.title = "treadle");
   }, [name]);
   if (isEditing && entry) return <TitleField entry={entry} onEnd={() => setEditing(false)} />;
   return (
     <h1 title={name} onDblClick={() => mayEdit && setEditing(true)}>
-      {name || "Session without a name"}
+      {name}
     </h1>
   );
 }

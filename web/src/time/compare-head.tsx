@@ -3,6 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useMemo } from "preact/hooks";
 import { statusOf } from "../fold.ts";
+import { nameOpenSession, nameSession } from "../list/session-status.ts";
 import { navigate, buildPath } from "../router.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { sortedSessions } from "../store/sessions.ts";
@@ -36,7 +37,7 @@ export function CompareHead({ session, other, side }: CompareHeadProps) {
       <h2>
         <Icon name={outcome.icon} class={outcome.isBad ? "bad" : "m3"} />
         <a class="cut" href={buildPath({ page: "session", id: session.id, tab: "conversation", at: null })}>
-          <VisibleText text={view.name || "Session without a name"} />
+          <VisibleText text={nameOpenSession(session)} />
         </a>
         <ChooseMenu session={session} other={other} side={side} />
       </h2>
@@ -72,7 +73,7 @@ function ChooseMenu({ session, other, side }: CompareHeadProps) {
   const recent = sortedSessions.value.filter((one) => !known.has(one.id)).slice(0, MOST_CHOICES);
   const choose = (id: string): void => navigate({ page: "compare", left: side === "left" ? id : other, right: side === "left" ? other : id });
   const items = [...family.filter((one) => one.id !== session.id).slice(0, MOST_CHOICES), ...recent].map((one, index): MenuItem => ({
-    label: one.name || "Session without a name",
+    label: nameSession(one),
     run: () => choose(one.id),
     ...(index === 0 ? { heading: "Compare with" } : {}),
   }));

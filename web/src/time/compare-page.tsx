@@ -4,6 +4,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useKeys } from "../keys.ts";
 import { isPhone } from "../list/phone.ts";
+import { nameOpenSession } from "../list/session-status.ts";
 import { openSession } from "../router.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { sessions } from "../store/sessions.ts";
@@ -95,7 +96,7 @@ function Pair({ a, b, shown }: PairProps) {
 }
 
 function nameOf(session: OpenSession): string {
-  return session.version.value >= 0 ? session.view.name || "Session without a name" : "";
+  return session.version.value >= 0 ? nameOpenSession(session) : "";
 }
 
 interface TrunkProps {

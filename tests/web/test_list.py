@@ -104,3 +104,18 @@ async def test_an_unknown_address_and_a_missing_session_say_so(server: PageServe
     page = await visits.open(server, "/s/nothing-here")
     await expect(page.get_by_role("main")).to_contain_text("This session is not here")
     await expect(log(page)).to_have_count(0)
+
+
+async def test_a_session_that_has_no_name_yet_is_known_by_its_first_words(server: PageServer, visits: Visits) -> None:
+    reply = server.model.hold()
+    async with server.client() as client:
+        session_id = await client.session()
+        page = await visits.open(server, f"/s/{session_id}")
+        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Move the images\nnow"})
+        await reply.wait_until_asked()
+        await expect(session_row(page, "Move the images")).to_be_visible()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Move the images")
+        reply.write("Moved.")
+        reply.end()
+        await expect(session_row(page, "Named by the model")).to_be_visible()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Named by the model")

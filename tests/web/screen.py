@@ -29,6 +29,27 @@ async (log) => {
 }
 """
 
+# The same, row by row: what a row shows does not depend on how far the list was scrolled.
+READ_ROWS = """
+async (log) => {
+  const box = log.closest(".scroll");
+  const frames = (count) => new Promise((done) => {
+    const next = (left) => (left > 0 ? requestAnimationFrame(() => next(left - 1)) : done());
+    next(count);
+  });
+  const rows = new Map();
+  box.scrollTop = 0;
+  for (let last = -1; ; ) {
+    await frames(3);
+    for (const row of log.querySelectorAll(".vr")) rows.set(Number(row.dataset.index), row.innerText);
+    if (box.scrollTop === last) break;
+    last = box.scrollTop;
+    box.scrollTop += box.clientHeight * 0.6;
+  }
+  return [...rows].sort((a, b) => a[0] - b[0]).map((row) => row[1]);
+}
+"""
+
 
 def log(page: Page) -> Locator:
     """The conversation of the session on the screen."""
@@ -64,6 +85,11 @@ async def send(page: Page, text: str) -> None:
 async def read_everything(page: Page) -> str:
     """The whole text of the conversation, also what is out of sight."""
     return await log(page).evaluate(READ_EVERYTHING)
+
+
+async def read_rows(page: Page) -> list[str]:
+    """The rows of the conversation with their texts, also those out of sight."""
+    return await log(page).evaluate(READ_ROWS)
 
 
 async def expect_in_log(page: Page, *texts: str) -> None:

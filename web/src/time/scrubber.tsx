@@ -22,6 +22,8 @@ export function Scrubber({ session, at }: ScrubberProps) {
   const total = Math.max(1, timeline.length);
   const drag = useDrag(track, total);
   const seq = drag.seq.value ?? at ?? total;
+  // While the log is read, nobody knows yet where the end of the line is.
+  const isReady = session.loading.value === "ready";
   const place = total > 1 ? ((seq - 1) / (total - 1)) * 100 : 100;
   return (
     <div
@@ -34,8 +36,9 @@ export function Scrubber({ session, at }: ScrubberProps) {
       aria-valuemax={total}
       aria-valuenow={seq}
       aria-valuetext={describePosition(timeline, seq)}
-      onKeyDown={(event) => onKey(event, timeline, seq)}
-      onPointerDown={drag.onPointerDown}
+      aria-disabled={!isReady || undefined}
+      onKeyDown={(event) => isReady && onKey(event, timeline, seq)}
+      onPointerDown={(event) => isReady && drag.onPointerDown(event)}
       onPointerMove={drag.onPointerMove}
       onPointerUp={drag.onPointerUp}
       onPointerCancel={drag.onPointerUp}

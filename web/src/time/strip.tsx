@@ -50,7 +50,7 @@ function Line({ session, at }: StripProps) {
 function useTimeKeys(session: OpenSession, at: number | null, isOpen: boolean): void {
   const where = "Time";
   const isPast = () => at !== null;
-  const isUsed = () => at !== null || isOpen;
+  const isUsed = () => (at !== null || isOpen) && session.loading.value === "ready";
   const timeline = () => getTimeline(session.facts);
   const move = (find: (seq: number) => number) => {
     const total = timeline().length;

@@ -37,7 +37,8 @@ async def fetch(client: Client, path: str, **headers: str) -> tuple[int, Mapping
 
 async def test_every_path_of_the_page_has_its_html_without_a_login(folder: Path) -> None:
     async with serve_script(page_folder=folder) as client, Client(client.base, "") as anyone:
-        for path in ("/", "/s/ses_1", "/s/ses_1/at/7", "/inbox", "/new", "/usage", "/settings/models", "/compare/a/b"):
+        sessions = ("/", "/s/ses_1", "/s/ses_1/at/7", "/compare/a/b", "/new")
+        for path in (*sessions, "/inbox", "/inbox/ses_1/call_7", "/settings/models"):
             status, headers, data = await fetch(anyone, path)
             assert (status, data) == (200, HTML), path
             assert headers["content-type"] == "text/html; charset=utf-8"
@@ -47,7 +48,8 @@ async def test_every_path_of_the_page_has_its_html_without_a_login(folder: Path)
             assert "frame-ancestors 'none'" in policy and "require-trusted-types-for 'script'" in policy
             again = await fetch(anyone, path, if_none_match=headers["etag"])
             assert (again[0], again[2], again[1]["etag"]) == (304, b"", headers["etag"])
-        assert (await fetch(anyone, "/sessions"))[0] == 401
+        for path in ("/sessions", "/usage"):
+            assert (await fetch(anyone, path))[0] == 401, path
 
 
 async def test_a_file_with_a_hash_in_its_name_is_cached_for_ever_and_sent_compressed(folder: Path) -> None:

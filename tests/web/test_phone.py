@@ -16,7 +16,7 @@ async def check_fits(page: Page) -> None:
 
 @pytest.mark.parametrize("server", [["--access", "read-only"]], indirect=True)
 async def test_a_question_is_answered_on_the_phone(server: PageServer, visits: Visits) -> None:
-    await ask(server, "Write a file")
+    await ask(server, "Write a file", "The file is settled.")
     page = await visits.open(server, "/", phone=True)
     tabs = page.get_by_role("navigation", name="Main")
     await expect(tabs).to_contain_text("1")

@@ -13,9 +13,9 @@ from treadle.testing import call
 ASKS_ALWAYS = pytest.mark.parametrize("server", [["--access", "read-only"]], indirect=True)
 
 
-async def ask(server: PageServer, name: str = "Write a file") -> str:
-    """Start a run that asks whether it may write a file. Returns the session."""
-    server.model.script(call("write_file", path="a.txt", content="one\ntwo\n"), "The file is settled.")
+async def ask(server: PageServer, name: str = "Write a file", *replies: str) -> str:
+    """Start a run that asks whether it may write a file, and ends with these replies. Returns the session."""
+    server.model.script(call("write_file", path="a.txt", content="one\ntwo\n"), *replies)
     async with server.client() as client:
         session_id = await client.session(name=name)
         await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Write it."})
@@ -32,7 +32,7 @@ async def find_answer(server: PageServer, session_id: str) -> dict[str, object]:
 
 @ASKS_ALWAYS
 async def test_an_answer_on_one_device_is_shown_on_the_other_at_once(server: PageServer, visits: Visits) -> None:
-    session_id = await ask(server)
+    session_id = await ask(server, "Write a file", "The file is settled.")
     first = await visits.open(server, f"/s/{session_id}")
     inbox = await visits.open(server, "/inbox")
     phone = await visits.open(server, "/inbox", user=PHONE, phone=True)
@@ -50,7 +50,7 @@ async def test_an_answer_on_one_device_is_shown_on_the_other_at_once(server: Pag
 
 @ASKS_ALWAYS
 async def test_a_call_is_denied_with_a_reason(server: PageServer, visits: Visits) -> None:
-    session_id = await ask(server)
+    session_id = await ask(server, "Write a file", "The file is settled.")
     page = await visits.open(server, f"/s/{session_id}")
     await question(page).get_by_role("button", name="Deny").click()
     reason = page.get_by_role("textbox", name="Why, for the agent")
@@ -65,7 +65,7 @@ async def test_a_call_is_denied_with_a_reason(server: PageServer, visits: Visits
 
 @ASKS_ALWAYS
 async def test_keys_answer_only_the_question_that_is_selected(server: PageServer, visits: Visits) -> None:
-    session_id = await ask(server)
+    session_id = await ask(server, "Write a file", "The file is settled.")
     page = await visits.open(server, f"/s/{session_id}")
     await expect(question(page).get_by_role("button", name="Allow once")).to_be_enabled()
     await page.keyboard.press("y")
@@ -103,7 +103,7 @@ async def test_a_question_is_inert_when_it_appears_and_is_never_focused(server: 
 
 @ASKS_ALWAYS
 async def test_the_rule_is_shown_before_it_is_kept_and_can_be_revoked(server: PageServer, visits: Visits) -> None:
-    session_id = await ask(server)
+    session_id = await ask(server, "Write a file", "The file is settled.")
     page = await visits.open(server, f"/s/{session_id}")
     await expect(question(page)).to_contain_text("write_file(")
     await question(page).get_by_role("checkbox", name="Keep it for good").check()
@@ -141,7 +141,7 @@ async def test_a_question_of_the_agent_is_answered_with_an_option(server: PageSe
 async def test_a_user_who_may_only_look_sees_no_button_that_would_be_refused(
     server: PageServer, visits: Visits
 ) -> None:
-    session_id = await ask(server)
+    session_id = await ask(server, "Write a file", "The file is settled.")
     owner, viewer = (
         await visits.open(server, f"/s/{session_id}"),
         await visits.open(server, f"/s/{session_id}", user=VIEWER),

@@ -7,6 +7,7 @@ import { startRouter } from "./router.ts";
 import { readLoginLink } from "./store/login.ts";
 import { loadMe } from "./store/me.ts";
 import { startTheme } from "./theme.ts";
+import { startTitle } from "./ui/title.ts";
 import "./styles/tokens.css";
 import "./styles/base.css";
 import "./styles/shell.css";
@@ -24,6 +25,7 @@ import "./list/phone.css";
 
 startTheme();
 readLoginLink();
+startTitle();
 startRouter();
 startKeys();
 void loadMe();

@@ -4,10 +4,12 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { useKeys } from "../keys.ts";
 import { canSend } from "../store/me.ts";
 import { Icon } from "../ui/icon.tsx";
+import { useTitle } from "../ui/title.ts";
 import { NewForm } from "./new-form.tsx";
 import { createSession, draft, loadChoices, setDraft } from "./new-session.ts";
 
 export function NewPage() {
+  useTitle("New session");
   const [error, setError] = useState("");
   const [isSending, setSending] = useState(false);
   const field = useRef<HTMLTextAreaElement>(null);

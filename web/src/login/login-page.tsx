@@ -1,20 +1,18 @@
 /** Log in with a token. Links from `treadle serve` log in by themselves. */
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { ApiError } from "../api.ts";
 import { isLinkUsedUp } from "../store/login.ts";
 import { logIn, me } from "../store/me.ts";
 import { Icon } from "../ui/icon.tsx";
+import { useTitle } from "../ui/title.ts";
 
 export function LoginPage() {
   const [token, setToken] = useState("");
   const [error, setError] = useState("");
   const [isSending, setSending] = useState(false);
   const field = useRef<HTMLInputElement>(null);
-  useEffect(() => {
-    document.title = "Log in – treadle";
-    return () => void (document.title = "treadle");
-  }, []);
+  useTitle("Log in");
   const send = async (event: Event): Promise<void> => {
     event.preventDefault();
     setSending(true);

@@ -1,1 +1,8 @@
-export function InboxPage(_: { question: string }) { return <main class="main" />; }
+/** The inbox: the open questions of all sessions. */
+
+import { useTitle } from "../ui/title.ts";
+
+export function InboxPage(_: { question: string }) {
+  useTitle("Inbox");
+  return <main class="main" />;
+}

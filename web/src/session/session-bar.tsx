@@ -19,6 +19,7 @@ import { copyText } from "../ui/copy-button.tsx";
 import { formatClock, formatCost } from "../ui/format.ts";
 import { Icon, type IconName } from "../ui/icon.tsx";
 import { Menu, type MenuItem } from "../ui/menu.tsx";
+import { useTitle } from "../ui/title.ts";
 import { showToast } from "../ui/toasts.tsx";
 import type { RunView, View } from "../view.ts";
 
@@ -77,10 +78,7 @@ function Title({ entry, name }: { entry: SessionView | undefined; name: string }
   const [isEditing, setEditing] = useState(false);
   const mayEdit = canSend.value && entry !== undefined;
   useKeys([{ keys: "r", label: "Rename", where: "Session", isActive: () => mayEdit, run: () => setEditing(true) }]);
-  useEffect(() => {
-    document.title = `${name} · treadle`;
-    return () => void (document.title = "treadle");
-  }, [name]);
+  useTitle(name);
   if (isEditing && entry) return <TitleField entry={entry} onEnd={() => setEditing(false)} />;
   return (
     <h1 title={name} onDblClick={() => mayEdit && setEditing(true)}>

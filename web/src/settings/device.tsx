@@ -3,6 +3,7 @@
 import { useState } from "preact/hooks";
 import { api } from "../api.ts";
 import type { TicketView } from "../generated/api.ts";
+import { NotificationLine } from "../questions/notification-line.tsx";
 import { logOut, me } from "../store/me.ts";
 import { theme } from "../theme.ts";
 import { Choice } from "../ui/choice.tsx";
@@ -23,6 +24,7 @@ export function DeviceSection() {
         <Line icon="moon" name="Theme">
           <Choice label="Theme" value={theme.value} options={THEMES} onChange={(value) => (theme.value = value)} />
         </Line>
+        <NotificationLine />
         <Line
           icon="out"
           name="Login"

@@ -15,11 +15,13 @@ import { readSection } from "./settings-side.tsx";
 import { SkillsSection } from "./skills.tsx";
 import { McpSection, ToolsSection } from "./tools.tsx";
 import { ServerSection, TokensSection } from "./tokens.tsx";
+import { useTitle } from "../ui/title.ts";
 
 /** Sections above may still grow while they load, so the wanted one is brought back for this long. In milliseconds. */
 const SETTLING = 1500;
 
 export function SettingsPage({ section }: { section: string }) {
+  useTitle("Settings");
   const box = useRef<HTMLDivElement>(null);
   const { data: config, error } = useLoaded<ConfigView>("/v1/config");
   useShownSection(box, section);

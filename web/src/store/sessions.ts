@@ -1,6 +1,6 @@
 /** The list of sessions and the open questions of all sessions, kept live by one stream. */
 
-import { computed, signal } from "@preact/signals";
+import { batch, computed, signal } from "@preact/signals";
 import { api } from "../api.ts";
 import { openStream, type ServerEvent } from "../event-stream.ts";
 import type { PendingQuestion, SessionPageView, SessionView } from "../generated/api.ts";
@@ -98,7 +98,12 @@ function takeEvents(events: ServerEvent[]): void {
   sessions.value = all;
 }
 
+/** The page sees the questions of a session together with the session. */
 function takeNews(news: News): void {
+  batch(() => applyNews(news));
+}
+
+function applyNews(news: News): void {
   switch (news.kind) {
     case "list":
       noteOnline();

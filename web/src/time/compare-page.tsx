@@ -10,6 +10,7 @@ import type { OpenSession } from "../store/open-session.ts";
 import { sessions } from "../store/sessions.ts";
 import { formatCost, plural } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
+import { useTitle } from "../ui/title.ts";
 import { CompareColumn } from "./compare-column.tsx";
 import { countFacts, useCommon, useSession } from "./compare-data.ts";
 import { CompareHead } from "./compare-head.tsx";
@@ -31,10 +32,7 @@ export function ComparePage({ left, right }: ComparePageProps) {
   const close = (): void => openSession(left);
   const views = <Segments label="What is compared" options={VIEWS} value={shown} onChange={setShown} />;
   useKeys([{ keys: "Escape", label: "Close the comparison", where: "Compare", run: close }]);
-  useEffect(() => {
-    document.title = "Compare · treadle";
-    return () => void (document.title = "treadle");
-  }, []);
+  useTitle("Compare");
   return (
     <main class="main">
       <header class="bar">

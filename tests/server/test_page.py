@@ -118,7 +118,7 @@ async def test_a_page_that_is_not_built_says_how_to_build_it(tmp_path: Path) -> 
 
 def test_only_the_page_and_the_login_are_public() -> None:
     assert is_public("/s/a/b", "GET") and is_public("/login", "POST") and is_public("/assets/a.js", "HEAD")
-    for path in ("/v1/sessions", "/sx", "/s", "/inbox/x", "/docs", "/assets", "//", "/v1/../s/x"):
+    for path in ("/v1/sessions", "/sx", "/s", "/inboxes", "/docs", "/assets", "//", "/v1/../s/x"):
         assert not is_public(path, "GET"), path
     for path in ("/", "/s/a", "/assets/a.js", "/health", "/v1/me"):
         assert not is_public(path, "POST"), path

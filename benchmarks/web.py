@@ -72,6 +72,17 @@ WATCH_END = """
   requestAnimationFrame(see);
 }
 """
+# The policy of the page forbids `eval`, so what is waited for is a function and no text.
+WAIT = """
+(name) => new Promise((done) => {
+  const isTrue = {
+    paint: () => performance.getEntriesByName("first-paint").length > 0,
+    end: () => window.__end > 0,
+  }[name];
+  const see = () => (isTrue() ? done() : requestAnimationFrame(see));
+  see();
+})
+"""
 FIRST_PAINT = "() => performance.getEntriesByName('first-paint')[0]?.startTime ?? 0"
 
 
@@ -144,9 +155,9 @@ async def measure_paint(context: BrowserContext, url: str, end: str = "") -> tup
     if end:
         await page.add_init_script(f"({WATCH_END})({end!r})")
     await page.goto(url)
-    await page.wait_for_function(f"({FIRST_PAINT})() > 0")
+    await page.evaluate(WAIT, "paint")
     if end:
-        await page.wait_for_function("window.__end > 0")
+        await page.evaluate(WAIT, "end")
     paint, drawn = await page.evaluate(FIRST_PAINT), await page.evaluate("window.__end ?? 0")
     await page.close()
     return paint, drawn

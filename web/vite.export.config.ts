@@ -2,6 +2,7 @@ import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { defineConfig, type Plugin } from "vite";
+import { keepOnlyLexer } from "./vite.config.ts";
 
 /** What the file may do: run its own script, and nothing else. No request leaves it. */
 function writePolicy(script: string, style: string): string {
@@ -57,7 +58,7 @@ const REPLACED = {
 /** One session as one HTML file. The server puts the session into it. */
 export default defineConfig({
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
-  plugins: [inlineAll()],
+  plugins: [keepOnlyLexer(), inlineAll()],
   resolve: {
     alias: Object.entries(REPLACED).map(([name, own]) => ({ find: new RegExp(`^.*/${name}\\.tsx$`), replacement: resolve(own) })),
   },

@@ -5,7 +5,6 @@ import { useEffect } from "preact/hooks";
 import { startOutbox } from "./composer/outbox.ts";
 import { Side } from "./list/side.tsx";
 import { HomePage } from "./list/home-page.tsx";
-import { NewPage } from "./list/new-page.tsx";
 import { PhoneTabs } from "./list/phone-tabs.tsx";
 import { LoginPage } from "./login/login-page.tsx";
 import { StatusBanner } from "./login/status-banner.tsx";
@@ -14,12 +13,16 @@ import { InboxPage } from "./questions/inbox-page.tsx";
 import { startNotifications } from "./questions/notifications.ts";
 import { route, type Route } from "./router.ts";
 import { SessionPage } from "./session/session-page.tsx";
-import { SettingsPage } from "./settings/settings-page.tsx";
 import { login } from "./store/login.ts";
 import { showSession } from "./store/open-session.ts";
 import { followSessions } from "./store/sessions.ts";
-import { ComparePage } from "./time/compare-page.tsx";
+import { lazy } from "./ui/lazy.tsx";
 import { Toasts } from "./ui/toasts.tsx";
+
+const waiting = <main class="main" aria-busy="true" />;
+const NewPage = lazy(async () => (await import("./list/new-page.tsx")).NewPage, waiting);
+const SettingsPage = lazy(async () => (await import("./settings/settings-page.tsx")).SettingsPage, waiting);
+const ComparePage = lazy(async () => (await import("./time/compare-page.tsx")).ComparePage, waiting);
 
 export function App() {
   if (login.value === "needed") return <LoginPage />;

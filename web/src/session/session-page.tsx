@@ -6,13 +6,18 @@ import { buildPath, type SessionTab } from "../router.ts";
 import { openedSession, type OpenSession } from "../store/open-session.ts";
 import { PastBanner } from "../time/past-banner.tsx";
 import { Strip } from "../time/strip.tsx";
-import { TimePanel } from "../time/time-panel.tsx";
 import { Icon } from "../ui/icon.tsx";
 import { formatCount } from "../ui/format.ts";
-import { ChangesTab } from "../workspace/changes-tab.tsx";
+import { lazy } from "../ui/lazy.tsx";
 import { Conversation, type ConversationSource } from "./conversation.tsx";
 import { Rail } from "./rail.tsx";
 import { SessionBar } from "./session-bar.tsx";
+
+const TimePanel = lazy(async () => (await import("../time/time-panel.tsx")).TimePanel);
+const ChangesTab = lazy(
+  async () => (await import("../workspace/changes-tab.tsx")).ChangesTab,
+  <div class="scroll-box" aria-busy="true" />,
+);
 
 interface SessionPageProps {
   id: string;

@@ -6,13 +6,15 @@ import { Code } from "../markdown/code.tsx";
 import { isEmbeddedImage } from "../markdown/links.ts";
 import { readOutcome } from "../questions/outcome.ts";
 import { formatCount, plural } from "../ui/format.ts";
+import { lazy } from "../ui/lazy.tsx";
 import { VisibleText } from "../ui/visible-text.tsx";
 import { UnifiedDiff } from "../workspace/diff.tsx";
-import { LongOutput } from "../workspace/artifact.tsx";
 import type { CallStatus, CallView } from "../view.ts";
 import { useConversation } from "./context.ts";
 import { PlanList } from "./plan-list.tsx";
 import { countLines, findDiff, readArguments, readPlan, SHELLS, stripAnsi, takeLastLines, type Arguments } from "./tool-text.ts";
+
+const LongOutput = lazy(async () => (await import("../workspace/artifact.tsx")).LongOutput);
 
 const TAIL = 5;
 /** More lines than these are shown by a button. */

@@ -6,10 +6,12 @@ import { canSend } from "../store/me.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { formatTime } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
-import { clampPosition, forkAt, isBusy, moveTo, openRewind, showTab } from "./actions.ts";
-import { RewindDialog } from "./rewind-dialog.tsx";
+import { lazy } from "../ui/lazy.tsx";
+import { clampPosition, forkAt, isBusy, moveTo, openRewind, rewindRequest, showTab } from "./actions.ts";
 import { Scrubber } from "./scrubber.tsx";
 import { getTimeline, useTimeline } from "./timeline.ts";
+
+const RewindDialog = lazy(async () => (await import("./rewind-dialog.tsx")).RewindDialog);
 
 interface StripProps {
   session: OpenSession;
@@ -23,7 +25,7 @@ export function Strip({ session, at }: StripProps) {
   return (
     <>
       {!isOpen && <Line session={session} at={at} />}
-      <RewindDialog />
+      {rewindRequest.value && <RewindDialog />}
     </>
   );
 }

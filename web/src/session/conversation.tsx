@@ -124,11 +124,21 @@ function chooseGap(before: Row | undefined, row: Row): number {
   return row.kind === "notice" || before.kind === "notice" ? 12 : 16;
 }
 
-const HEIGHTS: Partial<Record<RowKind, number>> = { message: 96, notice: 48, partial: 100, retries: 32, helpers: 96 };
+const HEIGHTS: Partial<Record<RowKind, number>> = { message: 68, notice: 48, partial: 84, retries: 32, helpers: 84 };
+const LINE = 25;
+const LETTERS_IN_A_LINE = 85;
 
-/** A guess until the row has been drawn. */
-function estimateHeight(row: Row): number {
-  if (row.kind !== "reply") return HEIGHTS[row.kind] ?? 32;
-  const { length } = row.item.reply?.text ?? "";
-  return 44 + Math.ceil(length / 85) * 25;
+/** A guess until the row has been drawn. The better it is, the less the scroll bar moves. */
+function estimateHeight(row: Row, before: Row | undefined): number {
+  const gap = chooseGap(before, row);
+  if (row.kind !== "reply") return gap + (HEIGHTS[row.kind] ?? 32);
+  const { text = "" } = row.item.reply ?? {};
+  let height = gap;
+  for (let start = 0; start <= text.length; ) {
+    const end = text.indexOf("\n", start);
+    const length = (end < 0 ? text.length : end) - start;
+    height += length > 0 ? Math.ceil(length / LETTERS_IN_A_LINE) * LINE : 12;
+    start += length + 1;
+  }
+  return height;
 }

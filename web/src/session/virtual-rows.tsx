@@ -15,7 +15,7 @@ export interface VirtualRowsProps {
   rows: readonly Row[];
   /** Another number when rows in the middle have changed. */
   generation: number;
-  estimate: (row: Row) => number;
+  estimate: (row: Row, before: Row | undefined) => number;
   draw: (row: Row, before: Row | undefined) => ComponentChildren;
   /** What follows the last row, such as the reply that streams in. */
   tail: ComponentChildren;
@@ -83,14 +83,17 @@ function EndPill({ added, onClick }: { added: number; onClick: () => void }) {
 /** The virtual list itself. It reads the latest rows at each question. */
 function useList(
   scroller: MutableRef<HTMLDivElement | null>,
-  current: MutableRef<{ rows: readonly Row[]; estimate: (row: Row) => number }>,
+  current: MutableRef<Pick<VirtualRowsProps, "rows" | "estimate">>,
   redraw: (change: unknown) => void,
 ): List {
   const kept = useRef<List | null>(null);
   kept.current ??= new Virtualizer<HTMLDivElement, HTMLDivElement>({
     count: current.current.rows.length,
     getScrollElement: () => scroller.current,
-    estimateSize: (index) => current.current.estimate(current.current.rows[index] as Row),
+    estimateSize: (index) => {
+      const { rows, estimate } = current.current;
+      return estimate(rows[index] as Row, rows[index - 1]);
+    },
     getItemKey: (index) => current.current.rows[index]?.key ?? index,
     overscan: OVERSCAN,
     initialRect: { width: 800, height: 800 },

@@ -112,6 +112,7 @@ async def test_hostile_names_are_drawn_as_text_in_lists_and_settings(visits: Vis
         await expect(page.get_by_role("option").first).to_be_visible()
         await check(page)
         await page.goto("/settings/memory")
+        await page.get_by_role("region", name="Memory").get_by_role("button", name="Show more").click()
         await check(page, *(text[-6:] for text in REMEMBERED))
         assert find_loaded(visits) == []
         await visits.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +19,8 @@ from treadle.permissions.patterns import UNREADABLE_MARK
 from treadle.permissions.policy import COMMAND_TOOL, Action, Assessment, apply_aliases, decide_use, find_narrowest_tier
 from treadle.tools.base import Tool, ToolError
 from treadle.workspace.folder import Folder, decode_text
+from treadle.workspace.line_diff import diff_lines
+from treadle.workspace.worker_threads import run_in_thread
 
 MAX_PREVIEW_BYTES = 1 << 20
 PartVerdict = Literal["allowed", "asks", "denied"]
@@ -45,11 +46,11 @@ class ApprovalPreview(Struct, frozen=True):
     hidden: bool
 
 
-def build_preview(setup: Setup, state: State, question: ApprovalRequested) -> ApprovalPreview:
+async def build_preview(setup: Setup, state: State, question: ApprovalRequested) -> ApprovalPreview:
     """Build the preview of a question. It reads only files that the session's own tools may read."""
     folder = setup.workspace
     where = question.arguments.get("folder", "")
-    diff = preview_diff(question.tool, question.arguments, folder, read_inside)
+    diff = await run_in_thread(preview_diff, question.tool, question.arguments, folder, read_inside)
     return ApprovalPreview(
         parts=list_parts(setup, state, question),
         diff="\n".join(diff),
@@ -156,4 +157,4 @@ def preview_diff(
 
 def _build_diff(before: str, after: str, path: str) -> list[str]:
     old, new = before.splitlines(), after.splitlines()
-    return list(difflib.unified_diff(old, new, f"{path} (before)", f"{path} (after)", lineterm=""))
+    return list(diff_lines(old, new, f"{path} (before)", f"{path} (after)", ""))

@@ -124,7 +124,7 @@ async def preview_approval(service: CurrentService, token: Viewer, session_id: s
     session = await service.runtime.open(session_id)
     question = await _find_question(session, call_id)
     state = await session.state()
-    preview = build_preview(await service.runtime.coordinator.build_setup(state), state, question)
+    preview = await build_preview(await service.runtime.coordinator.build_setup(state), state, question)
     return PreviewView(question=PendingQuestion.from_fact(session_id, question), **msgspec.to_builtins(preview))
 
 

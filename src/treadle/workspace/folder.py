@@ -7,7 +7,6 @@ follows links that stay inside. Writing follows none.
 from __future__ import annotations
 
 import codecs
-import difflib
 import errno
 import io
 import os
@@ -25,6 +24,7 @@ from msgspec import Struct
 
 from treadle.permissions import paths
 from treadle.tools.base import ToolError
+from treadle.workspace.line_diff import diff_lines
 
 MAX_FILE_BYTES = 10 * 1024 * 1024
 """Bytes of the largest file that is read in one piece or changed."""
@@ -484,7 +484,7 @@ def render_diff(before: bytes | None, after: bytes | None, path: str, limit: int
     sides = io.StringIO(old.text).readlines(), io.StringIO(new.text).readlines()
     lines = [
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-        for line in difflib.unified_diff(*sides, *names)
+        for line in diff_lines(*sides, *names)
     ]
     if len(lines) > limit:
         lines[limit:] = [f"[… {len(lines) - limit} more lines of the diff]\n"]

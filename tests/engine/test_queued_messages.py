@@ -23,6 +23,7 @@ from tests.kit.sessions import (
     wait_for,
 )
 from treadle import Session
+from treadle.engine.steps import Record, next_step
 from treadle.errors import Conflict, ModelError, NotFound
 from treadle.events import MessageEdited, MessageReceived, RunFinished, RunStarted, TurnStarted
 from treadle.log.base import Log
@@ -224,22 +225,37 @@ async def test_an_edit_that_comes_after_the_run_took_the_message_is_refused(stor
 async def test_an_edit_that_is_stored_before_the_turn_counts(store: Store, edit: str) -> None:
     """The run has decided to take the message, and finds the edit in the log when it writes that."""
     async with open_busy(store, "done") as (session, held, model):
-        message_id = await session.send("left")
-        posted = edit_at_turn(session.log, store.open(), session.id, message_id, edit)
+        await session.send("left")
+        posted = edit_at_turn(session.log, store.open(), session.id, edit)
         held.free.set()
         await wait_for_runs(session, 1)
         assert posted and list_user_texts(model.requests[-1]) == ["go", *filter(None, [edit])]
 
 
-def edit_at_turn(log: Log, elsewhere: Log, session_id: str, message_id: str, text: str) -> list[Any]:
+async def test_a_run_whose_only_message_was_withdrawn_does_not_ask_the_model(store: Store) -> None:
+    """A fork may begin between the start of a run and its first turn."""
+    agent, _ = build_agent("one", "two")
+    async with agent.session(store.open()) as session:
+        await run_to_end(session)
+        await run_to_end(session)
+        started = select_events(await session.facts(), RunStarted)[-1]
+        fork = await session.fork(started.seq)
+        (queued,) = (await fork.state()).queue
+        await fork.withdraw_message(queued.id)
+        step = next_step(await fork.state(), 0.0)
+        assert isinstance(step, Record) and isinstance(step.facts[0], RunFinished)
+        assert (step.facts[0].reason, step.facts[0].error) == ("cancelled", "its message was withdrawn")
+
+
+def edit_at_turn(log: Log, elsewhere: Log, session_id: str, text: str) -> list[Any]:
     """Let another process edit a message in the moment in which this one first writes that it takes it."""
     append, posted = log.append, list[Any]()
 
     async def slow_append(claim: Any, seq: int, facts: Any, *args: Any, **options: Any) -> None:
-        takes = any(isinstance(fact, TurnStarted) and message_id in fact.messages for fact in facts)
-        if takes and not posted:
+        taken = [message_id for fact in facts if isinstance(fact, TurnStarted) for message_id in fact.messages]
+        if taken and not posted:
             parts = (TextPart(text),) if text else ()
-            posted.append(await elsewhere.post(session_id, [MessageEdited(id=message_id, parts=parts)], wake=False))
+            posted.append(await elsewhere.post(session_id, [MessageEdited(id=taken[0], parts=parts)], wake=False))
         await append(claim, seq, facts, *args, **options)
 
     log.append = slow_append  # type: ignore[method-assign]

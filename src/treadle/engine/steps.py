@@ -343,7 +343,7 @@ def _start_turn(state: State, run: RunState, now: float) -> Record:
     if limit is not None and run.turns > 0:
         return _start_wrap_up(run, limit)
     promoted = choose_messages(state, run)
-    if not promoted and not run.turns and run.trigger == "message" and not state.entries:
+    if not promoted and not run.turns and run.trigger == "message":
         return _end_run(run, "cancelled", error="its message was withdrawn")
     return Record((events.TurnStarted(turn=run.turns + 1, messages=promoted, tools=limits.turns > 0),))
 

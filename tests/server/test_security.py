@@ -106,6 +106,8 @@ async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
         asked = {"origin": page, "sec-fetch-site": "cross-site", "access-control-request-method": "POST"}
         async with client.request("OPTIONS", "/v1/sessions", headers=asked) as answer:
             assert answer.status == 204 and answer.headers["access-control-allow-origin"] == page
+            methods = {method.upper() for path in client.app.openapi()["paths"].values() for method in path}
+            assert methods <= set(answer.headers["access-control-allow-methods"].split(", "))
         async with client.request("GET", "/v1/sessions", headers={"origin": page}) as answer:
             assert answer.status == 200 and answer.headers["access-control-allow-origin"] == page
         assert await fetch_status(client, headers={"origin": "https://other.example"}) == 403

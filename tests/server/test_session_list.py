@@ -139,6 +139,16 @@ async def test_a_session_gets_no_more_access_than_the_server_allows() -> None:
         ]
 
 
+async def test_a_change_that_is_refused_changes_nothing() -> None:
+    async with serve_script("hello", grant=Grant(tier="sandbox")) as client:
+        session_id = await client.session(name="before")
+        path, before = f"/v1/sessions/{session_id}", await client.facts(session_id)
+        wider = {"name": "after", "pinned": True, "web": False, "access": "full"}
+        assert (await client.problem("PATCH", path, wider, 403))["type"] == "wider_access"
+        await client.problem("PATCH", path, {"name": "after", "limits": {"turns": 10**6}}, 422)
+        assert await client.facts(session_id) == before
+
+
 # --- search
 
 

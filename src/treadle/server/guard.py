@@ -51,7 +51,7 @@ _ANTHROPIC_KINDS = {
     503: "overloaded_error",
 }
 PREFLIGHT_HEADERS = [
-    (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
+    (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE"),
     (
         b"access-control-allow-headers",
         b"authorization, x-api-key, content-type, idempotency-key, last-event-id, anthropic-version, anthropic-beta",

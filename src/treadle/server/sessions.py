@@ -188,21 +188,23 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
 
 @router.patch("/sessions/{session_id}")
 async def change_session(service: CurrentService, token: Sender, session_id: str, body: ChangeSession) -> SessionView:
-    """Rename a session, pin or archive it, or give it another agent, model, limits or access."""
+    """Rename a session, pin or archive it, or give it another agent, model, limits or access: all of it or nothing."""
     session = await service.open_for_use(session_id, token)
     if body.model:
         service.get_model(body.model)
     if body.agent and body.agent not in service.runtime.agents:
         raise NotFound(f"agent: there is no agent {body.agent!r}; GET /v1/agents lists them")
+    limits = body.limits.apply_to(session.agent.limits) if body.limits is not None else None
+    if body.access is not None:
+        await check_new_access(session, token, body.access)
     if body.name is not None:
         await session.rename(body.name)
-    if body.agent or body.model or body.limits is not None or body.web is not None:
-        limits = body.limits.apply_to(session.agent.limits) if body.limits is not None else None
+    if body.agent or body.model or limits is not None or body.web is not None:
         await session.configure(agent=body.agent, model=body.model, limits=limits, web=body.web, by=token.name)
     if body.pinned is not None or body.archived is not None:
         await session.mark(pinned=body.pinned, archived=body.archived, by=token.name)
     if body.access is not None:
-        await change_access(session, token, body.access)
+        await session.choose_access(body.access, by=token.name)
     return await build_entry(service, await service.runtime.log.get_info(session_id))
 
 
@@ -213,15 +215,14 @@ def check_access(access: Tier, grants: Sequence[Grant]) -> None:
         raise Refusal(403, "wider_access", f"access: {access} is more than this server allows, which is {most}")
 
 
-async def change_access(session: Session, token: Token, access: Tier) -> None:
-    """Change what a session may do. More than it has now needs somebody who may approve that."""
+async def check_new_access(session: Session, token: Token, access: Tier) -> None:
+    """Refuse what the server does not allow. More than the session has now needs somebody who may approve that."""
     state = await session.state()
     narrower = state.created.grants[1:] if state.created is not None else ()
     check_access(access, (session.agent.grant, *narrower))
     before = state.access or session.agent.grant.tier
     if choose_narrowest(access, before) == before and access != before:
         require_right(token, "approve")
-    await session.choose_access(access, by=token.name)
 
 
 @router.delete("/sessions/{session_id}", status_code=204)

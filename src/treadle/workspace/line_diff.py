@@ -33,12 +33,9 @@ def diff_lines(
 ) -> Iterator[str]:
     """Yield a unified diff. In large files, lines that are unique in both align the others."""
     if len(old) * len(new) <= MAX_WORK:
-        return difflib.unified_diff(old, new, old_name, new_name, lineterm=line_end)
-    return _write_diff(old, new, old_name, new_name, line_end)
-
-
-def _write_diff(old: Sequence[str], new: Sequence[str], old_name: str, new_name: str, line_end: str) -> Iterator[str]:
-    blocks = [*_match_lines(old, new), (len(old), len(new), 0)]
+        yield from difflib.unified_diff(old, new, old_name, new_name, lineterm=line_end)
+        return
+    blocks = [*match_lines(old, new), (len(old), len(new), 0)]
     for place, group in enumerate(_Matched(blocks).get_grouped_opcodes(_CONTEXT)):
         if not place:
             yield f"--- {old_name}{line_end}"
@@ -60,7 +57,7 @@ def _write_range(start: int, end: int) -> str:
     return f"{start + 1 if count else start},{count}"
 
 
-def _match_lines(old: Sequence[str], new: Sequence[str]) -> list[_Block]:
+def match_lines(old: Sequence[str], new: Sequence[str]) -> list[_Block]:
     """Match lines in their order: those at both ends, those that are unique, and those between two of them."""
     most = min(len(old), len(new))
     head = next((at for at in range(most) if old[at] != new[at]), most)

@@ -126,7 +126,7 @@ function LiveTail({ call }: { call: CallView }) {
   const progress = source.live?.progress.get(id);
   if (!text && !progress) return null;
   return (
-    <div class="out tail">
+    <div class="out">
       {progress && <div class="m3">{describeProgress(progress)}</div>}
       {text && <VisibleText text={takeLastLines(text, TAIL)} />}
       {text && <span class="caret" />}

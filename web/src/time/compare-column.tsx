@@ -22,7 +22,7 @@ export function CompareColumn({ session, shown, after }: CompareColumnProps) {
   if (shown === "waterfall") {
     return (
       <div class="cmp-col">
-        <Waterfall facts={session.facts} at={null} version={session.version.value} onMove={() => undefined} />
+        <Waterfall key={after} facts={session.facts} at={null} version={session.version.value} startAt={after + 1} onMove={() => undefined} />
       </div>
     );
   }

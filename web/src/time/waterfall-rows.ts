@@ -132,7 +132,10 @@ export class Waterfall {
       case "input_requested":
         return void row.spans.push({ kind: "person", from: fact.at, to: null });
       case "approval_answered":
+        if (fact.call_id === row.call.call.id) row.call.answer = fact;
+        return closePerson(row, fact.at);
       case "input_answered":
+        row.call.inputAnswer = fact;
         return closePerson(row, fact.at);
       case "call_started":
         row.call.started = fact;

@@ -8,6 +8,7 @@ import { formatClock, formatDuration } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
 import { moveTo } from "./actions.ts";
 import { getTimeline } from "./timeline.ts";
+import { useDetail, WaterfallDetail } from "./waterfall-detail.tsx";
 import { WaterfallEntry } from "./waterfall-entry.tsx";
 import { chooseStep, getWaterfall, type Waterfall as Model, type WaterfallRow, type WaterfallRun } from "./waterfall-rows.ts";
 
@@ -21,6 +22,8 @@ interface WaterfallProps {
   version?: number;
   /** What a click on a row does. By default the page moves there. */
   onMove?: (at: number | null) => void;
+  /** The run at this position is shown first. By default the one at `at`. */
+  startAt?: number;
 }
 
 /** The part of the time that the lanes show, in seconds. */
@@ -31,18 +34,18 @@ export interface Scale {
   now: number;
 }
 
-export function Waterfall({ facts, at, onMove = moveTo }: WaterfallProps) {
+export function Waterfall({ facts, at, onMove = moveTo, startAt = 0 }: WaterfallProps) {
   const model = getWaterfall(facts);
   const total = facts.length;
   const seq = at ?? total;
   const [chosen, setChosen] = useState<{ seq: number; run: number } | null>(null);
-  const run = (chosen?.seq === seq ? model.runs[chosen.run - 1] : undefined) ?? model.runAt(seq);
+  const run = (chosen?.seq === seq ? model.runs[chosen.run - 1] : undefined) ?? model.runAt(startAt || seq);
   if (!run) return <p class="wf-none">Nothing has run yet.</p>;
   const isOpen = run.endedAt === null && run === model.runs.at(-1);
   const end = run.endedAt ?? (isOpen && at === null ? everySecond.value : (facts.at(-1)?.at ?? run.startedAt));
   const scale: Scale = {
     from: run.startedAt,
-    seconds: Math.max(0.1, end - run.startedAt),
+    seconds: Math.max(0.01, end - run.startedAt),
     now: at === null && isOpen ? end : getTimeline(facts).timeAt(seq),
   };
   return (
@@ -74,13 +77,15 @@ function RunRows({ run, scale, seq, isNow, onMove, head }: RunRowsProps) {
   useEffect(() => {
     if (box.current && current >= 0) showRow(box.current, current, rowHeight);
   }, [current, rowHeight]);
+  const detail = useDetail();
+  const shown = detail.place && run.rows[detail.place.index];
   const last = Math.min(run.rows.length, first + count);
   const place = ((scale.now - scale.from) / scale.seconds) * 100;
   const step = (chooseStep(scale.seconds) / scale.seconds) * 100;
   return (
     <div ref={box} class="wf" style={{ "--now": Math.min(100, Math.max(0, place)), "--grid": step }} role="group" aria-label={`Waterfall of run ${run.number}`}>
       {head}
-      <div role="list">
+      <div role="list" {...detail.handlers}>
         <div style={{ height: `${first * rowHeight}px` }} />
         {run.rows.slice(first, last).map((row, index) => (
           <WaterfallEntry
@@ -96,6 +101,7 @@ function RunRows({ run, scale, seq, isNow, onMove, head }: RunRowsProps) {
         <div style={{ height: `${(run.rows.length - last) * rowHeight}px` }} />
       </div>
       <Legend />
+      {detail.place && shown && <WaterfallDetail row={shown} scale={scale} place={detail.place} />}
     </div>
   );
 }

@@ -60,11 +60,13 @@ def _run_calls(calls: Sequence[Call], output: str = "", **fields: Any) -> Iterat
 # --- a long session
 
 
-def build_long_session(session_id: str, home: Path, turns: int) -> list[events.AnyFact]:
+def build_long_session(
+    session_id: str, home: Path, turns: int, turns_in_a_run: int = TURNS_IN_A_RUN
+) -> list[events.AnyFact]:
     """A session whose every turn draws two rows: a text with some Markdown, and two calls."""
     facts: list[events.AnyFact] = [_create(session_id, home), events.SessionRenamed(name="A long session")]
-    for first in range(1, turns + 1, TURNS_IN_A_RUN):
-        facts += _build_run(first, min(TURNS_IN_A_RUN, turns + 1 - first))
+    for first in range(1, turns + 1, turns_in_a_run):
+        facts += _build_run(first, min(turns_in_a_run, turns + 1 - first))
     return facts
 
 

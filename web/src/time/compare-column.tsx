@@ -13,20 +13,22 @@ import { Waterfall } from "./waterfall.tsx";
 interface CompareColumnProps {
   session: OpenSession;
   shown: CompareView;
-  /** Only what came after this position is shown. */
-  after: number;
+  /** The position up to which both sessions are the same. */
+  common: number;
+  /** What both have is shown too. */
+  isWhole: boolean;
 }
 
-export function CompareColumn({ session, shown, after }: CompareColumnProps) {
+export function CompareColumn({ session, shown, common, isWhole }: CompareColumnProps) {
   if (shown === "files") return <Files session={session} />;
   if (shown === "waterfall") {
     return (
       <div class="cmp-col">
-        <Waterfall key={after} facts={session.facts} at={null} version={session.version.value} startAt={after + 1} onMove={() => undefined} />
+        <Waterfall key={common} facts={session.facts} at={null} version={session.version.value} after={common} onMove={() => undefined} />
       </div>
     );
   }
-  return <Talk session={session} after={after} />;
+  return <Talk session={session} after={isWhole ? 0 : common} />;
 }
 
 const STILL = signal(0);

@@ -86,8 +86,8 @@ function Pair({ a, b, shown }: PairProps) {
         <Trunk session={a} common={common} isWhole={isWhole} onToggle={() => setWhole(!isWhole)} />
       )}
       <div ref={columns} class="cmp">
-        {only !== "b" && <CompareColumn session={a} shown={shown} after={isWhole ? 0 : common} />}
-        {only !== "a" && <CompareColumn session={b} shown={shown} after={isWhole ? 0 : common} />}
+        {only !== "b" && <CompareColumn session={a} shown={shown} common={common} isWhole={isWhole} />}
+        {only !== "a" && <CompareColumn session={b} shown={shown} common={common} isWhole={isWhole} />}
       </div>
     </>
   );

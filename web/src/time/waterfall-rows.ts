@@ -1,6 +1,6 @@
 /** What a waterfall shows: per run its turns and calls with the spans of time they took. It grows with the facts. */
 
-import type { AnyFact, Call, CallFinished, ModelFailed, ModelReplied } from "../generated/events.ts";
+import type { AnyFact, Call, CallFinished, ModelFailed, ModelReplied, RunFinished } from "../generated/events.ts";
 import type { CallView } from "../view.ts";
 
 export type SpanKind = "first" | "model" | "tool" | "bad" | "person";
@@ -30,6 +30,8 @@ export interface WaterfallRun {
   startSeq: number;
   startedAt: number;
   endedAt: number | null;
+  /** 0 while it is under way. */
+  endSeq: number;
   rows: WaterfallRow[];
 }
 
@@ -58,12 +60,17 @@ export class Waterfall {
     return this.runs.findLast((run) => run.startSeq <= seq) ?? this.runs[0];
   }
 
+  /** The first run that goes on after a position, or the last one. */
+  runAfter(seq: number): WaterfallRun | undefined {
+    return this.runs.find((run) => run.endSeq === 0 || run.endSeq > seq) ?? this.runs.at(-1);
+  }
+
   private add(fact: AnyFact): void {
     switch (fact.type) {
       case "run_started":
         this.turn = null;
         this.calls.clear();
-        this.runs.push({ number: this.runs.length + 1, startSeq: fact.seq, startedAt: fact.at, endedAt: null, rows: [] });
+        this.runs.push({ number: this.runs.length + 1, startSeq: fact.seq, startedAt: fact.at, endedAt: null, endSeq: 0, rows: [] });
         return;
       case "turn_started":
         this.attemptAt = fact.at;
@@ -76,7 +83,7 @@ export class Waterfall {
       case "model_failed":
         return this.addFailure(fact);
       case "run_finished":
-        return this.endRun(fact.at);
+        return this.endRun(fact);
       default:
         return this.addToCall(fact);
     }
@@ -146,10 +153,11 @@ export class Waterfall {
     }
   }
 
-  private endRun(at: number): void {
+  private endRun({ at, seq }: RunFinished): void {
     const run = this.runs.at(-1);
     if (!run) return;
     run.endedAt = at;
+    run.endSeq = seq;
     for (const row of new Set([...this.calls.values(), ...(this.turn ? [this.turn] : [])])) {
       for (const span of row.spans) span.to ??= at;
     }

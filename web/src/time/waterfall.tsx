@@ -22,8 +22,8 @@ interface WaterfallProps {
   version?: number;
   /** What a click on a row does. By default the page moves there. */
   onMove?: (at: number | null) => void;
-  /** The run at this position is shown first. By default the one at `at`. */
-  startAt?: number;
+  /** The run that goes on after this position is shown first. By default the one at `at`. */
+  after?: number;
 }
 
 /** The part of the time that the lanes show, in seconds. */
@@ -34,12 +34,12 @@ export interface Scale {
   now: number;
 }
 
-export function Waterfall({ facts, at, onMove = moveTo, startAt = 0 }: WaterfallProps) {
+export function Waterfall({ facts, at, onMove = moveTo, after = 0 }: WaterfallProps) {
   const model = getWaterfall(facts);
   const total = facts.length;
   const seq = at ?? total;
   const [chosen, setChosen] = useState<{ seq: number; run: number } | null>(null);
-  const run = (chosen?.seq === seq ? model.runs[chosen.run - 1] : undefined) ?? model.runAt(startAt || seq);
+  const run = (chosen?.seq === seq ? model.runs[chosen.run - 1] : undefined) ?? (after > 0 ? model.runAfter(after) : model.runAt(seq));
   if (!run) return <p class="wf-none">Nothing has run yet.</p>;
   const isOpen = run.endedAt === null && run === model.runs.at(-1);
   const end = run.endedAt ?? (isOpen && at === null ? everySecond.value : (facts.at(-1)?.at ?? run.startedAt));

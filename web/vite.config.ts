@@ -14,6 +14,12 @@ export function keepOnlyLexer(): Plugin {
   };
 }
 
+/** Few files compress better than many: one of what all parts share, one of what is about time and files. */
+const GROUPS = [
+  { name: "shared", test: /\/node_modules\/(?!highlight)|\/src\/(ui|store)\/|\/src\/[\w-]+\.ts$/ },
+  { name: "later", test: /\/src\/(time\/(checkpoints|compare|fork|rewind|segments|time-panel|waterfall)|workspace\/(artifact|changes|file-pane|long))[\w-]*\.tsx?$/ },
+];
+
 /** The page is built into the Python package, which serves it. `TREADLE_SERVER` is the server for `npm run dev`. */
 export default defineConfig({
   plugins: [keepOnlyLexer()],
@@ -25,6 +31,7 @@ export default defineConfig({
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
     reportCompressedSize: false,
+    rolldownOptions: { output: { codeSplitting: { groups: GROUPS, includeDependenciesRecursively: false } } },
   },
   server: {
     proxy: Object.fromEntries(

@@ -5,20 +5,27 @@ import { useEffect, useState } from "preact/hooks";
 
 type Load<Props> = () => Promise<ComponentType<Props>>;
 
+const loads: (() => Promise<unknown>)[] = [];
+
+/** Load all parts, when the page has nothing else to do. So it goes on as it is when the server is updated or away. */
+export function loadAllParts(): void {
+  const wait = globalThis.requestIdleCallback ?? ((run: () => void) => setTimeout(run, 500));
+  wait(() => loads.forEach((load) => void load().catch(() => undefined)));
+}
+
 /** A component that stands for one of another file. `waiting` is shown until the file is there. */
 export function lazy<Props extends object>(load: Load<Props>, waiting: ComponentChildren = null): ComponentType<Props> {
   let Part: ComponentType<Props> | null = null;
+  const loadPart = async (): Promise<void> => void (Part ??= await load());
+  loads.push(loadPart);
   return function Lazy(props: Props) {
     const [, redraw] = useState(0);
     const [hasFailed, setFailed] = useState(false);
     useEffect(() => {
       if (Part !== null) return undefined;
       let isGone = false;
-      load().then(
-        (loaded) => {
-          Part = loaded;
-          if (!isGone) redraw((count) => count + 1);
-        },
+      loadPart().then(
+        () => void (isGone || redraw((count) => count + 1)),
         () => void (isGone || setFailed(true)),
       );
       return () => void (isGone = true);

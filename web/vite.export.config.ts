@@ -31,8 +31,8 @@ function inlineAll(): Plugin {
       const styles = files.flatMap((file) => (file.type === "asset" && file.fileName.endsWith(".css") ? [String(file.source)] : []));
       const page = files.find((file) => file.type === "asset" && file.fileName === "export.html");
       if (page?.type !== "asset" || scripts.length !== 1) throw new Error(`not one script: ${Object.keys(bundle).join(", ")}`);
-      // Neither may end its own element.
-      const script = (scripts[0] ?? "").replace(/<(?=\/script|!--)/gi, "\\x3C");
+      // What is loaded later in the page is in this script already. Neither may end its own element.
+      const script = (scripts[0] ?? "").replaceAll("__VITE_PRELOAD__", "[]").replace(/<(?=\/script|!--)/gi, "\\x3C");
       const style = styles.join("\n").replace(/<(?=\/style)/gi, "\\3C ");
       const policy = `<meta http-equiv="Content-Security-Policy" content="${writePolicy(script, style)}">`;
       const html = String(page.source)

@@ -83,7 +83,7 @@ function Head({ title, view, facts, folding }: HeadProps) {
             <Icon name="chev" class="sm" />
             Where the time went
           </summary>
-          <Waterfall facts={facts} at={at} onMove={move} />
+          <Waterfall facts={facts} at={at} after={at === null ? 1 : 0} onMove={move} />
         </details>
       )}
     </header>

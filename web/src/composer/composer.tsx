@@ -1,8 +1,9 @@
 /** Where a person writes to a session: the messages that wait, the field, and the buttons to send and to stop. */
 
-import { useRef, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import { api, sessionPath } from "../api.ts";
 import { openQuestions } from "../fold.ts";
+import type { FoundFiles } from "../generated/api.ts";
 import { isTyping, useKeys } from "../keys.ts";
 import { isPhone } from "../list/phone.ts";
 import { focusComposer, selectedAsk } from "../questions/selection.ts";
@@ -13,10 +14,16 @@ import { moveTo } from "../time/actions.ts";
 import { Icon } from "../ui/icon.tsx";
 import { attempt } from "../ui/toasts.tsx";
 import type { View } from "../view.ts";
+import { AttachButton, AttachedFiles, useAttaching, useDrop } from "./attached-files.tsx";
+import { MOST_FILES } from "./completion.ts";
 import { changeDraft, clearDraft, draftOf } from "./drafts.ts";
 import { useHistory } from "./history.ts";
+import { MentionButton, MessageField } from "./message-field.tsx";
 import { send, type SendMode } from "./outbox.ts";
 import { Queue } from "./queue.tsx";
+import { SessionSettings } from "./session-settings.tsx";
+import { listCommands, loadCustom, parseCommand } from "./slash-commands.ts";
+import type { SuggestionSource } from "./use-completion.ts";
 
 interface DockProps {
   session: OpenSession;
@@ -43,47 +50,76 @@ function Composer({ session }: { session: OpenSession }) {
   const { id, view } = session;
   const field = useRef<HTMLTextAreaElement>(null);
   const { text, attachments } = draftOf(id).value;
-  const isRunning = view.run !== null;
   const isEmpty = text.trim() === "" && attachments.length === 0;
-  const post = (mode: SendMode): void => {
-    if (isEmpty) return;
-    send({ sessionId: id, text, attachments, mode: isRunning ? mode : "queue" });
-    clearDraft(id);
-    focusComposer();
-  };
-  const history = useHistory(session, (shown) => changeDraft(id, { text: shown }));
-  const stopping = useStop(session);
-  useComposerKeys(session, field, stopping.stop);
+  const { isStopping, stop } = useStop(session);
+  const post = usePost(session, stop);
+  const write = (changed: string): void => changeDraft(id, { text: changed });
+  const attach = useAttaching(id);
+  const isDropping = useDrop(attach);
+  const history = useHistory(session, write);
+  useComposerKeys(session, field, stop);
+  const source = useMemo(() => findSource(session, stop), [session]);
   const onKeyDown = (event: KeyboardEvent): void => {
     if (event.isComposing || event.defaultPrevented) return;
-    if (event.key === "Enter" && !event.shiftKey && !event.ctrlKey && !event.metaKey) post(event.altKey ? "follow_up" : "queue");
+    if (event.key === "Enter" && !event.shiftKey && !event.ctrlKey && !event.metaKey) void post(event.altKey ? "follow_up" : "queue");
     else if (!history.onKeyDown(event, text)) return;
     event.preventDefault();
   };
+  const isCompact = isPhone.value && isEmpty;
   return (
     <footer class="dock">
       <Queue session={session} />
-      <div class={isPhone.value && isEmpty ? "comp compact" : "comp"}>
-        <textarea
-          ref={field}
-          class="in"
-          data-composer
-          rows={1}
-          aria-label="Message"
-          placeholder={choosePlaceholder(view)}
-          value={text}
-          enterkeyhint="send"
-          onInput={(event) => changeDraft(id, { text: event.currentTarget.value })}
+      <div class={`comp${isCompact ? " compact" : ""}${isDropping ? " on dropping" : ""}`}>
+        <AttachedFiles draft={id} />
+        <MessageField
+          field={field}
+          label="Message"
+          placeholder={isDropping ? "Drop files to attach them" : choosePlaceholder(view)}
+          text={text}
+          source={source}
+          onText={write}
+          onFiles={attach}
           onKeyDown={onKeyDown}
         />
         <div class="comp-f">
+          <AttachButton onFiles={attach} />
+          {!isCompact && <MentionButton field={field} />}
+          {!isCompact && <SessionSettings session={session} />}
           <span class="sp" />
-          {isRunning && <StopButton isStopping={stopping.isStopping} stop={stopping.stop} />}
-          <SendButtons view={view} isEmpty={isEmpty} post={post} />
+          {view.run !== null && <StopButton isStopping={isStopping} stop={stop} />}
+          {!(isCompact && view.run) && <SendButtons view={view} isEmpty={isEmpty} post={(mode) => void post(mode)} />}
         </div>
       </div>
     </footer>
   );
+}
+
+function findSource(session: OpenSession, stop: () => void): SuggestionSource {
+  const path = sessionPath(session.id, "/files");
+  return {
+    findFiles: async (typed) => (await api.get<FoundFiles>(path, { q: typed, limit: MOST_FILES })).files,
+    listCommands: () => listCommands(session, stop),
+    loadCommands: () => loadCustom(session.id),
+  };
+}
+
+/** Send what was written, or do what its command says. */
+function usePost(session: OpenSession, stop: () => void): (mode: SendMode) => Promise<void> {
+  const isBusy = useRef(false);
+  return async (wanted) => {
+    const { id, view } = session;
+    const { text, attachments } = draftOf(id).peek();
+    if (isBusy.current || (text.trim() === "" && attachments.length === 0)) return;
+    isBusy.current = true;
+    // It takes a moment to learn which commands there are, but only for a text that begins like one.
+    const command = text.startsWith("/") && attachments.length === 0 ? await parseCommand(session, text, stop) : null;
+    isBusy.current = false;
+    clearDraft(id);
+    focusComposer();
+    if (command && "run" in command) return command.run();
+    const mode = view.run === null ? "queue" : wanted;
+    send({ sessionId: id, text: command ? command.rest : text, attachments, mode, command: command?.name ?? "" });
+  };
 }
 
 function choosePlaceholder(view: View): string {
@@ -135,10 +171,9 @@ function StopButton({ isStopping, stop }: { isStopping: boolean; stop: () => voi
 /** Stop the run. The page says so at once, before the server does. */
 function useStop({ id, view }: OpenSession): { isStopping: boolean; stop: () => void } {
   const [asked, setAsked] = useState("");
-  const run = view.run?.id ?? "";
-  const isStopping = run !== "" && (asked === run || view.run?.isStopping === true);
+  const isStopping = view.run !== null && (asked === view.run.id || view.run.isStopping);
   const stop = async (): Promise<void> => {
-    if (isStopping) return;
+    const run = view.run?.id ?? "";
     setAsked(run);
     if (!(await attempt(() => api.post(sessionPath(id, "/cancel"))))) setAsked("");
   };

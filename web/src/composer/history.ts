@@ -3,6 +3,7 @@
 import { useRef } from "preact/hooks";
 import { readText } from "../fold-state.ts";
 import type { OpenSession } from "../store/open-session.ts";
+import { isOwnText } from "./attachments.ts";
 
 interface History {
   /** Returns whether the key was used. */
@@ -33,6 +34,6 @@ export function useHistory(session: OpenSession, show: (text: string) => void): 
 function listOwn({ view }: OpenSession): string[] {
   const said = view.items.flatMap((item) => (item.kind === "message" ? [item.message.parts] : []));
   const parts = [...said, ...view.queue.map((one) => one.parts)];
-  const texts = parts.map((one) => readText(one.filter((part) => part.type === "text" && !part.file)).trim());
+  const texts = parts.map((one) => readText(one.filter(isOwnText)).trim());
   return texts.filter((text, at) => text !== "" && text !== texts[at + 1]);
 }

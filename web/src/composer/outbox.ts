@@ -8,12 +8,15 @@ import { api, ApiError, sessionPath } from "../api.ts";
 import type { Attachment, NewMessage } from "../generated/api.ts";
 import { connection } from "../store/connection.ts";
 import { login, noteLoginEnded } from "../store/login.ts";
-import { canSend } from "../store/me.ts";
+import { canSend, me } from "../store/me.ts";
+import { forgetDrafts } from "./drafts.ts";
 
 export type SendMode = "queue" | "follow_up";
 
 export interface Outgoing {
   key: string;
+  /** Who wrote it. Nobody else who logs in here sends it. */
+  by: string;
   sessionId: string;
   text: string;
   attachments: Attachment[];
@@ -24,6 +27,8 @@ export interface Outgoing {
   error: string;
   /** "sent" means that the server has it, and that the page waits for the fact. */
   state: "new" | "sending" | "sent";
+  /** Large files do not fit into the browser's store: the message waits only as long as the page is open. */
+  isKept: boolean;
 }
 
 const KEY = "treadle.outbox";
@@ -37,8 +42,9 @@ export const outbox = signal<readonly Outgoing[]>(readKept());
 const busy = new Set<string>();
 let timer: ReturnType<typeof setTimeout> | undefined;
 
-export function send(message: Pick<Outgoing, "sessionId" | "text" | "attachments" | "mode"> & { command?: string }): void {
-  put([...outbox.value, { command: "", ...message, key: createKey(), error: "", state: "new" }]);
+export function send(message: Pick<Outgoing, "sessionId" | "text" | "attachments" | "mode" | "command">): void {
+  const by = me.peek()?.name ?? "";
+  put([...outbox.value, { ...message, key: createKey(), by, error: "", state: "new", isKept: true }]);
   deliver();
 }
 
@@ -56,11 +62,12 @@ export function dropOutgoing(key: string): void {
 export function startOutbox(): () => void {
   const onStorage = (event: StorageEvent): void => {
     // Another tab has delivered messages, or written some.
-    if (event.key === KEY) outbox.value = [...readKept(), ...outbox.value.filter((one) => one.state === "sent")];
+    if (event.key === KEY) outbox.value = [...readKept(), ...outbox.value.filter((one) => one.state === "sent" || !one.isKept)];
   };
   addEventListener("storage", onStorage);
   const stop = effect(() => {
-    if (connection.value === "online" && login.value === "done" && canSend.value) deliver();
+    if (me.value === null) forgetAll();
+    else if (connection.value === "online" && login.value === "done" && canSend.value) deliver();
   });
   return () => {
     stop();
@@ -69,9 +76,19 @@ export function startOutbox(): () => void {
   };
 }
 
+/** After a log out, nothing that was written stays in the browser. */
+function forgetAll(): void {
+  put([]);
+  forgetDrafts();
+}
+
+function mayGo(one: Outgoing): boolean {
+  return !one.error && one.state !== "sent" && one.by === me.peek()?.name;
+}
+
 function deliver(): void {
   clearTimeout(timer);
-  const waiting = outbox.peek().filter((one) => !one.error && one.state !== "sent");
+  const waiting = outbox.peek().filter(mayGo);
   for (const id of new Set(waiting.map((one) => one.sessionId))) if (!busy.has(id)) void deliverTo(id);
 }
 
@@ -80,7 +97,7 @@ async function deliverTo(sessionId: string): Promise<void> {
   busy.add(sessionId);
   try {
     for (;;) {
-      const next = outbox.peek().find((one) => one.sessionId === sessionId && !one.error && one.state !== "sent");
+      const next = outbox.peek().find((one) => one.sessionId === sessionId && mayGo(one));
       if (!next || !(await deliverOne(next))) return;
     }
   } finally {
@@ -131,20 +148,27 @@ function change(key: string, changes: Partial<Outgoing>): void {
 }
 
 function put(all: readonly Outgoing[]): void {
-  outbox.value = all;
   const kept = all.filter((one) => one.state !== "sent");
+  const small = kept.filter((one) => one.attachments.length === 0);
+  const fitting = [kept, small].find(keep) ?? [];
+  outbox.value = all.map((one) => (one.isKept === fitting.includes(one) ? one : { ...one, isKept: !one.isKept }));
+}
+
+/** Returns whether they fit. */
+function keep(all: readonly Outgoing[]): boolean {
   try {
-    if (kept.length > 0) localStorage.setItem(KEY, JSON.stringify(kept));
+    if (all.length > 0) localStorage.setItem(KEY, JSON.stringify(all));
     else localStorage.removeItem(KEY);
+    return true;
   } catch {
-    // Large attachments do not fit. They are sent as long as the page is open.
+    return false;
   }
 }
 
 function readKept(): Outgoing[] {
   try {
     const kept = JSON.parse(localStorage.getItem(KEY) ?? "[]") as Outgoing[];
-    return kept.map((one) => ({ ...one, state: "new" }));
+    return kept.map((one) => ({ ...one, state: "new", isKept: true }));
   } catch {
     return [];
   }

@@ -3,13 +3,14 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { api, ApiError, sessionPath } from "../api.ts";
 import { readText } from "../fold-state.ts";
-import type { Attachment, EditedMessage } from "../generated/api.ts";
+import type { EditedMessage } from "../generated/api.ts";
 import { connection } from "../store/connection.ts";
+import { me } from "../store/me.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { Icon } from "../ui/icon.tsx";
 import { attempt, showToast } from "../ui/toasts.tsx";
 import { VisibleText } from "../ui/visible-text.tsx";
-import type { Part } from "../generated/events.ts";
+import { isOwnText, listAttachments } from "./attachments.ts";
 import { changeOutgoing, dropOutgoing, outbox, type Outgoing } from "./outbox.ts";
 
 /** A run that is about to start takes a message at once. Only what waits longer is shown, in milliseconds. */
@@ -21,6 +22,7 @@ interface Waiting {
   attached: number;
   label: string;
   error?: string;
+  note?: string;
   edit: (text: string) => Promise<boolean>;
   remove: () => void;
 }
@@ -29,7 +31,7 @@ export function Queue({ session }: { session: OpenSession }) {
   session.version.value;
   const { view } = session;
   const known = new Set(view.queue.map((one) => one.fact.key));
-  const outgoing = outbox.value.filter((one) => one.sessionId === session.id && !known.has(one.key) && !hasArrived(session, one));
+  const outgoing = outbox.value.filter((one) => one.sessionId === session.id && one.by === me.value?.name && !known.has(one.key) && !hasArrived(session, one));
   const waiting = [...view.queue.map((one) => fromQueue(session, one)), ...outgoing.map(fromOutgoing)];
   const isPassing = view.run === null && !view.isHeld && connection.value === "online" && outgoing.every((one) => !one.error);
   const isLate = useLate(isPassing && waiting.length > 0);
@@ -64,25 +66,15 @@ function hasArrived(session: OpenSession, { key }: Outgoing): boolean {
 
 function fromQueue(session: OpenSession, message: OpenSession["view"]["queue"][number]): Waiting {
   const path = sessionPath(session.id, `/messages/${encodeURIComponent(message.id)}`);
-  const files = message.parts.filter((part) => !isOwnText(part));
+  const attachments = listAttachments(message.parts);
   return {
     key: message.id,
     text: readText(message.parts.filter(isOwnText)),
-    attached: files.length,
+    attached: attachments.length,
     label: message.mode === "follow_up" ? "After this run" : "Next turn",
-    edit: (text) => change(() => api.put(path, { content: text, attachments: files.map(toAttachment) } satisfies EditedMessage)),
+    edit: (text) => change(() => api.put(path, { content: text, attachments } satisfies EditedMessage)),
     remove: () => void change(() => api.delete(path)),
   };
-}
-
-function isOwnText(part: Part): boolean {
-  return part.type === "text" && !part.file;
-}
-
-function toAttachment(part: Part): Attachment {
-  if (part.type === "text") return { type: "text", name: part.file ?? "", text: part.text };
-  if (part.type === "file") return { type: "file", name: part.name, data: part.data, media_type: part.media_type };
-  return part.url ? { type: "image", url: part.url } : { type: "image", data: part.data ?? "", media_type: part.media_type ?? "" };
 }
 
 async function change(request: () => Promise<unknown>): Promise<boolean> {
@@ -105,6 +97,7 @@ function fromOutgoing(message: Outgoing): Waiting {
     attached: message.attachments.length,
     label: message.error ? "Not sent" : isOffline ? "Will be sent" : message.state === "sent" ? later : "Sending",
     error: message.error,
+    note: isOffline && !message.isKept ? "Keep this page open: the files are too large to be kept." : "",
     edit: (text) => Promise.resolve((changeOutgoing(message.key, text), true)),
     remove: () => dropOutgoing(message.key),
   };
@@ -113,13 +106,14 @@ function fromOutgoing(message: Outgoing): Waiting {
 function WaitingRow({ waiting }: { waiting: Waiting }) {
   const [isEditing, setEditing] = useState(false);
   if (isEditing) return <EditingRow waiting={waiting} onEnd={() => setEditing(false)} />;
-  const { text, attached, label, error } = waiting;
+  const { text, attached, label, error, note } = waiting;
   return (
     <li>
       <span class={error ? "lb bad" : "lb"}>{label}</span>
       <span class="cut sp" title={text}>
         <VisibleText text={text.replace(/\s+/g, " ")} />
         {attached > 0 && <span class="m3"> {attached === 1 ? "1 file" : `${attached} files`}</span>}
+        {note && <span class="m3"> {note}</span>}
         {error && <span class="bad"> {error}</span>}
       </span>
       <button type="button" class="b bare ico" aria-label="Edit" title="Edit" onClick={() => setEditing(true)}>

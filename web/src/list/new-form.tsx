@@ -6,7 +6,8 @@ import { Choice } from "../ui/choice.tsx";
 import { formatCost, formatCount, plural } from "../ui/format.ts";
 import { Menu, type MenuItem } from "../ui/menu.tsx";
 import {
-  ACCESS_WORDS, agents, allowedAccess, changeSettings, chosenAccess, chosenAgent, config, draft, folders, hasLimits, models,
+  ACCESS_WORDS, agents, allowedAccess, changeSettings, chosenAccess, chosenAgent, config, folders, hasLimits, models,
+  settings,
 } from "./new-session.ts";
 import { nameWorkspace } from "./session-status.ts";
 
@@ -29,7 +30,7 @@ export function NewForm() {
             <span class="lb">Web</span>
             <Choice
               label="Web"
-              value={draft.value.web === false ? "no" : "yes"}
+              value={settings.value.web === false ? "no" : "yes"}
               options={[{ value: "yes", label: "May search and read" }, { value: "no", label: "Off" }]}
               onChange={(value) => changeSettings({ web: value === "yes" ? null : false })}
             />
@@ -46,7 +47,7 @@ function WorkspaceLine() {
   const [isTyping, setTyping] = useState(false);
   const field = useRef<HTMLInputElement>(null);
   useEffect(() => void (isTyping && field.current?.focus()), [isTyping]);
-  const chosen = draft.value.workspace || (config.value?.workspaces[0] ?? "");
+  const chosen = settings.value.workspace || (config.value?.workspaces[0] ?? "");
   const items: MenuItem[] = folders.value.map((path) => ({
     label: nameWorkspace(path) || path,
     hint: path,
@@ -104,7 +105,7 @@ function AgentLine() {
 }
 
 function ModelLine() {
-  const { model } = draft.value;
+  const { model } = settings.value;
   const own = chosenAgent.value?.model ?? "";
   const shown = model || own || "of the agent";
   const state = models.value.find((one) => one.id === shown);
@@ -154,7 +155,7 @@ const LIMITS: { name: keyof LimitsBody; label: string; unit: string; factor: num
 
 function LimitsLine() {
   const [isOpen, setOpen] = useState(false);
-  const { limits } = draft.value;
+  const { limits } = settings.value;
   const own = chosenAgent.value;
   const ofAgent = own ? `${plural(own.max_iterations, "turn")}, from the agent` : "of the agent";
   return (

@@ -1,12 +1,17 @@
 /** A new session: what should be done, and with which agent, model, folder, access and limits. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
+import { AttachButton, AttachedFiles, useAttaching, useDrop } from "../composer/attached-files.tsx";
+import { changeDraft, draftOf, NEW } from "../composer/drafts.ts";
+import { MentionButton, MessageField } from "../composer/message-field.tsx";
 import { useKeys } from "../keys.ts";
 import { canSend } from "../store/me.ts";
 import { Icon } from "../ui/icon.tsx";
 import { useTitle } from "../ui/title.ts";
 import { NewForm } from "./new-form.tsx";
-import { createSession, draft, loadChoices, setDraft } from "./new-session.ts";
+import { createSession, findFiles, loadChoices } from "./new-session.ts";
+
+const SOURCE = { findFiles };
 
 export function NewPage() {
   useTitle("New session");
@@ -17,9 +22,12 @@ export function NewPage() {
     void loadChoices();
     field.current?.focus();
   }, []);
-  const text = draft.value.text;
+  const { text, attachments } = draftOf(NEW).value;
+  const isEmpty = text.trim() === "" && attachments.length === 0;
+  const attach = useAttaching(NEW);
+  const isDropping = useDrop(attach);
   const start = async (): Promise<void> => {
-    if (isSending || text.trim() === "") return;
+    if (isSending || isEmpty) return;
     setSending(true);
     setError("");
     try {
@@ -36,24 +44,30 @@ export function NewPage() {
       <div class="page-scroll">
         <div class="page new-page">
           <h1>What should be done?</h1>
-          <div class="comp">
-            <textarea
-              ref={field}
-              class="in has new-text"
-              aria-label="The first message"
+          <div class={isDropping ? "comp on dropping" : "comp"}>
+            <AttachedFiles draft={NEW} />
+            <MessageField
+              field={field}
+              label="The first message"
               placeholder="Describe the task, and how you will know that it is done"
-              value={text}
-              onInput={(event) => setDraft({ text: event.currentTarget.value })}
+              text={text}
+              source={SOURCE}
+              onText={(changed) => changeDraft(NEW, { text: changed })}
+              onFiles={attach}
+              class="new-text"
+              isBelow
             />
             <div class="comp-f">
+              <AttachButton onFiles={attach} />
+              <MentionButton field={field} />
               <span class="sp" />
               <span class="m3 t12 hint-keys">
                 <kbd>Ctrl</kbd> <kbd>Enter</kbd>
               </span>
               <button
                 type="button"
-                class={text.trim() ? "b pri" : "b"}
-                disabled={isSending || text.trim() === ""}
+                class={isEmpty ? "b" : "b pri"}
+                disabled={isSending || isEmpty}
                 onClick={() => void start()}
               >
                 {isSending ? "Starting" : "Start"} <Icon name="up" class="sm" />

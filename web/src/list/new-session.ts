@@ -2,13 +2,15 @@
 
 import { computed, signal } from "@preact/signals";
 import { api, sessionPath } from "../api.ts";
-import type { AgentView, ConfigView, LimitsBody, ModelList, ModelView, NewMessage, SessionView } from "../generated/api.ts";
+import { MOST_FILES } from "../composer/completion.ts";
+import { clearDraft, draftOf, NEW } from "../composer/drafts.ts";
+import { send } from "../composer/outbox.ts";
+import type { AgentView, ConfigView, FoundFiles, LimitsBody, ModelList, ModelView, SessionView } from "../generated/api.ts";
 import { openSession } from "../router.ts";
 import { putSession, sortedSessions } from "../store/sessions.ts";
 import type { Access } from "../view.ts";
 
-export interface Draft {
-  text: string;
+export interface Settings {
   /** Empty values leave the choice to the server. */
   agent: string;
   model: string;
@@ -18,14 +20,12 @@ export interface Draft {
   limits: LimitsBody;
 }
 
-const EMPTY: Draft = { text: "", agent: "", model: "", workspace: "", access: null, web: null, limits: {} };
+const EMPTY: Settings = { agent: "", model: "", workspace: "", access: null, web: null, limits: {} };
 
-export const draft = signal<Draft>(EMPTY);
-/** A session that was created, but whose first message did not arrive. */
-let created: SessionView | null = null;
+export const settings = signal<Settings>(EMPTY);
 
-export function setDraft(change: Partial<Draft>): void {
-  draft.value = { ...draft.value, ...change };
+export function changeSettings(change: Partial<Settings>): void {
+  settings.value = { ...settings.value, ...change };
 }
 
 export const agents = signal<AgentView[]>([]);
@@ -42,7 +42,7 @@ export async function loadChoices(): Promise<void> {
 }
 
 /** The agent that a session gets. Without a choice it is the server's default, which comes first. */
-export const chosenAgent = computed(() => agents.value.find((one) => one.name === draft.value.agent) ?? agents.value[0]);
+export const chosenAgent = computed(() => agents.value.find((one) => one.name === settings.value.agent) ?? agents.value[0]);
 
 const MOST_FOLDERS = 10;
 
@@ -70,27 +70,26 @@ export const allowedAccess = computed(() => {
   return TIERS.slice(0, widest + 1);
 });
 
-export const chosenAccess = computed<Access>(() => draft.value.access ?? allowedAccess.value.at(-1) ?? "sandbox");
+export const chosenAccess = computed<Access>(() => settings.value.access ?? allowedAccess.value.at(-1) ?? "sandbox");
 
-/** Create the session, send its first message and open it. After an error, the next call goes on where it failed. */
-export async function createSession(more: Partial<NewMessage> = {}): Promise<void> {
-  const { text, agent, model, workspace, access, web, limits } = draft.value;
-  if (created === null) {
-    const settings = { agent, model, workspace, access, web, limits: hasLimits(limits) ? limits : null };
-    created = await api.post<SessionView>("/v1/sessions", settings);
-    putSession(created);
-  }
-  const { id } = created;
-  await api.post(`${sessionPath(id, "/messages")}?wait=0`, { content: text, ...more });
-  created = null;
-  draft.value = { ...EMPTY, agent, model, workspace, access };
-  openSession(id);
+/** Create the session, send its first message and open it. */
+export async function createSession(): Promise<void> {
+  const { agent, model, workspace, access, web, limits } = settings.value;
+  const body = { agent, model, workspace, access, web, limits: hasLimits(limits) ? limits : null };
+  const created = await api.post<SessionView>("/v1/sessions", body);
+  putSession(created);
+  send({ sessionId: created.id, ...draftOf(NEW).peek(), mode: "queue", command: "" });
+  clearDraft(NEW);
+  settings.value = { ...EMPTY, agent, model, workspace, access };
+  openSession(created.id);
 }
 
-/** Forget the session whose first message did not arrive, since other settings were chosen. */
-export function changeSettings(change: Partial<Omit<Draft, "text">>): void {
-  created = null;
-  setDraft(change);
+/** Find files of the folder that was chosen. The server lists them for sessions, so this needs an earlier one there. */
+export async function findFiles(typed: string): Promise<string[]> {
+  const folder = settings.value.workspace || (config.value?.workspaces[0] ?? "");
+  const earlier = sortedSessions.value.find((one) => one.workspace === folder);
+  if (!earlier) return [];
+  return (await api.get<FoundFiles>(sessionPath(earlier.id, "/files"), { q: typed, limit: MOST_FILES })).files;
 }
 
 export function hasLimits(limits: LimitsBody): boolean {

@@ -22,7 +22,7 @@ export function MessageRow({ item }: { item: MessageItem }) {
       <div class="who">
         You
         <span class="sp" />
-        <MessageMenu kind="message" text={readText(own)} seq={item.seq} />
+        <MessageMenu kind="message" text={readText(own)} seq={item.seq} parts={parts} />
         <time>{formatTime(item.at)}</time>
       </div>
       <LongMessage text={readText(own)} />

@@ -99,7 +99,7 @@ function findSource(session: OpenSession, stop: () => void): SuggestionSource {
   return {
     findFiles: async (typed) => (await api.get<FoundFiles>(path, { q: typed, limit: MOST_FILES })).files,
     listCommands: () => listCommands(session, stop),
-    loadCommands: () => loadCustom(session.id),
+    loadCommands: (isStart) => loadCustom(session.id, isStart),
   };
 }
 

@@ -14,6 +14,7 @@ import type { Suggestion } from "./completion.ts";
 
 /** What was read last, by session. */
 const custom = new Map<string, CommandView[]>();
+const loads = new Map<string, Promise<void>>();
 
 /** The commands that can be used now. */
 export function listCommands(session: OpenSession, stop: () => void): Suggestion[] {
@@ -33,13 +34,19 @@ export async function parseCommand(
   if (!name) return null;
   const own = listOwn(session, stop).find((one) => one.key === name);
   if (own?.run && !rest.trim()) return { run: own.run };
-  if (!custom.has(session.id)) await loadCustom(session.id);
+  if (!custom.has(session.id)) await loadCustom(session.id, false);
   return custom.get(session.id)?.some((one) => one.name === name) ? { name, rest } : null;
 }
 
 /** Without a connection, those that were read last are offered. */
-export async function loadCustom(id: string): Promise<void> {
-  if (connection.peek() === "offline") return;
+export function loadCustom(id: string, isStart: boolean): Promise<void> {
+  if (connection.peek() === "offline") return Promise.resolve();
+  const load = (!isStart && loads.get(id)) || readCustom(id);
+  loads.set(id, load);
+  return load;
+}
+
+async function readCustom(id: string): Promise<void> {
   const found = await api.get<CommandView[]>(sessionPath(id, "/commands")).catch(() => null);
   if (found) custom.set(id, found);
 }

@@ -8,8 +8,8 @@ export interface SuggestionSource {
   findFiles?: (typed: string) => Promise<string[]>;
   /** The commands that are known now. */
   listCommands?: () => Suggestion[];
-  /** Learn of further commands. */
-  loadCommands?: () => Promise<void>;
+  /** Learn of further commands. At the start of a word they are read again. */
+  loadCommands?: (isStart: boolean) => Promise<void>;
 }
 
 export interface Completion {
@@ -63,10 +63,11 @@ export function useCompletion(
       return;
     }
     // What is known is offered at once, so that Enter never sends half of a command.
-    show(word, filterCommands(source.listCommands?.() ?? [], word.typed));
-    if (word.typed !== "") return;
-    await source.loadCommands?.();
-    if (question === asked.current) show(word, filterCommands(source.listCommands?.() ?? [], ""));
+    const list = (): Suggestion[] => filterCommands(source.listCommands?.() ?? [], word.typed);
+    const known = list();
+    show(word, known);
+    await source.loadCommands?.(word.typed === "");
+    if (question === asked.current && list().length !== known.length) show(word, list());
   };
   const close = (): void => {
     closed.current = offer?.word.start ?? -1;

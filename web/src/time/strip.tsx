@@ -41,7 +41,7 @@ function Line({ session, at }: StripProps) {
       <span class="strip-at">
         {at === null ? <b class={isLive ? "acc w5" : "w5"}>{isLive ? "Live" : "Now"}</b> : formatTime(timeline.timeAt(seq), { seconds: true })}, fact {seq}
       </span>
-      <button type="button" class="chip" onClick={() => showTab("time")} aria-label="Open Time (H)">
+      <button type="button" class="chip" title="Open Time" onClick={() => showTab("time")}>
         <Icon name="time" class="sm" />
         Time <kbd>H</kbd>
       </button>

@@ -24,7 +24,8 @@ GIVE_FILE = """
   transfer.items.add(new File([bytes], name, { type }));
   const options = { bubbles: true, cancelable: true };
   if (kind === "paste") field.dispatchEvent(new ClipboardEvent("paste", { ...options, clipboardData: transfer }));
-  else for (const one of ["dragover", "drop"]) field.dispatchEvent(new DragEvent(one, { ...options, dataTransfer: transfer }));
+  const held = { ...options, dataTransfer: transfer };
+  if (kind === "drop") for (const one of ["dragover", "drop"]) field.dispatchEvent(new DragEvent(one, held));
 }
 """
 
@@ -90,9 +91,8 @@ async def test_shift_enter_makes_a_line_and_an_input_method_does_not_send(server
         await expect(field).to_have_value("One\ntwo")
         high = await field.bounding_box()
         assert low is not None and high is not None and high["height"] > low["height"], "the field does not grow"
-        await field.evaluate(
-            "(one) => one.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', isComposing: true, bubbles: true }))"
-        )
+        composing = "new KeyboardEvent('keydown', { key: 'Enter', isComposing: true, bubbles: true })"
+        await field.evaluate(f"(one) => one.dispatchEvent({composing})")
         await expect(field).to_have_value("One\ntwo")
         await field.press("Enter")
         await expect_in_log(page, "done")

@@ -1,7 +1,6 @@
 /** Images and files that go with a message: read, made small enough, and checked against the server's limits. */
 
 import type { Attachment } from "../generated/api.ts";
-import type { Part } from "../generated/events.ts";
 import { plural } from "../ui/format.ts";
 
 /** The server takes bodies of 8 MiB. Base64 makes files longer by a third, and the text needs room too. */
@@ -49,22 +48,6 @@ function measure({ data = "", text = "", name = "" }: Attachment): number {
 /** How many bytes the file of an attachment has. */
 export function countBytes({ data = "", text = "" }: Attachment): number {
   return data ? (data.length * 3) / 4 - (/=*$/.exec(data)?.[0].length ?? 0) : text.length;
-}
-
-/** Whether a part is what the person wrote, and not attached. */
-export function isOwnText(part: Part): boolean {
-  return part.type === "text" && !part.file;
-}
-
-/** What is attached to a message, so that it can be sent again. */
-export function listAttachments(parts: readonly Part[]): Attachment[] {
-  return parts.filter((part) => !isOwnText(part)).map(toAttachment);
-}
-
-function toAttachment(part: Part): Attachment {
-  if (part.type === "text") return { type: "text", name: part.file ?? "", text: part.text };
-  if (part.type === "file") return { type: "file", name: part.name, data: part.data, media_type: part.media_type };
-  return part.url ? { type: "image", url: part.url } : { type: "image", data: part.data ?? "", media_type: part.media_type ?? "" };
 }
 
 async function readFile(file: File): Promise<Attachment | string> {

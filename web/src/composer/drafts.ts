@@ -4,7 +4,7 @@ import { signal, type Signal } from "@preact/signals";
 import { readText } from "../fold-state.ts";
 import type { Attachment } from "../generated/api.ts";
 import type { Part } from "../generated/events.ts";
-import { isOwnText, listAttachments } from "./attachments.ts";
+import { isOwnText, listAttachments } from "./message-parts.ts";
 
 export interface Draft {
   text: string;

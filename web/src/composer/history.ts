@@ -3,7 +3,7 @@
 import { useRef } from "preact/hooks";
 import { readText } from "../fold-state.ts";
 import type { OpenSession } from "../store/open-session.ts";
-import { isOwnText } from "./attachments.ts";
+import { isOwnText } from "./message-parts.ts";
 
 interface History {
   /** Returns whether the key was used. */

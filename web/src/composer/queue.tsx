@@ -10,7 +10,7 @@ import type { OpenSession } from "../store/open-session.ts";
 import { Icon } from "../ui/icon.tsx";
 import { attempt, showToast } from "../ui/toasts.tsx";
 import { VisibleText } from "../ui/visible-text.tsx";
-import { isOwnText, listAttachments } from "./attachments.ts";
+import { isOwnText, listAttachments } from "./message-parts.ts";
 import { changeOutgoing, dropOutgoing, outbox, type Outgoing } from "./outbox.ts";
 
 /** A run that is about to start takes a message at once. Only what waits longer is shown, in milliseconds. */

@@ -1,7 +1,6 @@
 /** A session on the screen: its bar, its conversation or changes, the composer, time, and the rail. */
 
 import { useMemo, useState } from "preact/hooks";
-import { Dock } from "../composer/composer.tsx";
 import { buildPath, type SessionTab } from "../router.ts";
 import { openedSession, type OpenSession } from "../store/open-session.ts";
 import { PastBanner } from "../time/past-banner.tsx";
@@ -13,6 +12,12 @@ import { Conversation, type ConversationSource } from "./conversation.tsx";
 import { Rail } from "./rail.tsx";
 import { SessionBar } from "./session-bar.tsx";
 
+const Dock = lazy(
+  async () => (await import("../composer/composer.tsx")).Dock,
+  <footer class="dock" aria-busy="true">
+    <div class="comp waiting" />
+  </footer>,
+);
 const TimePanel = lazy(async () => (await import("../time/time-panel.tsx")).TimePanel);
 const ChangesTab = lazy(
   async () => (await import("../workspace/changes-tab.tsx")).ChangesTab,

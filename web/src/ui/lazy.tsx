@@ -21,8 +21,10 @@ export function lazy<Props extends object>(load: Load<Props>, waiting: Component
   return function Lazy(props: Props) {
     const [, redraw] = useState(0);
     const [hasFailed, setFailed] = useState(false);
+    const isDrawn = Part !== null;
     useEffect(() => {
-      if (Part !== null) return undefined;
+      // It may have been loaded since this was drawn.
+      if (isDrawn) return undefined;
       let isGone = false;
       loadPart().then(
         () => void (isGone || redraw((count) => count + 1)),

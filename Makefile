@@ -15,15 +15,19 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup page system weights run test tests again check fmt bench soak clients schema types picture man lock clean
+.PHONY: help setup page page-if-possible system weights run test tests again check fmt bench soak clients schema types picture man lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-setup: $(STAMP) page weights ## make .venv with the dependencies and this project, build the page, fetch the small model
+setup: $(STAMP) page-if-possible weights ## make .venv with the dependencies and this project, build the page, fetch the small model
 
 page: $(STAMP) ## build the web page, if its sources have changed
-	@$(BIN)/python packaging/build_page.py || true
+	@$(BIN)/python packaging/build_page.py
+
+# Where npm or the network is missing, the rest can still be set up and tested. A build that fails stops both.
+page-if-possible: $(STAMP)
+	@$(BIN)/python packaging/build_page.py --if-possible
 
 system: ## install what the tests need from the system, when root and missing
 	@test -x /usr/bin/bwrap -a -x /usr/bin/chromium || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
@@ -41,7 +45,7 @@ run: $(STAMP) weights ## small jobs on the embedded model, for real
 	$(BIN)/python examples/hello.py
 
 # The check uses one core, so it runs beside the tests. Tests wait often, so three of them share two cores.
-test: $(STAMP) page system weights ## check, and run all tests but the soak tests
+test: $(STAMP) page-if-possible system weights ## check, and run all tests but the soak tests
 	@$(MAKE) --no-print-directory --jobs 2 check tests
 
 tests:

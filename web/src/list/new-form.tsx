@@ -176,7 +176,7 @@ function LimitsLine() {
                 <input
                   inputMode="decimal"
                   value={limits[name] ? String((limits[name] ?? 0) / factor) : ""}
-                  placeholder="no limit"
+                  placeholder={name === "turns" && own ? String(own.max_iterations) : "no limit"}
                   onChange={(event) => changeSettings({ limits: { ...limits, [name]: readLimit(event.currentTarget.value, factor, name) } })}
                 />
                 <span class="m3 t12">{unit}</span>

@@ -5,7 +5,7 @@ import type { SessionView } from "../generated/api.ts";
 import { sessions } from "../store/sessions.ts";
 import { Dialog } from "../ui/dialog.tsx";
 import { plural } from "../ui/format.ts";
-import { deleteNow, deleting, rename, renaming } from "./actions.ts";
+import { deleteNow, deleting, LONGEST_NAME, rename, renaming } from "./actions.ts";
 import { nameSession } from "./session-status.ts";
 
 export function SessionDialogs() {
@@ -31,7 +31,7 @@ function RenameDialog({ session }: { session: SessionView }) {
     <Dialog title="Rename the session" class="small" onClose={close}>
       <form id="rename" onSubmit={save}>
         <div class="field">
-          <input ref={field} aria-label="Name" value={name} onInput={(event) => setName(event.currentTarget.value)} />
+          <input ref={field} aria-label="Name" maxLength={LONGEST_NAME} value={name} onInput={(event) => setName(event.currentTarget.value)} />
         </div>
         <div class="acts end-acts">
           <button type="button" class="b" onClick={close}>

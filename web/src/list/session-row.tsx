@@ -10,7 +10,7 @@ import { everyHalfMinute } from "../ui/clock.ts";
 import { formatAge, formatCost } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
 import { Menu } from "../ui/menu.tsx";
-import { listSessionActions, rename, renaming, toggleArchive, togglePin } from "./actions.ts";
+import { listSessionActions, LONGEST_NAME, rename, renaming, toggleArchive, togglePin } from "./actions.ts";
 import { Marked } from "./marked.tsx";
 import { describeAsks, describeStatus, isHelper, nameSession, nameWorkspace } from "./session-status.ts";
 
@@ -126,6 +126,7 @@ function RenamingRow({ session, isKid }: { session: SessionView; isKid: boolean 
         <input
           ref={field}
           aria-label="Name of the session"
+          maxLength={LONGEST_NAME}
           defaultValue={session.name}
           onKeyDown={onKeyDown}
           onBlur={() => renaming.value && void rename(session, field.current?.value ?? "")}

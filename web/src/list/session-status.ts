@@ -4,6 +4,7 @@ import type { PendingQuestion, SessionView } from "../generated/api.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { sessions } from "../store/sessions.ts";
 import { formatTime } from "../ui/format.ts";
+import { spellHidden } from "../ui/hidden-text.ts";
 import type { IconName } from "../ui/icon.tsx";
 
 /** Needs you: a question is open. Waiting: the run goes on later by itself, or a client must answer. */
@@ -66,14 +67,15 @@ export function describeAsks(open: readonly PendingQuestion[]): string {
   return open.every((one) => one.kind === "approval") ? `${open.length} approvals` : `${open.length} questions`;
 }
 
-export function nameSession(session: SessionView): string {
-  return session.name || session.first_words || "Session without a name";
+/** The name to show. A name is anybody's text, so what would not show is spelled out. */
+export function nameSession({ name, first_words = "" }: Pick<SessionView, "name"> & Partial<Pick<SessionView, "first_words">>): string {
+  return spellHidden(name || first_words) || "Session without a name";
 }
 
 /** The name of a session that is open, and that the list may not have. */
 export function nameOpenSession({ id, view }: OpenSession, name = view.name): string {
   const entry = sessions.value.get(id);
-  return name || (entry ? nameSession(entry) : "Session without a name");
+  return name || !entry ? nameSession({ name }) : nameSession(entry);
 }
 
 /** The last folder of a workspace. */

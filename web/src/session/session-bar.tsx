@@ -5,7 +5,7 @@ import { api, sessionPath } from "../api.ts";
 import { retryAt, statusOf } from "../fold.ts";
 import type { SessionDetail, SessionView } from "../generated/api.ts";
 import { useKeys } from "../keys.ts";
-import { listSessionActions, rename } from "../list/actions.ts";
+import { listSessionActions, LONGEST_NAME, rename } from "../list/actions.ts";
 import { isPhone } from "../list/phone.ts";
 import { describeStatus, nameOpenSession, nameWorkspace } from "../list/session-status.ts";
 import { buildPath, navigate, type SessionTab } from "../router.ts";
@@ -99,6 +99,7 @@ function TitleField({ entry, onEnd }: { entry: SessionView; onEnd: () => void })
       <input
         class="title-field"
         aria-label="Name of the session"
+        maxLength={LONGEST_NAME}
         value={text}
         ref={selectOnce}
         onInput={(event) => setText(event.currentTarget.value)}

@@ -44,6 +44,13 @@ function isInLatinWord(text: string, place: number): boolean {
   return LATIN.test(text.slice(start, end));
 }
 
+/** A text in one piece, for where nothing can be marked: a‹U+202E›b. */
+export function spellHidden(text: string): string {
+  return splitHidden(text)
+    .map((piece) => (piece.isHidden ? `‹${nameCharacter(piece.text)}›` : piece.text))
+    .join("");
+}
+
 /** U+202E. */
 export function nameCharacter(character: string): string {
   return `U+${(character.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0")}`;

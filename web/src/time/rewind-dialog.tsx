@@ -6,7 +6,7 @@ import { Dialog } from "../ui/dialog.tsx";
 import { formatTime, plural } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
 import { BUSY_SENTENCE, forkAt, isBusy, previewRewind, rewind, rewindRequest, type RewindRequest, type RewindTarget } from "./actions.ts";
-import { RewindFiles, sumChanges } from "./rewind-files.tsx";
+import { isGit, RewindFiles, sumChanges } from "./rewind-files.tsx";
 import { Segments } from "./segments.tsx";
 import { useTimeline, type Timeline } from "./timeline.ts";
 import { DiffNumbers } from "../workspace/diff.tsx";
@@ -86,9 +86,11 @@ function Summary({ what, view, turns }: SummaryProps) {
   const ahead = plural(turns, "turn");
   if (what === "conversation") return <span class="m2">{ahead} {turns === 1 ? "goes" : "go"}. Files stay as they are.</span>;
   if (!view) return <span class="m3">Comparing the files…</span>;
+  const files = view.changes.filter((change) => !isGit(change));
   return (
     <span class="m2">
-      {plural(view.changes.length, "file")} <DiffNumbers {...sumChanges(view.changes)} />
+      {plural(files.length, "file")} <DiffNumbers {...sumChanges(files)} />
+      {files.length < view.changes.length && ", what git keeps"}
       {what === "both" && `, ${ahead}`}
     </span>
   );

@@ -83,19 +83,34 @@ function FileEntry({ change, kind, isOpen, onToggle }: FileEntryProps) {
   return (
     <div class="files">
       <button type="button" class="file-row" aria-expanded={isOpen} onClick={onToggle}>
-        <Icon name="file" class="sm" />
+        <Icon name={isGit(change) ? "fork" : "file"} class="sm" />
         <span class="cut"><VisibleText text={change.path} /></span>
         <span class="m3">{kind}</span>
         <DiffNumbers {...count} />
       </button>
-      {isOpen && change.diff && <UnifiedDiff text={change.diff} path={change.path} />}
+      {isOpen && change.diff && <ChangeText change={change} />}
     </div>
+  );
+}
+
+/** The diff of a file. For git, where it was and is, and the commits that calls added. */
+export function ChangeText({ change, isSplit = false }: { change: ChangedFile; isSplit?: boolean }) {
+  if (!isGit(change)) return <UnifiedDiff text={change.diff} path={change.path} isSplit={isSplit} />;
+  return (
+    <pre class="git-change">
+      <VisibleText text={change.diff || "Nothing more is known of it."} />
+    </pre>
   );
 }
 
 const KINDS: Record<ChangedFile["kind"], string> = {
   added: "comes back", modified: "", deleted: "is removed", committed: "goes back", moved: "goes back", staged: "goes back",
 };
+
+/** A branch, a tag, HEAD or the index: no file of the person's. */
+export function isGit({ kind }: ChangedFile): boolean {
+  return kind === "committed" || kind === "moved" || kind === "staged";
+}
 
 export function sumChanges(changes: readonly ChangedFile[]): DiffCount {
   const sum = { added: 0, removed: 0 };

@@ -64,7 +64,7 @@ export function WaterfallDetail({ row, scale, place }: { row: WaterfallRow; scal
         {listDetails(row, scale).map(([name, value]) => [
           <dt key={name}>{name}</dt>,
           <dd key={`${name}=`}>
-            <VisibleText text={value.replaceAll("\u202f", "\u00a0")} />
+            <VisibleText text={value.replaceAll("\u202f", " ")} />
           </dd>,
         ])}
       </dl>

@@ -6,7 +6,7 @@ import type { ChangedFile } from "../generated/api.ts";
 import { canSend } from "../store/me.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { findLastRewind, moveTo, openRewind, undoRewind } from "../time/actions.ts";
-import { sumChanges } from "../time/rewind-files.tsx";
+import { isGit, sumChanges } from "../time/rewind-files.tsx";
 import { copyText } from "../ui/copy-button.tsx";
 import { formatCount, plural } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
@@ -45,7 +45,7 @@ export function ChangesTab({ session, at }: ChangesTabProps) {
     <div class="changes">
       <section class="changes-side" aria-label="Changed files">
         <header class="changes-h">
-          <b class="w5">{files ? plural(files.length, "file") : "Comparing…"}</b>
+          <b class="w5">{files ? plural(files.filter((one) => !isGit(one)).length, "file") : "Comparing…"}</b>
           {files && <span class="t12"><DiffNumbers {...sumChanges(files)} /></span>}
           <span class="sp" />
           <SinceMenu at={at} isSinceMessage={isSinceMessage} onChoose={choose} />
@@ -94,7 +94,7 @@ function FileButton({ file, isChosen, onClick }: { file: ChangedFile; isChosen: 
   const count = useMemo(() => countUnified(file.diff), [file.diff]);
   return (
     <button type="button" class="file-row" aria-current={isChosen || undefined} onClick={onClick} title={file.path}>
-      <Icon name={file.path.includes(".git/") ? "fork" : "file"} class="sm m3" />
+      <Icon name={isGit(file) ? "fork" : "file"} class="sm m3" />
       <span class="cut"><VisibleText text={file.path} /></span>
       {file.kind === "deleted" && <span class="m3">deleted</span>}
       <span class="sp" />

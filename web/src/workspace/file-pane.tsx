@@ -7,6 +7,7 @@ import type { ChangedFile, RewindView } from "../generated/api.ts";
 import { canSend } from "../store/me.ts";
 import type { OpenSession } from "../store/open-session.ts";
 import { BUSY_SENTENCE, isBusy, undoRewind } from "../time/actions.ts";
+import { ChangeText, isGit } from "../time/rewind-files.tsx";
 import { Segments } from "../time/segments.tsx";
 import { Dialog } from "../ui/dialog.tsx";
 import { formatTime, plural } from "../ui/format.ts";
@@ -33,7 +34,6 @@ export function FilePane({ session, file, after }: FilePaneProps) {
   const [isAsking, setAsking] = useState(false);
   const count = useMemo(() => countUnified(file.diff), [file.diff]);
   const busy = isBusy(session.view);
-  const isGit = file.kind === "committed" || file.kind === "moved" || file.kind === "staged";
   return (
     <>
       <header class="bar file-head">
@@ -41,10 +41,12 @@ export function FilePane({ session, file, after }: FilePaneProps) {
         <span class="t12"><DiffNumbers {...count} /></span>
         <span class="m3 t12 cut">{describeCalls(session, file)}</span>
         <span class="sp" />
-        <span class="wide-only">
-          <Segments label="Layout" options={LAYOUTS} value={layout.value} onChange={(chosen) => (layout.value = chosen)} />
-        </span>
-        {canSend.value && !isGit && (
+        {!isGit(file) && (
+          <span class="wide-only">
+            <Segments label="Layout" options={LAYOUTS} value={layout.value} onChange={(chosen) => (layout.value = chosen)} />
+          </span>
+        )}
+        {canSend.value && !isGit(file) && (
           <button type="button" class="b" disabled={busy} title={busy ? BUSY_SENTENCE.replace("Rewind", "Revert") : undefined} onClick={() => setAsking(true)}>
             <Icon name="rew" class="sm" />
             Revert file
@@ -52,7 +54,7 @@ export function FilePane({ session, file, after }: FilePaneProps) {
         )}
       </header>
       <div class="file-diff">
-        <UnifiedDiff text={file.diff} path={file.path} isSplit={layout.value === "split"} />
+        <ChangeText change={file} isSplit={layout.value === "split"} />
       </div>
       {isAsking && <RevertDialog session={session} path={file.path} after={after} onClose={() => setAsking(false)} />}
     </>

@@ -34,6 +34,13 @@ async def move_to(page: Page, position: int) -> None:
         await expect(slider(page)).not_to_have_attribute("aria-valuenow", str(now))
 
 
+async def undo(page: Page) -> None:
+    """Take the rewind back. The files are written after the fact of it."""
+    await page.get_by_role("button", name="Undo rewind").click()
+    await expect(page.get_by_text("The rewind was taken back.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Undo rewind")).to_have_count(0)
+
+
 async def test_the_scrubber_shows_the_session_as_it_was(server: PageServer, visits: Visits) -> None:
     async with server.client() as client:
         session_id, between = await write_twice(server, client)
@@ -108,7 +115,7 @@ async def test_a_rewind_shows_its_diffs_first_and_can_be_undone(server: PageServ
         await expect(log(page)).not_to_contain_text("Wrote the second.")
         await expect_idle(page)
         assert file.read_text() == "first\n"
-        await page.get_by_role("button", name="Undo").first.click()
+        await undo(page)
         await expect_in_log(page, "Wrote the second.")
         assert file.read_text() == "second\n"
         assert (await read_state(client, session_id))["messages"] == before
@@ -231,8 +238,7 @@ async def test_only_the_files_or_only_the_conversation_are_rewound(server: PageS
     await expect_in_log(page, "Wrote the second.")
     await expect(page.get_by_text(f"a.txt is as at fact {between}.")).to_be_visible()
     assert file.read_text() == "first\n"
-    await page.get_by_role("button", name="Undo rewind").click()
-    await expect(page.get_by_role("button", name="Undo rewind")).to_have_count(0)
+    await undo(page)
     assert file.read_text() == "second\n"
     await move_to(page, between)
     await page.keyboard.press("w")
@@ -275,6 +281,6 @@ async def test_a_rewind_in_a_git_workspace_takes_commits_back_too(server: PageSe
     await expect(log(page)).not_to_contain_text("Two.")
     assert (git(work, "log", "--format=%s"), (work / "a.txt").read_text()) == ("one\nstart", "first\n")
     assert git(work, "status", "--porcelain") == ""
-    await page.get_by_role("button", name="Undo rewind").click()
+    await undo(page)
     await expect_in_log(page, "Two.")
     assert (git(work, "log", "--format=%s"), (work / "a.txt").read_text()) == ("two\none\nstart", "second\n")

@@ -17,7 +17,7 @@ from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.checkpoints import Checkpoint, build_checkpoints
 from treadle.engine.compaction import Breakdown
 from treadle.engine.coordinator import Coordinator
-from treadle.engine.fold import fold
+from treadle.engine.fold import apply_pieces
 from treadle.engine.hook_result import HOOK_NOTE, HookRecord, HookResult
 from treadle.engine.model_call import build_breakdown, compact_context
 from treadle.engine.queued_messages import Content, build_parts, clean_parts, post_edit
@@ -271,10 +271,10 @@ class Session(Generic[T]):
 
     async def at(self, seq: int) -> State:
         """Return the state of the session at a position."""
-        facts = await self._log.read(self.id, limit=max(seq, 0))
-        if not 1 <= seq <= len(facts):
+        await apply_pieces(state := State(), self._log.read_in_pieces(self.id, until=seq))
+        if not seq == state.seq >= 1:
             raise BadInput(f"session {self.id} has positions 1 to {(await self._log.get_info(self.id)).seq}, not {seq}")
-        return fold(facts)
+        return state
 
     async def facts(self, after: int = 0) -> list[events.AnyFact]:
         """Return the facts after a position."""

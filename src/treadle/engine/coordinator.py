@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from treadle import events
 from treadle.engine.context import Projection
-from treadle.engine.fold import apply, fold
+from treadle.engine.fold import apply, apply_pieces
 from treadle.engine.loop import Loop
 from treadle.engine.setup import (
     Answer,
@@ -183,14 +183,12 @@ class Coordinator:
         """Return the session's current state. The caller must not change it."""
         entry = self._entries.get(session_id)
         if entry is not None and entry.users and entry.loop is None:
-            state, facts = entry.state, await self.log.read(session_id, after=entry.state.seq)
-            if entry.loop is None:  # the state of a loop is its own, and ahead of the log
-                for fact in facts:
-                    if fact.seq > state.seq:  # another caller may have applied it while this one was reading
-                        apply(state, fact)
+            state = entry.state  # that of a loop is its own, and ahead of the log
+            if await apply_pieces(state, self.log.read_in_pieces(session_id, state.seq), lambda: entry.loop is None):
                 self.on_kept(session_id, state)
                 return state
-        return fold(await self.log.read(session_id))
+        await apply_pieces(state := State(), self.log.read_in_pieces(session_id))
+        return state
 
     def is_running(self, session_id: str) -> bool:
         """Whether this process runs the session just now."""

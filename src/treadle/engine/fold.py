@@ -6,7 +6,7 @@ even one that the engine would never write. `steps.py` decides what to do next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, cast
 
 import msgspec
@@ -54,6 +54,22 @@ def apply(state: State, fact: events.AnyFact) -> None:
     """Add one fact to `state`, in place."""
     state.seq = fact.seq
     _APPLY_FACT[type(fact)](state, fact)
+
+
+async def apply_pieces(
+    state: State, pieces: AsyncIterable[Iterable[events.AnyFact]], is_free: Callable[[], bool] = lambda: True
+) -> bool:
+    """Add facts to `state` as they are read. It ends early, and returns False, when the state is not free any more.
+
+    Several callers may read for the same state at a time.
+    """
+    async for facts in pieces:
+        if not is_free():
+            return False
+        for fact in facts:
+            if fact.seq > state.seq:
+                apply(state, fact)
+    return True
 
 
 def _apply_session_fact(

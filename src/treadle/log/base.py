@@ -286,6 +286,12 @@ class Log(ABC):
         """Return the facts after a position, in order. A limit of None or below 0 returns all."""
 
     @abstractmethod
+    def read_in_pieces(
+        self, session_id: str, after: int = 0, until: int | None = None
+    ) -> AsyncGenerator[list[AnyFact]]:
+        """Yield the facts after a position, up to another one. Others go on while a long log is read."""
+
+    @abstractmethod
     def get_head(self, session_id: str) -> int:
         """Return the last position that this process knows, or 0. It is a hint."""
 

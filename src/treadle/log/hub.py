@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,6 +33,8 @@ RING = 1024
 RING_BYTES = 2 * 1024 * 1024
 """How many bytes the facts in one ring may have. A watcher reads facts that were dropped from the log."""
 BATCH = 512
+FACTS_AT_ONCE = 1000
+"""How many facts of a long log are read before others go on."""
 _SHORT_EVENTS = (Delta, TurnStarted, RunStarted, RunRequested, CancelRequested, SignalDetected)
 
 TextFragment = TextDelta | ReasoningDelta
@@ -367,6 +369,18 @@ class HubLog(Log):
     """The part that all logs share: they show stored facts to watchers, observer and listener."""
 
     _hub: Hub
+
+    async def read_in_pieces(
+        self, session_id: str, after: int = 0, until: int | None = None
+    ) -> AsyncGenerator[list[AnyFact]]:
+        while True:
+            limit = FACTS_AT_ONCE if until is None else max(0, min(FACTS_AT_ONCE, until - after))
+            facts = await self.read(session_id, after, limit=limit)
+            yield facts
+            if len(facts) < FACTS_AT_ONCE:
+                return
+            after = facts[-1].seq
+            await asyncio.sleep(0)
 
     def get_head(self, session_id: str) -> int:
         channel = self._hub.channels.get(session_id)

@@ -50,7 +50,8 @@ class OpenQuestions:
         if len(self._followed) > MAX_FOLLOWED:
             self._followed.popitem(last=False)
         if info.seq > followed.seq:
-            for fact in await log.read(info.id, after=followed.seq):
-                if fact.seq == followed.seq + 1:  # somebody else may have read them meanwhile
-                    followed.add(fact)
+            async for facts in log.read_in_pieces(info.id, followed.seq):
+                for fact in facts:
+                    if fact.seq == followed.seq + 1:  # somebody else may have read them meanwhile
+                        followed.add(fact)
         return followed.state.pending

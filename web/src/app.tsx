@@ -9,7 +9,7 @@ import { PhoneTabs } from "./list/phone-tabs.tsx";
 import { LoginPage } from "./login/login-page.tsx";
 import { StatusBanner } from "./login/status-banner.tsx";
 import { Palette } from "./palette/palette.tsx";
-import { InboxPage } from "./questions/inbox-page.tsx";
+import { QuestionAnnouncer } from "./questions/announcer.tsx";
 import { startNotifications } from "./questions/notifications.ts";
 import { route, type Route } from "./router.ts";
 import { SessionPage } from "./session/session-page.tsx";
@@ -20,6 +20,7 @@ import { lazy } from "./ui/lazy.tsx";
 import { Toasts } from "./ui/toasts.tsx";
 
 const waiting = <main class="main" aria-busy="true" />;
+const InboxPage = lazy(async () => (await import("./questions/inbox-page.tsx")).InboxPage, waiting);
 const NewPage = lazy(async () => (await import("./list/new-page.tsx")).NewPage, waiting);
 const SettingsPage = lazy(async () => (await import("./settings/settings-page.tsx")).SettingsPage, waiting);
 const ComparePage = lazy(async () => (await import("./time/compare-page.tsx")).ComparePage, waiting);
@@ -52,6 +53,7 @@ function Shell() {
       <PhoneTabs />
       <Palette />
       <Toasts />
+      <QuestionAnnouncer />
     </>
   );
 }

@@ -59,9 +59,14 @@ export function isTyping(target: EventTarget | null): boolean {
   return target.isContentEditable || target instanceof HTMLTextAreaElement || target instanceof HTMLSelectElement;
 }
 
+/** Enter and the space bar press the button or follow the link that has the focus. */
+function isPressing(event: KeyboardEvent): boolean {
+  return (event.key === "Enter" || event.key === " ") && event.target instanceof Element && event.target.closest("a, button, summary") !== null;
+}
+
 export function startKeys(): void {
   document.addEventListener("keydown", (event) => {
-    if (event.defaultPrevented || event.isComposing || document.querySelector("dialog[open]")) return;
+    if (event.defaultPrevented || event.isComposing || isPressing(event) || document.querySelector("dialog[open]")) return;
     const pressed = describeKey(event);
     const isSecond = performance.now() - firstKey.at < SEQUENCE_MS && firstKey.keys !== "";
     const wanted = isSecond ? [`${firstKey.keys} ${pressed}`, pressed] : [pressed];

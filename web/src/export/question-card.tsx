@@ -3,3 +3,7 @@
 export function QuestionCard() {
   return null;
 }
+
+export function AnsweredCard() {
+  return null;
+}

@@ -28,7 +28,8 @@ export function PhoneTabs() {
     { keys: "g l", label: "Sessions", where: "Everywhere", run: () => navigate({ page: "home" }) },
   ]);
   const { page } = route.value;
-  if (!isPhone.value || page === "session" || page === "compare") return null;
+  const isAlone = page === "session" || page === "compare" || (route.value.page === "inbox" && route.value.question !== "");
+  if (!isPhone.value || isAlone) return null;
   const count = openQuestions.value.length;
   return (
     <nav class="tabbar" aria-label="Main">

@@ -2,6 +2,8 @@
 
 import { signal } from "@preact/signals";
 import { api, ApiError, sessionPath } from "../api.ts";
+import type { SessionDetail } from "../generated/api.ts";
+import { questions, setQuestions } from "../store/sessions.ts";
 import type { Ask } from "./ask.ts";
 
 export interface Sending {
@@ -41,11 +43,34 @@ async function send(ask: Ask, post: () => Promise<void>): Promise<boolean> {
     note(ask.id, { state: "sent", error: "" });
     return true;
   } catch (error) {
-    const isLost = error instanceof ApiError && error.status === 0;
-    const text = isLost ? "No connection to the server. Answer again when it is back." : error instanceof Error ? error.message : String(error);
-    note(ask.id, { state: "failed", error: text });
+    note(ask.id, { state: "failed", error: await describeFailure(ask, error) });
     return false;
   }
+}
+
+async function describeFailure(ask: Ask, error: unknown): Promise<string> {
+  const status = error instanceof ApiError ? error.status : -1;
+  if (status === 0) return "No connection to the server. Answer again when it is back.";
+  const text = error instanceof Error ? error.message : String(error);
+  if (status !== 409) return text;
+  const isOpen = await refreshQuestions(ask);
+  return isOpen ? "Your answer was for another question than the one that is asked now. Nothing was allowed. Read it again." : text;
+}
+
+/** Show the questions of the session as they are now. Returns whether this one is still open. */
+async function refreshQuestions({ sessionId, callId }: Ask): Promise<boolean> {
+  try {
+    const { pending } = await api.get<SessionDetail>(sessionPath(sessionId));
+    setQuestions(sessionId, pending);
+  } catch {
+    // What the page knew last is as good as it gets.
+  }
+  return (questions.peek().get(sessionId) ?? []).some((one) => one.call_id === callId);
+}
+
+/** Whether the answer of this page is the one that counts. */
+export function isAnsweredHere(id: string): boolean {
+  return sendings.peek().get(id)?.state === "sent";
 }
 
 function note(id: string, sending: Sending): void {

@@ -1,5 +1,6 @@
 /** Everything that decides an approval: the whole command or arguments, its parts, the diff, where and why. */
 
+import { Fragment, type ComponentChildren } from "preact";
 import type { PartView, PreviewView } from "../generated/api.ts";
 import { describeCharacter, listHidden, nameCharacter } from "../ui/hidden-text.ts";
 import { Icon } from "../ui/icon.tsx";
@@ -25,15 +26,19 @@ export function ApprovalBody({ ask, preview, words }: ApprovalBodyProps) {
   const isPart = ask.during !== "";
   return (
     <>
-      {command && !isPart && (
-        <div class="cmdbox">
+      {command && !isPart ? (
+        <Arguments values={others.filter(([name]) => name !== "folder")}>
           <div class="cmd">
             <VisibleText text={command} keepWords />
           </div>
-        </div>
+        </Arguments>
+      ) : (
+        <Arguments values={isPart ? Object.entries(ask.arguments) : others}>
+          <div class="mono">
+            <VisibleText text={ask.tool} />
+          </div>
+        </Arguments>
       )}
-      {(isPart || !command) && <Arguments tool={ask.tool} values={isPart ? Object.entries(ask.arguments) : others} />}
-      {command && !isPart && others.length > 0 && <Arguments tool="" values={others.filter(([name]) => name !== "folder")} />}
       {preview && preview.parts.length > 1 && <Parts parts={preview.parts} />}
       {diff && (
         <div class="q-diff">
@@ -46,23 +51,24 @@ export function ApprovalBody({ ask, preview, words }: ApprovalBodyProps) {
   );
 }
 
-function Arguments({ tool, values }: { tool: string; values: [string, unknown][] }) {
-  if (!tool && values.length === 0) return null;
+function Arguments({ values, children }: { values: [string, unknown][]; children: ComponentChildren }) {
   return (
     <div class="cmdbox">
-      <dl class="args">
-        {tool && <div class="args-tool">{<VisibleText text={tool} />}</div>}
-        {values.map(([name, value]) => (
-          <div key={name}>
-            <dt>
-              <VisibleText text={name} />
-            </dt>
-            <dd>
-              <VisibleText text={typeof value === "string" ? value : JSON.stringify(value, null, 1)} />
-            </dd>
-          </div>
-        ))}
-      </dl>
+      {children}
+      {values.length > 0 && (
+        <dl class="args">
+          {values.map(([name, value]) => (
+            <Fragment key={name}>
+              <dt>
+                <VisibleText text={name} />
+              </dt>
+              <dd>
+                <VisibleText text={typeof value === "string" ? value : JSON.stringify(value, null, 1)} />
+              </dd>
+            </Fragment>
+          ))}
+        </dl>
+      )}
     </div>
   );
 }
@@ -135,7 +141,7 @@ function listTexts(value: unknown): string[] {
 function Reasons({ ask, preview, words }: { ask: Ask; preview: PreviewView | null; words: string }) {
   const folder = preview?.folder ?? (typeof ask.arguments.folder === "string" ? ask.arguments.folder : "");
   const network = preview?.network ?? "";
-  if (!ask.why && !folder && !words) return null;
+  if (!ask.why && !folder && !words && !ask.isOnce) return null;
   return (
     <dl class="why">
       {ask.why && (
@@ -154,6 +160,14 @@ function Reasons({ ask, preview, words }: { ask: Ask; preview: PreviewView | nul
               <VisibleText text={folder} />
             </code>
             {network && `, network ${network}`}
+          </dd>
+        </>
+      )}
+      {ask.isOnce && ask.digest && (
+        <>
+          <dt>Digest</dt>
+          <dd>
+            <code>{ask.digest.slice(0, 8).replace(/(.{4})/, "$1 ")}</code>, the answer holds for exactly this
           </dd>
         </>
       )}

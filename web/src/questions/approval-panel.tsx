@@ -1,6 +1,6 @@
 /** The approval of a call, with every way to answer it. */
 
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { useKeys, type KeyCommand } from "../keys.ts";
 import type { PreviewView } from "../generated/api.ts";
 import { api, sessionPath } from "../api.ts";
@@ -16,20 +16,21 @@ import { ApprovalBody } from "./approval-body.tsx";
 import { getCommand, titleAsk, type Ask } from "./ask.ts";
 import { usePreview } from "./preview.ts";
 import { useInert, useSeen } from "./ready.ts";
-import { moveOn, selectedAsk } from "./selection.ts";
+import { moveOn, moves, selectedAsk } from "./selection.ts";
 
 interface ApprovalPanelProps {
   ask: Ask;
   words: string;
-  /** A sheet at the lower edge of a phone, with its buttons in reach of the thumb. */
+  where: string;
+  /** On a phone the buttons are in reach of the thumb. */
   isSheet: boolean;
 }
 
-export function ApprovalPanel({ ask, words, isSheet }: ApprovalPanelProps) {
+export function ApprovalPanel({ ask, words, where, isSheet }: ApprovalPanelProps) {
   const preview = usePreview(ask);
   const end = useRef<HTMLSpanElement>(null);
   const content = `${ask.id} ${ask.digest} ${preview ? "whole" : "first"}`;
-  const isInert = useInert(content);
+  const isInert = useInert(`${content} ${moves.value}`);
   const isSeen = useSeen(end, content);
   const [isDenying, setDenying] = useState(false);
   const sending = sendings.value.get(ask.id);
@@ -37,7 +38,7 @@ export function ApprovalPanel({ ask, words, isSheet }: ApprovalPanelProps) {
   const state: PanelState = { ask, preview, isInert, isSeen, isBusy, isSheet };
   return (
     <>
-      <AskHead ask={ask} isInert={isInert} />
+      <AskHead ask={ask} where={where} isInert={isInert} />
       <div class="q-b">
         <ApprovalBody ask={ask} preview={preview} words={words} />
         <span ref={end} class="q-end" />
@@ -68,10 +69,10 @@ interface PanelState {
 }
 
 /** The title, when it was asked, and the class of the call. */
-export function AskHead({ ask, isInert }: { ask: Ask; isInert: boolean }) {
+export function AskHead({ ask, where, isInert }: { ask: Ask; where: string; isInert: boolean }) {
   const { before, subject, after } = titleAsk(ask);
   const age = everySecond.value - ask.askedAt;
-  const asked = age < 600 ? `${formatClock(age)} ago` : `${formatAge(ask.askedAt, everySecond.value)} ago`;
+  const asked = age < 600 ? formatClock(age) : formatAge(ask.askedAt, everySecond.value);
   const isHarmful = ask.safety === "destructive";
   return (
     <>
@@ -91,10 +92,17 @@ export function AskHead({ ask, isInert }: { ask: Ask; isInert: boolean }) {
           </span>
         )}
         <span class="m2 t12 q-age">
-          Asked {asked}
+          <span class="wide-only">Asked </span>
+          {asked}
+          <span class="wide-only"> ago</span>
           {ask.safety && !isHarmful && ` · ${ask.safety}`}
         </span>
       </div>
+      {where && (
+        <div class="q-sub cut">
+          <VisibleText text={where} />
+        </div>
+      )}
     </>
   );
 }
@@ -136,17 +144,18 @@ function Answers({ state, onDeny }: { state: PanelState; onDeny: () => void }) {
     key("n", "Deny…", () => mayDeny && onDeny()),
     key("Escape", "Leave the question", () => (selectedAsk.value = "")),
   ]);
+  const keyOf = (name: string) => (isSelected && !areKeysInert ? { "aria-keyshortcuts": name } : {});
   const once = (
-    <button type="button" class="b pri" disabled={!mayAllow} onClick={() => allow("call")}>
+    <button type="button" class="b pri" disabled={!mayAllow} {...keyOf("y")} onClick={() => allow("call")}>
       {isBusy ? "Sending…" : "Allow once"} <kbd>Y</kbd>
     </button>
   );
   const deny = (
-    <button type="button" class="b" disabled={!mayDeny} onClick={onDeny}>
+    <button type="button" class="b" disabled={!mayDeny} {...keyOf("n")} onClick={onDeny}>
       Deny… <kbd>N</kbd>
     </button>
   );
-  const lasting = !ask.isOnce && <LastingAnswers ask={ask} hasRule={hasRule} isOff={!mayAllow} onAllow={allow} />;
+  const lasting = !ask.isOnce && <LastingAnswers ask={ask} hasRule={hasRule} isOff={!mayAllow} keyOf={keyOf} onAllow={allow} />;
   return (
     <>
       {!isSeen && !isInert && <div class="rule q-only">Read it to its end before you allow it.</div>}
@@ -178,24 +187,26 @@ interface LastingProps {
   ask: Ask;
   hasRule: boolean;
   isOff: boolean;
+  /** Names the key of a button while it works. */
+  keyOf: (name: string) => object;
   onAllow: (scope: ApprovalChoice["scope"]) => void;
 }
 
-function LastingAnswers({ ask, hasRule, isOff, onAllow }: LastingProps) {
+function LastingAnswers({ ask, hasRule, isOff, keyOf, onAllow }: LastingProps) {
   return (
     <>
       {hasRule && (
-        <button type="button" class="b bare" disabled={isOff} onClick={() => onAllow("pattern")}>
+        <button type="button" class="b bare" disabled={isOff} {...keyOf("p")} onClick={() => onAllow("pattern")}>
           This pattern <kbd>P</kbd>
         </button>
       )}
-      <button type="button" class="b bare" disabled={isOff} onClick={() => onAllow("tool")}>
+      <button type="button" class="b bare" disabled={isOff} {...keyOf("t")} onClick={() => onAllow("tool")}>
         <span class="cut">
           <VisibleText text={nameTool(ask)} />
         </span>
         <kbd>T</kbd>
       </button>
-      <button type="button" class="b bare" disabled={isOff} onClick={() => onAllow("session")}>
+      <button type="button" class="b bare" disabled={isOff} {...keyOf("s")} onClick={() => onAllow("session")}>
         Whole session <kbd>S</kbd>
       </button>
     </>
@@ -233,6 +244,8 @@ function Rule({ ask, hasRule, keeps, onKeep }: RuleProps) {
 
 function DenyForm({ ask, isBusy, onClose }: { ask: Ask; isBusy: boolean; onClose: () => void }) {
   const [reason, setReason] = useState("");
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => field.current?.focus({ preventScroll: true }), []);
   const isCommand = getCommand(ask) !== "";
   const deny = async (stops: boolean) => {
     const comment = reason.trim();
@@ -249,7 +262,7 @@ function DenyForm({ ask, isBusy, onClose }: { ask: Ask; isBusy: boolean; onClose
       <label class="field on">
         <span class="sr">Why, for the agent</span>
         <input
-          ref={(input) => input?.focus({ preventScroll: true })}
+          ref={field}
           value={reason}
           maxLength={10_000}
           placeholder={isCommand ? "What it should do instead" : "Why not, or what to do instead"}

@@ -9,7 +9,7 @@ import { sendAnswers, sendApproval, sendings } from "./answers.ts";
 import { AskHead } from "./approval-panel.tsx";
 import type { Ask } from "./ask.ts";
 import { useInert } from "./ready.ts";
-import { moveOn, selectedAsk } from "./selection.ts";
+import { moveOn, moves, selectedAsk } from "./selection.ts";
 
 interface Choice {
   /** The place of the option. -1 means nothing yet, and the number of options means something else. */
@@ -22,8 +22,14 @@ function readChoice(question: Question, choice: Choice): string {
   return choice.place >= 0 && choice.place < options.length ? (options[choice.place] ?? "") : choice.text.trim();
 }
 
-export function InputPanel({ ask, isSheet }: { ask: Ask; isSheet: boolean }) {
-  const isInert = useInert(ask.id);
+interface InputPanelProps {
+  ask: Ask;
+  where: string;
+  isSheet: boolean;
+}
+
+export function InputPanel({ ask, where, isSheet }: InputPanelProps) {
+  const isInert = useInert(`${ask.id} ${moves.value}`);
   const [choices, setChoices] = useState<Choice[]>(() => ask.questions.map(() => ({ place: -1, text: "" })));
   const sending = sendings.value.get(ask.id);
   const isBusy = sending?.state === "sending" || sending?.state === "sent";
@@ -38,13 +44,15 @@ export function InputPanel({ ask, isSheet }: { ask: Ask; isSheet: boolean }) {
   const decline = async () => {
     if (!isInert && !isBusy && (await sendApproval(ask, { decision: "deny" }))) moveOn(ask);
   };
+  const form = useRef<HTMLFormElement>(null);
+  const write = (): void => form.current?.querySelector("textarea")?.focus();
   const current = Math.max(0, answers.findIndex((one) => one === ""));
-  useChoiceKeys({ isActive: isSelected && !isInert && canApprove.value, question: ask.questions[current], isWhole, submit, choose: (place) => choose(current, { place }) });
+  useChoiceKeys({ isSelected: isSelected && canApprove.value, isInert, question: ask.questions[current], isWhole, submit, write, choose: (place) => choose(current, { place }) });
   const name = answers.length === 1 && isWhole ? ` “${shorten(answers[0] ?? "")}”` : "";
   return (
     <>
-      <AskHead ask={ask} isInert={isInert} />
-      <form onSubmit={(event) => (event.preventDefault(), void submit())}>
+      <AskHead ask={ask} where={where} isInert={isInert} />
+      <form ref={form} onSubmit={(event) => (event.preventDefault(), void submit())}>
         <fieldset class="q-b q-inputs" disabled={!canApprove.value || isBusy}>
           {ask.questions.map((question, place) => (
             <QuestionField
@@ -81,14 +89,17 @@ export function InputPanel({ ask, isSheet }: { ask: Ask; isSheet: boolean }) {
 }
 
 interface ChoiceKeys {
-  isActive: boolean;
+  isSelected: boolean;
+  isInert: boolean;
   question: Question | undefined;
   isWhole: boolean;
   choose: (place: number) => void;
   submit: () => Promise<void>;
+  /** Put the focus on the text to write. */
+  write: () => void;
 }
 
-function useChoiceKeys({ isActive, question, isWhole, choose, submit }: ChoiceKeys): void {
+function useChoiceKeys({ isSelected, isInert, question, isWhole, choose, submit, write }: ChoiceKeys): void {
   const count = question ? (question.options?.length ?? 0) + (question.strict ? 0 : 1) : 0;
   const where = "Question, selected";
   const numbers = Array.from({ length: Math.min(count, 9) }, (_, place): KeyCommand => ({
@@ -96,12 +107,12 @@ function useChoiceKeys({ isActive, question, isWhole, choose, submit }: ChoiceKe
     label: `Choose ${place + 1}`,
     where,
     run: () => choose(place),
-    isActive: () => isActive,
+    isActive: () => isSelected && !isInert,
   }));
   useKeys([
     ...numbers,
-    { keys: "Enter", label: "Answer", where, run: (event) => void (event.repeat || submit()), isActive: () => isActive && isWhole },
-    { keys: "Escape", label: "Leave the question", where, run: () => (selectedAsk.value = ""), isActive: () => isActive },
+    { keys: "Enter", label: "Answer", where, run: (event) => void (event.repeat || (isWhole ? submit() : write())), isActive: () => isSelected },
+    { keys: "Escape", label: "Leave the question", where, run: () => (selectedAsk.value = ""), isActive: () => isSelected },
   ]);
 }
 
@@ -161,6 +172,11 @@ function OtherText({ isOther, text, label, onInput }: { isOther: boolean; text: 
       placeholder="Your answer"
       value={text}
       onInput={(event) => onInput(event.currentTarget.value)}
+      onKeyDown={(event) => {
+        if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+        event.preventDefault();
+        event.currentTarget.form?.requestSubmit();
+      }}
     />
   );
 }

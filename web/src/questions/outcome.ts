@@ -11,7 +11,7 @@ export interface Outcome {
   kind: "allowed" | "denied" | "answered" | "gone";
   /** Such as "Allowed once". */
   title: string;
-  /** Such as "by you" or "nobody answered in time". */
+  /** Such as "by you", or "nobody answered in time". */
   who: string;
   /** The reason of a denial, or the answers. */
   text: string;
@@ -20,11 +20,16 @@ export interface Outcome {
 
 const SCOPES = { call: "Allowed once", tool: "Allowed for the tool", pattern: "Allowed by pattern", session: "Allowed for the session" };
 
-/** "by you", "by you, terminal" or "by NAME". */
+/** "by you", "in the terminal" or "by NAME". */
 export function nameAnswerer(by: string | undefined): string {
   if (!by) return "";
   if (by === me.value?.name) return "by you";
-  return by === "user" ? "by you, terminal" : `by ${by}`;
+  return by === "user" ? "in the terminal" : `by ${by}`;
+}
+
+/** The same for an answer that this page did not send. */
+export function nameOther(who: string): string {
+  return who === "by you" ? "by you, on another device" : who;
 }
 
 /** How the question of a call ended. Returns null while it is open, and for a call that was not asked about. */

@@ -1,6 +1,7 @@
 /** A session on the screen: its bar, its conversation or changes, the composer, time, and the rail. */
 
 import { useMemo, useState } from "preact/hooks";
+import { SessionQuestions } from "../questions/session-questions.tsx";
 import { buildPath, type SessionTab } from "../router.ts";
 import { openedSession, type OpenSession } from "../store/open-session.ts";
 import { PastBanner } from "../time/past-banner.tsx";
@@ -69,6 +70,7 @@ function Opened({ session, tab, at }: OpenedProps) {
         <PastBanner session={session} at={at} />
         {isLoading ? <Loading session={session} /> : tab === "changes" ? <ChangesTab session={session} at={at} /> : <Conversation key={session.id} source={source} />}
         {!isLoading && tab === "conversation" && <Dock key={`dock ${session.id}`} session={session} at={at} />}
+        {!isLoading && at === null && <SessionQuestions session={session} tab={tab} />}
         <Strip session={session} at={at} />
       </main>
       <Rail source={source} isOpen={isRailOpen} onClose={() => setRailOpen(false)} />

@@ -8,7 +8,7 @@ import { VisibleText } from "../ui/visible-text.tsx";
 import { attempt } from "../ui/toasts.tsx";
 import { AnsweredLine } from "../questions/answered.tsx";
 import { readOutcome } from "../questions/outcome.ts";
-import { QuestionCard } from "../questions/question-card.tsx";
+import { AnsweredCard, QuestionCard } from "../questions/question-card.tsx";
 import { DiffNumbers } from "../workspace/diff.tsx";
 import type { CallStatus, CallView } from "../view.ts";
 import { useConversation } from "./context.ts";
@@ -37,6 +37,7 @@ export function ToolCard({ call, isNested = false }: ToolCardProps) {
   if (isAsking) return <QuestionCard sessionId={source.sessionId} call={call} />;
   return (
     <div class={`tc ${CLASSES[status] ?? ""}${isNested ? " nested" : ""}`}>
+      <AnsweredCard sessionId={source.sessionId} call={call} />
       <FoldLine
         icon={chooseIcon(call)}
         iconClass={ICON_CLASSES[status] ?? "m3"}
@@ -79,6 +80,7 @@ function Meta({ call, status }: { call: CallView; status: CallStatus }) {
 /** Who allowed or denied it. A person's answer stands on the line. */
 function Who({ call, status }: { call: CallView; status: CallStatus }) {
   const outcome = readOutcome(call);
+  if (outcome?.kind === "answered") return <AnsweredLine call={call} />;
   if (outcome && outcome.kind !== "gone") return <span class="who-did m3">{`${outcome.title} ${outcome.who}`.trim()}</span>;
   return status === "denied" ? <span class="tag m2">Denied by a rule</span> : null;
 }
@@ -114,8 +116,11 @@ function Request({ request }: { request: CallView; rev: number }) {
     return <QuestionCard sessionId={source.sessionId} call={request} />;
   }
   return (
-    <div class="note tc-request">
-      <AnsweredLine call={request} />
-    </div>
+    <>
+      <AnsweredCard sessionId={source.sessionId} call={request} />
+      <div class="note tc-request">
+        <AnsweredLine call={request} />
+      </div>
+    </>
   );
 }

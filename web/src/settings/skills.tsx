@@ -74,7 +74,7 @@ export function SkillsSection() {
             }
           >
             {!one.enabled && "Off · "}
-            <VisibleText text={one.description} />
+            {one.description}
           </Line>
         )}
       />

@@ -6,9 +6,11 @@ from pathlib import Path
 from tests.kit.server import serve_agents, serve_script
 from treadle import Agent, Grant
 from treadle.app.compose import McpStatus
+from treadle.messages import Reply, Usage
 from treadle.models.catalog import resolve_model
-from treadle.testing import ScriptedModel
+from treadle.testing import ScriptedModel, call
 from treadle.tools.builtin import build_default_tools
+from treadle.tools.delegate import build_delegate_tool
 
 
 async def test_the_configuration_says_what_the_server_allows(tmp_path: Path) -> None:
@@ -44,3 +46,22 @@ async def test_a_model_that_cannot_be_reached_says_why() -> None:
             checked = (await client.json("GET", "/v1/models?check=true"))["data"][0]
             assert (checked["reachable"], checked["why"]) == (False, "cannot be reached")
             assert (await client.json("GET", "/v1/models"))["data"][0] == checked
+
+
+async def test_the_usage_of_all_sessions_counts_helpers_and_forks_once() -> None:
+    replies = [
+        Reply(calls=(call("delegate", task="Help."),), finish="calls", usage=Usage(cost=0.25)),
+        Reply("helped", usage=Usage(cost=0.5)),
+        Reply("done", usage=Usage(cost=1.0)),
+        Reply("more", usage=Usage(cost=2.0)),
+    ]
+    agent = Agent(ScriptedModel(*replies), tools=[build_delegate_tool()], name="default")
+    async with serve_agents(agent) as client:
+        session_id = await client.session()
+        await client.send(session_id, "go")
+        assert (await client.json("GET", "/v1/usage"))["cost"] == 1.75
+        fork = (await client.json("POST", f"/v1/sessions/{session_id}/fork", {}, 201))["id"]
+        await client.send(fork, "go on")
+        usage = await client.json("GET", "/v1/usage")
+        assert (usage["sessions"], usage["turns"], usage["cost"]) == (2, 3, 3.75)
+        assert usage["models"] == [{"model": usage["models"][0]["model"], "sessions": 2, "turns": 3, "cost": 3.75}]

@@ -29,6 +29,7 @@ from treadle.server import (
     sessions,
     settings,
     sockets,
+    usage,
     workspace_files,
 )
 from treadle.server import rpc as chat
@@ -107,6 +108,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         messages_api,
         catalogue,
         settings,
+        usage,
         workspace_files,
         sockets,
         page,

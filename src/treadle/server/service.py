@@ -112,6 +112,7 @@ class Service:
         self.responses = ResponseRuns(runtime, self.get_model, agents)
         self.open_questions, self.first_words = OpenQuestions(), FirstWords()
         self.list_streams = set[ListChanges]()
+        self.inherited_usage: dict[str, tuple[int, float]] = {}
         self.counting = asyncio.Semaphore(COUNTS_AT_ONCE)
         self.is_draining = False
         self.loader = ModelLoader(runtime, config.model_roots)

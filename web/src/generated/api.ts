@@ -290,6 +290,14 @@ export interface ModelName {
   model: string;
 }
 
+/** What the sessions of one model have cost. An empty name stands for the model of the agent. */
+export interface ModelUsage {
+  model: string;
+  sessions: number;
+  turns: number;
+  cost: number;
+}
+
 /** A model or an agent, with the fields that OpenAI's and Anthropic's clients expect.
  * 
  * Requests may use a model that is `loaded`. `progress` is there while it loads; `error` says why it cannot be used.
@@ -623,4 +631,12 @@ export interface UnchangedFile {
 export interface UndoBody {
   dry_run?: boolean;
   force?: boolean;
+}
+
+/** What all sessions have cost, without those that were deleted. The most expensive model comes first. */
+export interface UsageView {
+  sessions: number;
+  turns: number;
+  cost: number;
+  models: ModelUsage[];
 }

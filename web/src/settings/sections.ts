@@ -5,6 +5,7 @@ import type { IconName } from "../ui/icon.tsx";
 export const SECTIONS: { id: string; label: string; icon: IconName }[] = [
   { id: "device", label: "This device", icon: "phone" },
   { id: "models", label: "Models", icon: "chip" },
+  { id: "cost", label: "Cost", icon: "time" },
   { id: "agents", label: "Agents", icon: "help" },
   { id: "skills", label: "Skills", icon: "book" },
   { id: "memory", label: "Memory", icon: "note" },

@@ -5,6 +5,7 @@ import type { ConfigView } from "../generated/api.ts";
 import { isPhone } from "../list/phone.ts";
 import { navigate, route } from "../router.ts";
 import { AgentsSection } from "./agents.tsx";
+import { CostSection } from "./cost.tsx";
 import { DeviceSection } from "./device.tsx";
 import { MemorySection } from "./memory.tsx";
 import { ModelsSection } from "./models.tsx";
@@ -33,6 +34,7 @@ export function SettingsPage({ section }: { section: string }) {
           <h1>Settings</h1>
           <DeviceSection />
           <ModelsSection config={config} />
+          <CostSection />
           <AgentsSection />
           <SkillsSection />
           <MemorySection />

@@ -46,10 +46,25 @@ async def test_wrong_tokens_at_the_login_are_limited_as_elsewhere() -> None:
             problem = await browser.problem("POST", "/login", {"token": "wrong"}, 401)
             assert problem["param"] == "token" and "wrong" not in problem["message"]
         await browser.problem("GET", "/v1/me", status=401, headers={"authorization": "Bearer wrong"})
-        for token in ("wrong", OWNER.value):
-            async with browser.request("POST", "/login", json={"token": token}) as answer:
-                assert answer.status == 429 and int(answer.headers["retry-after"]) > 0
-                assert "set-cookie" not in answer.headers
+        async with browser.request("POST", "/login", json={"token": "wrong"}) as answer:
+            assert answer.status == 429 and int(answer.headers["retry-after"]) > 0
+            assert "set-cookie" not in answer.headers
+        # Somebody else at this address, or a page with an old cookie, keeps nobody with a right token out.
+        await browser.json("POST", "/login", {"token": OWNER.value}, 204)
+        await browser.json("GET", "/v1/me")
+
+
+async def test_a_link_on_another_site_leads_to_the_page_and_to_nothing_else() -> None:
+    visit = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    async with serve_script() as client:
+        for path in ("/", "/s/1a2b", "/inbox"):
+            async with client.request("GET", path, headers=visit) as answer:
+                assert answer.status == 200 and answer.headers["x-frame-options"] == "DENY"
+        for path in ("/v1/sessions", "/docs", "/login?ticket=x", "/assets/app.js"):
+            assert (await client.problem("GET", path, status=403, headers=visit))["type"] == "wrong_origin"
+        for change in ({"sec-fetch-mode": "cors"}, {"sec-fetch-dest": "iframe"}, {"origin": "https://evil.example"}):
+            await client.problem("GET", "/", status=403, headers=visit | change)
+        await client.problem("POST", "/", {}, 403, headers=visit)
 
 
 async def test_a_login_needs_a_small_json_body_from_this_page() -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from treadle.messages import Json
 from treadle.server.config import LOOPBACK_NAMES, ServerConfig
-from treadle.server.public_paths import READING_METHODS, is_public
+from treadle.server.public_paths import READING_METHODS, is_page_path, is_public
 from treadle.server.tokens import ANYONE, Token
 
 AsgiScope: TypeAlias = MutableMapping[str, Any]
@@ -83,9 +83,14 @@ class Refusal(Exception):
         self.retry_after, self.field = retry_after, field
 
 
+def get_path(scope: AsgiScope) -> str:
+    """Get the path of a request, below the one where the application is mounted."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
+
+
 def is_anthropic(scope: AsgiScope) -> bool:
     """Whether the client of a request expects Anthropic's forms, by its path or its headers."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = get_path(scope)
     return path.startswith(MESSAGES_PATH) or any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
@@ -287,7 +292,8 @@ class Guard:
             return
         scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
         is_foreign = origin is not None and origin.lower() != f"{scheme}://{host.lower()}"
-        if is_foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        is_own = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+        if is_foreign or not (is_own or _follows_link(scope, headers)):
             raise Refusal(403, "wrong_origin", "pages of other origins may not use this server")
 
     def _authenticate(self, scope: AsgiScope, headers: dict[str, str]) -> Token:
@@ -297,7 +303,7 @@ class Guard:
             return token
         if not self._tokens.has_tokens:
             return ANYONE
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = get_path(scope)
         if scope["type"] == "http" and is_public(path, scope["method"]):
             return Token("nobody", "", frozenset())
         self._tokens.check_attempts(client)
@@ -344,6 +350,12 @@ class Guard:
             return {"type": "http.request", "body": bodies.pop()} if bodies else await receive()
 
         return receive_again
+
+
+def _follows_link(scope: AsgiScope, headers: dict[str, str]) -> bool:
+    """Whether a person follows a link on another site to the page, which is the same for everybody."""
+    is_visit = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    return is_visit and scope.get("method") in ("GET", "HEAD") and is_page_path(get_path(scope))
 
 
 async def _read_body(headers: dict[str, str], receive: Receive, max_bytes: int) -> bytes:

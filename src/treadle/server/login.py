@@ -94,10 +94,10 @@ async def log_in_by_link(
 async def log_in(service: CurrentService, request: Request, body: LoginBody) -> Response:
     """Log in with a token: set the cookie. Wrong tokens are limited as in any other request."""
     _require_tokens(service)
-    client = request.client.host if request.client is not None else ""
-    service.tokens.check_attempts(client)
     token = service.tokens.find_by_value(body.token)
     if token is None:
+        client = request.client.host if request.client is not None else ""
+        service.tokens.check_attempts(client)
         service.tokens.record_wrong_token(client)
         raise Refusal(
             401,

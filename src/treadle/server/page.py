@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import HTMLResponse, Response
 
 from treadle.errors import NotFound
+from treadle.server.guard import get_path
 from treadle.server.public_paths import ASSETS, PAGE_FOLDERS, PAGE_PATHS, ROOT_FILES
 from treadle.server.service import CurrentService
 from treadle.server.static_files import INDEX, StaticFile
@@ -44,8 +45,7 @@ async def show_page(service: CurrentService, accepted: Accepted = "", known: Kno
 
 async def send_file(service: CurrentService, request: Request, accepted: Accepted = "", known: Known = "") -> Response:
     """Send a file that the page loads."""
-    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    file = service.page.find(path)
+    file = service.page.find(get_path(request.scope))
     if file is None:
         raise NotFound("the page has no such file; reload the page to get its current files")
     return _build_response(file, accepted, known)

@@ -21,7 +21,7 @@ from treadle.events import CLIENT_SANDBOX, CallStarted, MessageMode, MessageRece
 from treadle.messages import Part, TextPart
 from treadle.permissions.policy import choose_narrowest, find_narrowest_tier
 from treadle.server.attachments import Attachment
-from treadle.server.guard import AsgiApp, AsgiMessage, AsgiScope, Receive, Refusal, Send
+from treadle.server.guard import AsgiApp, AsgiMessage, AsgiScope, Receive, Refusal, Send, get_path
 from treadle.server.problems import build_error_response, build_field_error, build_refusal
 from treadle.server.service import (
     CurrentService,
@@ -296,7 +296,7 @@ class PlainMessages:
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]
-        found = _MESSAGES_PATH.fullmatch(scope["path"].removeprefix(scope.get("root_path", ""))) if is_post else None
+        found = _MESSAGES_PATH.fullmatch(get_path(scope)) if is_post else None
         if found is None:
             await self._app(scope, receive, send)
             return

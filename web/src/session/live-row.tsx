@@ -111,8 +111,9 @@ function LiveText({ text, isOpen }: { text: string; isOpen: boolean }) {
 
 /** The thought under way. Its time is known only while the page sees it. */
 function Thinking({ live }: { live: Live }) {
-  const { folding } = useConversation();
+  const { folding, source } = useConversation();
   folding.version.value;
+  source.liveVersion.value;
   const isOpen = folding.isOpen("live-thought", false);
   const isDone = live.textAt > 0;
   const seconds = isDone ? (live.textAt - live.reasoningAt) / 1000 : (everySecond.value, (performance.now() - live.reasoningAt) / 1000);

@@ -84,7 +84,6 @@ export class RowBuilder {
   }
 
   private readonly ends = new WeakMap<Row, number>();
-  private runStartedAt = 0;
 
   private add(item: Item, at: number): void {
     this.items[at] = item;
@@ -112,15 +111,16 @@ export class RowBuilder {
     this.push({ kind: "notice", item, startedAt, key: `n${item.seq}`, rev: item.rev, seq: item.seq, from: at });
   }
 
-  /** When the run began that ended at this item: when its first turn began. */
+  /** When the run began that ended at this item: when its first turn began. 0 when that turn is not among the items. */
   private findRunStart(end: number): number {
+    let first: TurnItem | null = null;
     for (let at = end - 1; at >= 0; at--) {
       const item = this.items[at];
       if (item?.kind === "notice" && item.fact.type === "run_finished") break;
-      if (item?.kind === "turn") this.runStartedAt = item.startedAt;
+      if (item?.kind === "turn") first = item;
       if (end - at > 5000) break;
     }
-    return this.runStartedAt;
+    return first?.turn === 1 ? first.startedAt : 0;
   }
 
   private addTurn(item: TurnItem, at: number): void {

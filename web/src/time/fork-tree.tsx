@@ -57,10 +57,11 @@ function buildNodes(session: OpenSession, timeline: Timeline, at: number | null,
   const time = (seq: number) => formatTime(timeline.timeAt(seq), { seconds: true });
   const view = sessions.value.get(session.id);
   const name = session.view.name || view?.name || "This session";
-  const firstMessage = timeline.messages[0] ?? 1;
+  const [firstMessage] = timeline.messages;
+  const start = firstMessage ?? 1;
   const cost = session.view.usage.cost;
   const trunk: Node[] = [{
-    kind: "start", seq: firstMessage, title: "First message", text: `${formatTime(timeline.timeAt(firstMessage))} · fact ${firstMessage}`, to: firstMessage,
+    kind: "start", seq: start, title: firstMessage ? "First message" : "Start", text: `${formatTime(timeline.timeAt(start))} · fact ${start}`, to: start,
   }];
   if (at !== null) trunk.push({ kind: "here", seq: at, title: "You are here", text: `${time(at)} · fact ${at}`, to: at });
   const now = at === null ? "You are here" : name;

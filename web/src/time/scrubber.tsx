@@ -7,8 +7,10 @@ import { clampPosition, moveTo } from "./actions.ts";
 import { placeTicks, useTimeline, type Timeline } from "./timeline.ts";
 import type { OpenSession } from "../store/open-session.ts";
 
-const STEP_GAP = 4;
-const MARK_GAP = 3;
+/** The least pixels between ticks of few facts, and of many: a fence of ticks says nothing. */
+const STEP_GAPS = [4, 12] as const;
+const MARK_GAPS = [3, 3] as const;
+const MESSAGE_GAPS = [3, 24] as const;
 
 interface ScrubberProps {
   session: OpenSession;
@@ -131,15 +133,15 @@ interface TicksProps {
 function Ticks({ timeline, total, width }: TicksProps) {
   const paths = useMemo(() => {
     if (width === 0) return null;
-    const draw = (positions: readonly number[], gap: number, height: number): string =>
-      placeTicks(positions, total, width, gap)
+    const draw = (positions: readonly number[], [few, many]: readonly [number, number], height: number): string =>
+      placeTicks(positions, total, width, positions.length * many > width ? many : few)
         .map((x) => `M${x + 0.5} ${18 - height / 2}v${height}`)
         .join("");
     return {
-      steps: draw(timeline.steps, STEP_GAP, 12),
-      failures: draw(timeline.failures, MARK_GAP, 12),
-      questions: draw(timeline.questions, MARK_GAP, 18),
-      messages: draw(timeline.messages, MARK_GAP, 24),
+      steps: draw(timeline.steps, STEP_GAPS, 12),
+      failures: draw(timeline.failures, MARK_GAPS, 12),
+      questions: draw(timeline.questions, MARK_GAPS, 18),
+      messages: draw(timeline.messages, MESSAGE_GAPS, 24),
     };
   }, [timeline, total, width]);
   if (!paths) return null;

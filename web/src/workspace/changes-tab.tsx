@@ -51,7 +51,6 @@ export function ChangesTab({ session, at }: ChangesTabProps) {
           <SinceMenu at={at} isSinceMessage={isSinceMessage} onChoose={choose} />
         </header>
         {error && <p class="bad changes-none" role="alert">{error}</p>}
-        {files?.length === 0 && <p class="m3 changes-none">No file differs from what it was then.</p>}
         <div class="changes-list">
           {files?.map((one) => (
             <FileButton key={one.path} file={one} isChosen={one === file} onClick={() => setChosen({ path: one.path })} />
@@ -67,8 +66,18 @@ export function ChangesTab({ session, at }: ChangesTabProps) {
           <ArtifactPane session={session} finished={artifact} />
         ) : file ? (
           <FilePane key={file.path} session={session} file={file} after={after} />
-        ) : null}
+        ) : (
+          files && <NoChanges isSinceStart={after === 0} />
+        )}
       </section>
+    </div>
+  );
+}
+
+function NoChanges({ isSinceStart }: { isSinceStart: boolean }) {
+  return (
+    <div class="empty">
+      <p class="m2">{isSinceStart ? "No file differs from what it was before this session." : "No file differs from what it was then."}</p>
     </div>
   );
 }

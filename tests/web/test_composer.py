@@ -315,7 +315,7 @@ async def test_the_buttons_steer_queue_and_stop(server: PageServer, visits: Visi
             await expect(waiting(page).filter(has_text=f"By {button}")).to_contain_text(label)
         await page.locator(".dock").get_by_role("button", name="Stop").click()
         await expect(log(page)).to_contain_text("Stopped")
-        await expect(page.locator(".dock")).to_contain_text("These wait for your next message")
+        await expect(page.locator(".dock")).to_contain_text("These wait until you write or continue")
         await expect(waiting(page)).to_have_count(2)
         server.model.script("Both it is.")
         await send(page, "Go on.")
@@ -573,3 +573,16 @@ async def test_the_composer_of_a_phone_is_one_row_with_large_buttons(server: Pag
         assert abs(field["y"] + field["height"] / 2 - beside["y"] - beside["height"] / 2) < 3, "not in one row"
         await stop.tap()
         await expect_in_log(page, "Stopped")
+
+
+async def test_the_composer_stays_above_a_keyboard_that_lies_over_the_page(server: PageServer, visits: Visits) -> None:
+    async with server.client() as client:
+        page, _ = await open_new(server, visits, client, phone=True)
+    await page.evaluate(
+        """() => {
+          Object.defineProperty(visualViewport, "height", { get: () => 500, configurable: true });
+          visualViewport.dispatchEvent(new Event("resize"));
+        }"""
+    )
+    box = await composer(page).bounding_box()
+    assert box is not None and box["y"] + box["height"] <= 500

@@ -60,8 +60,7 @@ function Composer({ session }: { session: OpenSession }) {
   useComposerKeys(session, field, stop);
   const source = useMemo(() => findSource(session, stop), [session]);
   const onKeyDown = (event: KeyboardEvent): void => {
-    if (event.isComposing || event.defaultPrevented) return;
-    if (event.key === "Enter" && !event.shiftKey && !event.ctrlKey && !event.metaKey) void post(event.altKey ? "follow_up" : "queue");
+    if (event.key === "Enter" && !event.shiftKey) void post(event.altKey ? "follow_up" : "queue");
     else if (!history.onKeyDown(event, text)) return;
     event.preventDefault();
   };
@@ -163,7 +162,8 @@ function StopButton({ isStopping, stop }: { isStopping: boolean; stop: () => voi
   return (
     <button type="button" class="b bare stop" disabled={isStopping} onClick={stop}>
       <Icon name={isStopping ? "run" : "stop"} class="sm" />
-      {isStopping ? "Stopping" : "Stop"} {!isStopping && <kbd>Esc</kbd>}
+      <span class="stop-word">{isStopping ? "Stopping" : "Stop"}</span>
+      {!isStopping && <kbd>Esc</kbd>}
     </button>
   );
 }

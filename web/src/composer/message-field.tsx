@@ -1,10 +1,11 @@
 /** The field for a message. It grows with its text, completes files and commands, and takes pasted files. */
 
-import { useLayoutEffect, useRef, useState, type MutableRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState, type MutableRef } from "preact/hooks";
 import { Icon } from "../ui/icon.tsx";
 import { plural } from "../ui/format.ts";
 import { VisibleText } from "../ui/visible-text.tsx";
 import { listPasted } from "./attached-files.tsx";
+import { leaveKeyboardRoom } from "./keyboard-room.ts";
 import { useCompletion, type Completion, type SuggestionSource } from "./use-completion.ts";
 
 interface MessageFieldProps {
@@ -30,6 +31,7 @@ export function MessageField(props: MessageFieldProps) {
   const { suggestions, active } = completion;
   const isOpen = suggestions.length > 0;
   useHeight(field, text);
+  useEffect(leaveKeyboardRoom, []);
   return (
     <>
       <textarea
@@ -46,6 +48,7 @@ export function MessageField(props: MessageFieldProps) {
         enterkeyhint="send"
         onInput={(event) => (onText(event.currentTarget.value), completion.update())}
         onKeyDown={(event) => {
+          if (isOfInputMethod(event)) return;
           if (completion.onKeyDown(event)) event.preventDefault();
           else onKeyDown?.(event);
         }}
@@ -65,6 +68,11 @@ export function MessageField(props: MessageFieldProps) {
       </span>
     </>
   );
+}
+
+/** Keys that choose among characters are no keys of the page. Safari says so by the number only. */
+export function isOfInputMethod(event: KeyboardEvent): boolean {
+  return event.isComposing || event.keyCode === 229;
 }
 
 const MOVES = new Set(["ArrowLeft", "ArrowRight", "Home", "End"]);

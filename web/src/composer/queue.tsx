@@ -10,6 +10,7 @@ import type { OpenSession } from "../store/open-session.ts";
 import { Icon } from "../ui/icon.tsx";
 import { attempt, showToast } from "../ui/toasts.tsx";
 import { VisibleText } from "../ui/visible-text.tsx";
+import { isOfInputMethod } from "./message-field.tsx";
 import { isOwnText, listAttachments } from "./message-parts.ts";
 import { changeOutgoing, dropOutgoing, outbox, type Outgoing } from "./outbox.ts";
 
@@ -38,7 +39,7 @@ export function Queue({ session }: { session: OpenSession }) {
   if (waiting.length === 0 || (isPassing && !isLate)) return null;
   return (
     <>
-      {view.isHeld && view.queue.length > 0 && <p class="queue-note m3 t12">The run was stopped. These wait for your next message.</p>}
+      {view.isHeld && view.queue.length > 0 && <p class="queue-note m3 t12">{describeHeld(session)}</p>}
       <ul class="queue" aria-label="Waiting to be taken">
         {waiting.map((one) => (
           <WaitingRow key={one.key} waiting={one} />
@@ -46,6 +47,11 @@ export function Queue({ session }: { session: OpenSession }) {
       </ul>
     </>
   );
+}
+
+function describeHeld({ view }: OpenSession): string {
+  const why = view.last?.reason === "cancelled" ? "The run was stopped." : "The run ended early.";
+  return `${why} These wait until you write or continue.`;
 }
 
 function useLate(isOn: boolean): boolean {
@@ -134,7 +140,7 @@ function EditingRow({ waiting, onEnd }: { waiting: Waiting; onEnd: () => void })
     if (text.trim() === "" || text === waiting.text || (await waiting.edit(text))) onEnd();
   };
   const onKeyDown = (event: KeyboardEvent): void => {
-    if (event.isComposing) return;
+    if (isOfInputMethod(event)) return;
     if (event.key === "Escape") onEnd();
     else if (event.key === "Enter" && !event.shiftKey) void save();
     else return;

@@ -92,7 +92,7 @@ export function useCompletion(
   };
   const suggestions = offer?.suggestions ?? [];
   const onKeyDown = (event: KeyboardEvent): boolean => {
-    if (suggestions.length === 0 || event.isComposing) return false;
+    if (suggestions.length === 0) return false;
     const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
     const isPlain = !event.shiftKey && !event.altKey && !event.ctrlKey && !event.metaKey;
     if (step !== 0 && isPlain) setActive((active + step + suggestions.length) % suggestions.length);

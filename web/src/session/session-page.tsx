@@ -1,6 +1,7 @@
 /** A session on the screen: its bar, its conversation or changes, the composer, time, and the rail. */
 
 import { useMemo, useState } from "preact/hooks";
+import { useKeys } from "../keys.ts";
 import { SessionQuestions } from "../questions/session-questions.tsx";
 import { buildPath, type SessionTab } from "../router.ts";
 import { openedSession, type OpenSession } from "../store/open-session.ts";
@@ -61,6 +62,13 @@ interface OpenedProps {
 function Opened({ session, tab, at }: OpenedProps) {
   const [isRailOpen, setRailOpen] = useState(false);
   const source = useSource(session, at);
+  useKeys([
+    {
+      keys: "Escape", label: "Close the rail", where: "Session", whileTyping: true,
+      isActive: () => isRailOpen && matchMedia("(max-width: 1180px)").matches,
+      run: () => setRailOpen(false),
+    },
+  ]);
   session.version.value;
   const isLoading = session.loading.value === "loading";
   return (

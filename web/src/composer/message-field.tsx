@@ -1,6 +1,6 @@
 /** The field for a message. It grows with its text, completes files and commands, and takes pasted files. */
 
-import { useEffect, useLayoutEffect, useRef, useState, type MutableRef } from "preact/hooks";
+import { useLayoutEffect, useRef, useState, type MutableRef } from "preact/hooks";
 import { Icon } from "../ui/icon.tsx";
 import { plural } from "../ui/format.ts";
 import { VisibleText } from "../ui/visible-text.tsx";
@@ -31,7 +31,7 @@ export function MessageField(props: MessageFieldProps) {
   const { suggestions, active } = completion;
   const isOpen = suggestions.length > 0;
   useHeight(field, text);
-  useEffect(leaveKeyboardRoom, []);
+  useLayoutEffect(leaveKeyboardRoom, []);
   return (
     <>
       <textarea

@@ -9,7 +9,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from tests.kit.browser import Visits
-from tests.kit.page_server import PageServer, serve_page
+from tests.kit.page_server import OWNER, PageServer, serve_page
 from tests.web.screen import expect_in_log, question
 from treadle.testing import call, say
 
@@ -67,7 +67,7 @@ async def test_axe_finds_nothing(
     _, done, asking = furnished
     found: dict[str, list[str]] = {}
     paths = ["/", done, asking, f"{done}/changes", f"{done}/time", f"{done}/at/9", "/inbox", "/new"]
-    paths += ["/settings", "/settings/memory", "/settings/tokens", f"/compare/{done[3:]}/{asking[3:]}", "/nothing/here"]
+    paths += ["/settings", "/settings/memory", "/settings/tokens", f"/compare/{done[3:]}/{asking[3:]}", "/s/nothing/here"]
     for path in paths:
         await page.goto(path)
         await expect(page.get_by_role("heading", level=1).first).to_be_visible()
@@ -101,3 +101,32 @@ async def test_axe_finds_nothing_in_what_opens_over_the_page(
     visits.allow("401")
     await expect(login.get_by_label("token")).to_be_visible()
     await check(login)
+
+
+@pytest.mark.parametrize("server", [["--access", "read-only"]], indirect=True)
+async def test_a_person_needs_no_pointer_from_the_login_to_the_stop(server: PageServer, visits: Visits) -> None:
+    visits.allow("401")
+    server.model.script(call("write_file", path="a.txt", content="one\n"))
+    reply = server.model.hold()
+    page = await visits.open(server, "/", user=None)
+    token = page.get_by_label("a token")
+    await expect(token).to_be_visible()
+    await page.keyboard.press("Tab")
+    await expect(token).to_be_focused()
+    await page.keyboard.type(OWNER.token)
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("navigation", name="Sessions")).to_be_visible()
+    await page.keyboard.press("c")
+    await expect(page.get_by_label("The first message")).to_be_focused()
+    await page.keyboard.type("Write a file.")
+    await page.keyboard.press("Control+Enter")
+    await expect(question(page)).to_contain_text("a.txt")
+    await page.keyboard.press("q")
+    await expect(question(page).get_by_role("button", name="Allow once")).to_be_enabled()
+    await page.keyboard.press("y")
+    await reply.wait_until_asked()
+    reply.write("Written, and now I go on")
+    await expect_in_log(page, "now I go on")
+    await page.keyboard.press("Escape")
+    await expect_in_log(page, "Stopped")
+    assert (server.workspace / "a.txt").read_text() == "one\n"

@@ -140,17 +140,38 @@ async def test_an_answer_counts_only_for_the_call_that_was_shown(server: PageSer
     session_id = await ask(server, "Changed")
     page = await visits.open(server, f"/inbox/{session_id}/call_1")
 
+    sent = list[str]()
+
     async def answer_another_call(route: Route) -> None:
-        body = {**json.loads(route.request.post_data or ""), "digest": "0" * 32}
-        await route.continue_(post_data=json.dumps(body))
+        body = json.loads(route.request.post_data or "")
+        sent.append(body["digest"])
+        await route.continue_(post_data=json.dumps({**body, "digest": "0" * 32}))
 
     pattern = "**/approvals/call_1"
     await page.route(pattern, lambda route: answer_another_call(route) if is_post(route) else route.continue_())
     await question(page).get_by_role("button", name="Allow once").click()
     await expect(question(page).get_by_role("alert")).to_contain_text("Nothing was allowed. Read it again.")
     assert not (server.workspace / "a.txt").exists()
+    async with server.client() as client:
+        assert [one["digest"] for one in await client.json("GET", "/v1/approvals")] == sent
     await page.unroute(pattern)
     await question(page).get_by_role("button", name="Allow once").click()
+    await expect(detail(page)).to_contain_text("Nothing needs you")
+    assert (await find_answer(server, session_id))["decision"] == "allow"
+
+
+@ASKS_ALWAYS
+async def test_an_answer_without_a_connection_can_be_given_again(server: PageServer, visits: Visits) -> None:
+    visits.allow("ERR_INTERNET_DISCONNECTED")
+    session_id = await ask(server, "Offline")
+    page = await visits.open(server, f"/inbox/{session_id}/call_1")
+    button = question(page).get_by_role("button", name="Allow once")
+    await expect(button).to_be_enabled()
+    await page.context.set_offline(True)
+    await button.click()
+    await expect(question(page).get_by_role("alert")).to_contain_text("No connection to the server. Answer again")
+    await page.context.set_offline(False)
+    await button.click()
     await expect(detail(page)).to_contain_text("Nothing needs you")
     assert (await find_answer(server, session_id))["decision"] == "allow"
 

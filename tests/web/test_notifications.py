@@ -30,6 +30,8 @@ window.Notification = class {
   }
 };
 document.hasFocus = () => false;
+navigator.setAppBadge = async (count) => void (document.documentElement.dataset.badge = count);
+navigator.clearAppBadge = async () => void (document.documentElement.dataset.badge = "none");
 """
 
 
@@ -56,6 +58,8 @@ async def test_a_notification_comes_only_after_the_person_turned_it_on(server: P
     await expect(page.get_by_role("button", name="Turn off")).to_be_visible()
     session_id = await ask(server, "After")
     await expect(page).to_have_title("(2) Settings – treadle")
+    await expect(page.locator("html")).to_have_attribute("data-badge", "2")
+    await expect(page.get_by_role("alert")).to_have_text("Question in After: Change a.txt?")
     await expect(page.locator("html")).to_have_attribute("data-notes", "1")
     assert await read_notes(page) == [["After", "Needs you: write_file", False]]
     await page.evaluate("window.__notes[0].onclick()")
@@ -65,6 +69,7 @@ async def test_a_notification_comes_only_after_the_person_turned_it_on(server: P
             asked = (await client.json("GET", "/v1/approvals"))[0]
             await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
     await expect(page).to_have_title("Inbox – treadle")
+    await expect(page.locator("html")).to_have_attribute("data-badge", "none")
     assert await read_notes(page) == [["After", "Needs you: write_file", True]]
 
 

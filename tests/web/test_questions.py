@@ -114,7 +114,8 @@ async def test_the_rule_is_shown_before_it_is_kept_and_can_be_revoked(server: Pa
     page = await visits.open(server, f"/s/{session_id}")
     await expect(question(page)).to_contain_text("write_file(")
     await question(page).get_by_role("checkbox", name="Keep it for good").check()
-    await question(page).get_by_role("button", name="This pattern").click()
+    await page.keyboard.press("q")
+    await press_when_ready(page, "This pattern", "p")
     await expect_in_log(page, "The file is settled.")
     assert (await find_answer(server, session_id))["scope"] == "pattern"
     await page.goto("/settings/rules")

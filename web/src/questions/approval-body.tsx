@@ -39,7 +39,7 @@ export function ApprovalBody({ ask, preview, words }: ApprovalBodyProps) {
           </div>
         </Arguments>
       )}
-      {preview && preview.parts.length > 1 && <Parts parts={preview.parts} />}
+      {preview && preview.parts.length > 1 && <Parts parts={preview.parts} why={ask.why} />}
       {diff && (
         <div class="q-diff">
           <UnifiedDiff text={diff} />
@@ -73,7 +73,8 @@ function Arguments({ values, children }: { values: [string, unknown][]; children
   );
 }
 
-function Parts({ parts }: { parts: PartView[] }) {
+/** A reason that is that of the whole question is not said again. */
+function Parts({ parts, why }: { parts: PartView[]; why: string }) {
   return (
     <ul class="parts" aria-label="Parts of the command">
       {parts.map((part, place) => (
@@ -82,9 +83,7 @@ function Parts({ parts }: { parts: PartView[] }) {
             <VisibleText text={part.text} />
           </code>
           <Verdict part={part} />
-          <span class="m2 t12">
-            <VisibleText text={part.why} />
-          </span>
+          <span class="m2 t12">{part.why !== why && <VisibleText text={part.why} />}</span>
         </li>
       ))}
     </ul>

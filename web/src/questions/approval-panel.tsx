@@ -7,7 +7,7 @@ import { api, sessionPath } from "../api.ts";
 import { canApprove, canSend } from "../store/me.ts";
 import { sessions } from "../store/sessions.ts";
 import { everySecond } from "../ui/clock.ts";
-import { formatAge, formatClock } from "../ui/format.ts";
+import { formatAge, formatClock, formatTime } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
 import { VisibleText } from "../ui/visible-text.tsx";
 import { attempt } from "../ui/toasts.tsx";
@@ -96,6 +96,7 @@ export function AskHead({ ask, where, isInert }: { ask: Ask; where: string; isIn
           {asked}
           <span class="wide-only"> ago</span>
           {ask.safety && !isHarmful && ` · ${ask.safety}`}
+          {ask.expiresAt !== null && ` · until ${formatTime(ask.expiresAt)}`}
         </span>
       </div>
       {where && (

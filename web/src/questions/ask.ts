@@ -22,6 +22,8 @@ export interface Ask {
   during: string;
   questions: Question[];
   askedAt: number;
+  /** When it is too late to answer. Null for never. */
+  expiresAt: number | null;
 }
 
 export function buildAskId(sessionId: string, callId: string): string {
@@ -29,7 +31,7 @@ export function buildAskId(sessionId: string, callId: string): string {
 }
 
 export function readAsk(sessionId: string, fact: ApprovalRequested | InputRequested): Ask {
-  const base = { id: buildAskId(sessionId, fact.call_id), sessionId, callId: fact.call_id, askedAt: fact.at };
+  const base = { id: buildAskId(sessionId, fact.call_id), sessionId, callId: fact.call_id, askedAt: fact.at, expiresAt: fact.expires_at ?? null };
   if (fact.type === "input_requested") {
     const empty = { tool: "ask_user", arguments: {}, safety: "", why: "", rule: "", isOnce: false, digest: "", during: "" };
     return { ...base, ...empty, kind: "input", questions: fact.questions };
@@ -69,6 +71,7 @@ export function readPending(question: PendingQuestion): Ask {
       strict: question.strict[place] ?? false,
     })),
     askedAt: question.asked_at,
+    expiresAt: question.expires_at,
   };
 }
 

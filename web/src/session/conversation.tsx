@@ -55,8 +55,10 @@ export function Conversation({ source, folding: given }: ConversationProps) {
 
 function LiveTailRow({ rows }: { rows: readonly Row[] }) {
   const last = rows.at(-1);
+  // The gaps are those of the row that takes this place, so that nothing moves then.
+  const after = last?.kind === "message" ? " after-message" : last && isLine(last) ? " after-line" : "";
   return (
-    <div class={last && isLine(last) ? "tail after-line" : "tail"}>
+    <div class={`tail${after}`}>
       <LiveRow />
     </div>
   );

@@ -61,6 +61,7 @@ function Helper({ call, session }: HelperProps) {
   const key = `c${call.call.id}`;
   const isOpen = folding.isOpen(key, status === "error" || status === "denied");
   const isRunning = status === "running" && !source.isPast;
+  const name = (session?.name || describeArgument(call) || call.call.tool).slice(0, 200);
   if (status === "asked" && !source.isPast) return <QuestionCard sessionId={source.sessionId} call={call} />;
   return (
     <>
@@ -68,14 +69,14 @@ function Helper({ call, session }: HelperProps) {
         <HelperIcon status={status} session={session} />
         <button type="button" class="kid-n" aria-expanded={isOpen} onClick={() => folding.set(key, !isOpen)}>
           <span class={isRunning ? "cut w5" : "cut"}>
-            <VisibleText text={(session?.name || describeArgument(call) || call.call.tool).slice(0, 200)} />
+            <VisibleText text={name} />
           </span>
         </button>
         <Doing call={call} status={status} session={session} />
         <time class="m3 t12">
           {isRunning && call.started ? <Elapsed since={call.started.at} /> : call.finished ? formatDuration(measureDuration(call)) : null}
         </time>
-        {isRunning && session && canSend.value ? <StopHelper id={session.id} /> : <span />}
+        {isRunning && session && canSend.value ? <StopHelper id={session.id} name={name} /> : <span />}
       </div>
       {isOpen && <ToolBody call={call} status={status} />}
     </>
@@ -115,10 +116,10 @@ function Doing({ call, status, session }: { call: CallView; status: CallStatus; 
   );
 }
 
-function StopHelper({ id }: { id: string }) {
+function StopHelper({ id, name }: { id: string; name: string }) {
   const stop = () => void attempt(() => api.post(sessionPath(id, "/cancel")));
   return (
-    <button type="button" class="b bare ico" aria-label="Stop this helper" title="Stop this helper" onClick={stop}>
+    <button type="button" class="b bare ico" aria-label={`Stop the helper: ${name}`} title="Stop this helper" onClick={stop}>
       <Icon name="stop" class="sm" />
     </button>
   );

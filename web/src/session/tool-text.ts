@@ -7,7 +7,7 @@ import { plural } from "../ui/format.ts";
 
 export type Arguments = Record<string, unknown>;
 
-const MAIN = ["command", "path", "url", "pattern", "query", "expression", "question", "name", "task", "text"];
+const MAIN = ["command", "pattern", "query", "path", "url", "expression", "question", "name", "task", "text"];
 const EXIT = /exit code (-?\d+)/;
 const NEW_FILE = /^Made .* \(\d+ bytes, (\d+) lines?\)\./;
 export const SHELLS = new Set(["shell", "bash"]);

@@ -103,6 +103,8 @@ function useList(
     onChange: () => redraw(undefined),
   });
   const list = kept.current;
+  // Only a row that is wholly above moves what is in sight. One that is partly in sight grows downwards.
+  list.shouldAdjustScrollPositionOnItemSizeChange = (row) => row.end <= (list.scrollOffset ?? 0);
   useLayoutEffect(() => list._didMount(), []);
   return list;
 }

@@ -202,6 +202,7 @@ class Run:
             async for event in self._watch:
                 self._take(event)
                 yield event
+                await self._check_follow_up()
                 if self.is_over:
                     return
             if self._follower is None or self._is_detached:
@@ -214,6 +215,12 @@ class Run:
                 return
             tried = state.seq
             await self._follow()  # another process answered or wrote more, and no process works on it now
+
+    async def _check_follow_up(self) -> None:
+        """After a run without an answer, a follow-up is not held while the session has other messages to answer."""
+        if self.is_follow_up and self.is_held:
+            with suppress(NotFound):  # the session may have been deleted meanwhile
+                self._tracker.is_held = (await self._coordinator.load_state(self.session_id)).is_held
 
     def _has_more(self, state: State) -> bool:
         """Whether there are facts that were not yielded yet, or work that no process does."""

@@ -50,6 +50,7 @@ from treadle.events import (
     CallStatus,
     EndReason,
     Limits,
+    MessageEdited,
     MessageReceived,
     ModelFailed,
     ModelReplied,
@@ -410,6 +411,16 @@ def test_a_run_that_waits_says_for_what_and_what_it_has_used() -> None:
 )
 def test_an_ending_is_not_told_twice(reason: EndReason, error: str, shown: str) -> None:
     assert describe_ending(RunFinished("r", reason, error=error)) == shown
+
+
+def test_a_message_is_shown_as_it_was_edited_and_not_if_it_was_withdrawn(console: StatusConsole) -> None:
+    screen = Screen(console)
+    received = [MessageReceived(id=name, parts=[TextPart(f"{name} first")]) for name in "ab"]
+    edits = [MessageEdited(id="a", parts=[TextPart("a second")]), MessageEdited(id="b"), MessageEdited(id="c")]
+    begun, ended = RunStarted(run_id="r1", limits=Limits()), RunFinished(run_id="r1", reason="answered")
+    for event in (begun, *received, *edits, TurnStarted(turn=2, messages=("a", "b")), ended):
+        screen.handle_event(event)
+    assert "a second" in console.shown and "first" not in console.shown
 
 
 def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_work_line(console: StatusConsole) -> None:

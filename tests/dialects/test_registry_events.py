@@ -5,7 +5,18 @@ from typing import Any
 from tests.kit import recorded_runs as recordings
 from tests.kit.recorded_runs import Scenario, encode, every_scenario, list_finished_ids, select_facts, translate
 from treadle.dialects.registry_events import RegistryDialect, build_agent_events
-from treadle.events import CancelRequested, Limits, MessageReceived, ModelReplied, RunFinished, RunStarted, TurnStarted
+from treadle.events import (
+    CancelRequested,
+    EndReason,
+    Limits,
+    MessageEdited,
+    MessageMode,
+    MessageReceived,
+    ModelReplied,
+    RunFinished,
+    RunStarted,
+    TurnStarted,
+)
 from treadle.messages import Call, TextPart
 
 KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -83,3 +94,20 @@ def test_a_session_goes_on_when_a_message_came_during_its_last_run() -> None:
     assert dialect.will_go_on
     translate(dialect, (CancelRequested(),))
     assert not dialect.will_go_on
+
+
+def test_a_withdrawn_message_and_a_held_follow_up_start_no_run() -> None:
+    started = (RunStarted(run_id="run_1", limits=Limits()), TurnStarted(turn=1))
+    cases: tuple[tuple[MessageMode, tuple[MessageEdited, ...], EndReason, bool], ...] = (
+        ("queue", (), "answered", True),
+        ("queue", (), "failed", True),
+        ("follow_up", (), "answered", True),
+        ("follow_up", (), "failed", False),
+        ("queue", (MessageEdited(id="m"),), "answered", False),
+        ("queue", (MessageEdited(id="m", parts=(TextPart("b"),)),), "answered", True),
+    )
+    for mode, edited, reason, goes_on in cases:
+        dialect = RegistryDialect("s")
+        queued = MessageReceived(id="m", parts=(TextPart("a"),), mode=mode)
+        translate(dialect, (*started, queued, *edited, RunFinished(run_id="run_1", reason=reason)))
+        assert dialect.will_go_on is goes_on, (mode, edited, reason)

@@ -120,9 +120,11 @@ async def test_a_follow_up_is_held_after_a_run_without_an_answer_until_the_next_
 
 async def test_an_interrupting_message_goes_before_a_follow_up(store: Store) -> None:
     async with open_busy(store, "no, that", "followed up") as (session, _, _):
-        await session.send("then this", mode="follow_up")
+        following = session.follow(await session.post("then this", mode="follow_up"))
         await session.send("no, that", mode="interrupt")
-        await wait_for_runs(session, 3)
+        async with asyncio.timeout(PATIENCE):
+            outcome = await following.wait()
+        assert outcome is not None and outcome.answer == "followed up"
         assert await read_taken(session) == [("go",), ("no, that",), ("then this",)]
 
 

@@ -1,10 +1,15 @@
 """Queued messages over HTTP: follow-ups, editing and withdrawing."""
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
+
+import pytest
 
 from tests.kit.server import OWNER, Client, create_token, serve_script
 from tests.kit.sessions import PATIENCE
+from treadle.server.agent_runs import follow_run
+from treadle.server.guard import Refusal
 from treadle.testing import call
 
 
@@ -73,6 +78,22 @@ async def test_whoever_waits_for_a_withdrawn_message_gets_an_answer() -> None:
         answer = await asyncio.wait_for(sending, PATIENCE)
         assert (answer["outcome"]["status"], answer["outcome"]["can_continue"]) == ("cancelled", False)
         assert "withdrawn" in answer["outcome"]["error"]
+
+
+async def test_who_follows_a_held_follow_up_or_a_withdrawn_message_learns_why_there_is_no_answer() -> None:
+    async with serve_script(call("wait"), "done") as client:
+        session_id = await start_call(client)
+        body = {"content": "then this", "mode": "follow_up"}
+        sending = asyncio.create_task(client.json("POST", f"/v1/sessions/{session_id}/messages", body))
+        received = await client.wait_for(session_id, "message_received", 2)
+        await client.json("POST", f"/v1/sessions/{session_id}/cancel")
+        answer = await asyncio.wait_for(sending, PATIENCE)
+        assert answer["outcome"]["can_continue"] and "ended without an answer" in answer["outcome"]["error"]
+        session = await client.app.state.service.runtime.open(session_id)
+        posted = next(fact for fact in await session.facts() if fact.seq == received[-1]["seq"])
+        await client.json("DELETE", f"/v1/sessions/{session_id}/messages/{posted.id}", status=204)
+        with pytest.raises(Refusal, match="was withdrawn before a run took it"):
+            _ = [event async for event in follow_run(session, session.follow(posted), posted, nullcontext)]
 
 
 async def test_only_who_may_send_changes_messages() -> None:

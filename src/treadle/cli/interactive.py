@@ -412,6 +412,10 @@ class InteractiveTerminal(KeyActions, ABC):
                 self.has_messages = True
                 if self.screen.is_running:  # the screen writes it where it takes effect
                     queue.steering[event.id] = render_parts(event.parts[:1])
+            case events.MessageEdited() if event.id in queue.steering and event.parts:
+                queue.steering[event.id] = render_parts(event.parts[:1])
+            case events.MessageEdited():
+                queue.steering.pop(event.id, None)
             case events.TurnStarted():
                 for message in event.messages:
                     queue.steering.pop(message, None)

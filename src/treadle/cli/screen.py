@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from treadle import events
 from treadle.cli.call_list import CallList
 from treadle.cli.console import Console, TerminalConsole, escape_controls, format_count, format_duration
@@ -154,6 +156,10 @@ class Screen:
                 self._handle_run(event)
             case events.MessageReceived():
                 self._handle_message(event)
+            case events.MessageEdited() if (held := self._held_messages.get(event.id)) is not None:
+                self._held_messages[event.id] = replace(held, parts=event.parts)
+                if not event.parts:
+                    del self._held_messages[event.id]
             case events.ModelFailed() if event.wait is not None:
                 self._handle_failure(event)
             case events.ApprovalRequested() | events.InputRequested():

@@ -182,7 +182,7 @@ class RegistryDialect:
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
         self._counts = SessionCounts()
-        self._queued: set[str] = set()
+        self._queued: dict[str, events.MessageMode] = {}
         self._is_requested = self._is_held = False
 
     @property
@@ -197,8 +197,10 @@ class RegistryDialect:
         counts.add(event)
         match event:
             case events.MessageReceived():
-                self._queued.add(event.id)
+                self._queued[event.id] = event.mode
                 self._is_held = False
+            case events.MessageEdited() if not event.parts:
+                self._queued.pop(event.id, None)
             case events.RunRequested():
                 self._is_requested, self._is_held = True, False
             case events.CancelRequested():  # messages that wait are kept for the next one
@@ -209,7 +211,8 @@ class RegistryDialect:
                 started = SessionStarted(self._session_id, *about, "running", event.limits.turns)
                 return (RegistryEnvelope("session_started", started),)
             case events.TurnStarted():
-                self._queued.difference_update(event.messages)
+                for message_id in event.messages:
+                    self._queued.pop(message_id, None)
                 return (self._update("running"),)
             case events.ApprovalRequested() | events.InputRequested():
                 return (self._update("awaiting_approval", event.call_id),)
@@ -218,6 +221,8 @@ class RegistryDialect:
             case _:
                 did = [RegistryEnvelope("agent_event", one) for one in build_agent_events(self._session_id, event)]
                 if isinstance(event, events.RunFinished):
+                    if event.reason != "answered" and all(mode == "follow_up" for mode in self._queued.values()):
+                        self._is_held = True
                     ended = SessionEnded(self._session_id, classify_run(event), event.reason, event.turns)
                     did.append(RegistryEnvelope("session_ended", ended))
                 return did

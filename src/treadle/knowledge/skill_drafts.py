@@ -15,7 +15,16 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.errors import Conflict, NotFound
-from treadle.events import AnyFact, CallFinished, MessageReceived, ModelReplied, RunFinished, RunStarted, TurnStarted
+from treadle.events import (
+    AnyFact,
+    CallFinished,
+    MessageEdited,
+    MessageReceived,
+    ModelReplied,
+    RunFinished,
+    RunStarted,
+    TurnStarted,
+)
 from treadle.knowledge.base import Proposals, Skill, SkillProposal
 from treadle.knowledge.file_knowledge import read_skills, write_whole
 from treadle.knowledge.skills import SKILL_FILE, read_skill
@@ -120,7 +129,7 @@ def find_answered_requests(facts: Sequence[AnyFact]) -> Iterator[AnsweredRequest
     calls: list[str] = []
     for fact in facts:
         match fact:
-            case MessageReceived():
+            case MessageReceived() | MessageEdited():
                 messages[fact.id] = render_parts(fact.parts)
             case RunStarted():
                 asked, calls = [], []

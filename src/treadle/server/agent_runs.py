@@ -46,6 +46,8 @@ async def follow_run(
                 if state.client_calls and event.call_id == state.client_calls[-1].call_id:
                     yield _build_client_reply(session, state, replied.text, usage)
                     return
+    if run.is_withdrawn:
+        raise Refusal(409, CANCELLED, "the message was withdrawn before a run took it")
     if run.outcome is None and not run.is_held:
         raise build_shutdown_refusal(f"session {session.id}: {RUN_CONTINUES_LATER}")
     if run.outcome is None:

@@ -47,6 +47,7 @@ from treadle.server.streams import SSE_RESPONSES, Cursor, DialectWriter, EventSt
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 HELD_MESSAGE = "cancelled before it was begun; it is kept, and goes with the next message"
+HELD_FOLLOW_UP = "the run before it ended without an answer; it is kept, and goes after the next message"
 WITHDRAWN_MESSAGE = "it was withdrawn before a run took it"
 Name = Annotated[str, Field(max_length=200)]
 MAX_KEY_LENGTH = 200
@@ -269,7 +270,8 @@ async def post_message(
     elif run.is_withdrawn:
         outcome = RunOutcome(status="cancelled", reason="cancelled", error=WITHDRAWN_MESSAGE)
     elif run.is_held:
-        outcome = RunOutcome(status="cancelled", reason="cancelled", error=HELD_MESSAGE, can_continue=True)
+        error = HELD_FOLLOW_UP if run.is_follow_up else HELD_MESSAGE
+        outcome = RunOutcome(status="cancelled", reason="cancelled", error=error, can_continue=True)
     else:
         pending = PendingQuestion.list_open(session_id, await session.state())
         reason = "shutting_down" if service.is_draining else "waiting" if pending else "running"

@@ -67,7 +67,13 @@ async def test_axe_finds_nothing(
     _, done, asking = furnished
     found: dict[str, list[str]] = {}
     paths = ["/", done, asking, f"{done}/changes", f"{done}/time", f"{done}/at/9", "/inbox", "/new"]
-    paths += ["/settings", "/settings/memory", "/settings/tokens", f"/compare/{done[3:]}/{asking[3:]}", "/s/nothing/here"]
+    paths += [
+        "/settings",
+        "/settings/memory",
+        "/settings/tokens",
+        f"/compare/{done[3:]}/{asking[3:]}",
+        "/s/nothing/here",
+    ]
     for path in paths:
         await page.goto(path)
         await expect(page.get_by_role("heading", level=1).first).to_be_visible()

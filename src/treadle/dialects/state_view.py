@@ -75,7 +75,7 @@ class StateCall(Struct, frozen=True):
     status: events.CallStatus | CallStage
 
 
-class UsageView(Struct, frozen=True):
+class StateUsage(Struct, frozen=True):
     """The tokens and the cost of the whole session."""
 
     input_tokens: int
@@ -85,7 +85,7 @@ class UsageView(Struct, frozen=True):
     cost: float
 
     @classmethod
-    def from_usage(cls, used: Usage) -> UsageView:
+    def from_usage(cls, used: Usage) -> StateUsage:
         cost = round(used.cost, COST_DIGITS)
         return cls(used.input_tokens, used.output_tokens, used.cached_tokens, used.reasoning_tokens, cost)
 
@@ -112,7 +112,7 @@ class StateView(Struct, frozen=True):
     calls: tuple[StateCall, ...]
     pending: tuple[str, ...]
     changed_files: tuple[str, ...]
-    usage: UsageView
+    usage: StateUsage
     plan: Json
     retry_at: float | None
     rewound: int
@@ -142,7 +142,7 @@ def build_state_view(state: State) -> StateView:
         ),
         pending=tuple(question.call_id for question in state.pending),
         changed_files=tuple(state.changed_files),
-        usage=UsageView.from_usage(state.usage),
+        usage=StateUsage.from_usage(state.usage),
         plan=state.notes.get(TODO),
         retry_at=state.retry_at,
         rewound=len(state.rewound),

@@ -23,7 +23,7 @@ import msgspec
 
 from treadle.messages import Json
 from treadle.server.config import LOOPBACK_NAMES, ServerConfig
-from treadle.server.public_paths import READING_METHODS, is_page_path, is_public
+from treadle.server.public_paths import READING_METHODS, is_public, is_visit
 from treadle.server.tokens import ANYONE, Token
 
 AsgiScope: TypeAlias = MutableMapping[str, Any]
@@ -293,7 +293,7 @@ class Guard:
         scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
         is_foreign = origin is not None and origin.lower() != f"{scheme}://{host.lower()}"
         is_own = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-        if is_foreign or not (is_own or _follows_link(scope, headers)):
+        if is_foreign or not (is_own or is_visit(get_path(scope), scope.get("method", ""), headers)):
             raise Refusal(403, "wrong_origin", "pages of other origins may not use this server")
 
     def _authenticate(self, scope: AsgiScope, headers: dict[str, str]) -> Token:
@@ -350,12 +350,6 @@ class Guard:
             return {"type": "http.request", "body": bodies.pop()} if bodies else await receive()
 
         return receive_again
-
-
-def _follows_link(scope: AsgiScope, headers: dict[str, str]) -> bool:
-    """Whether a person follows a link on another site to the page, which is the same for everybody."""
-    is_visit = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
-    return is_visit and scope.get("method") in ("GET", "HEAD") and is_page_path(get_path(scope))
 
 
 async def _read_body(headers: dict[str, str], receive: Receive, max_bytes: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 READING_METHODS = ("GET", "HEAD", "OPTIONS")
 ICONS = ("/favicon.ico", "/favicon.svg", "/icon.svg", "/icon-192.png", "/icon-512.png", "/apple-touch-icon.png")
@@ -26,6 +27,12 @@ def is_public(path: str, method: str) -> bool:
     if method in READING_METHODS:
         return path in _READABLE or path in ROOT_FILES or path.startswith(ASSETS) or is_page_path(path)
     return method == "POST" and path in _WRITABLE
+
+
+def is_visit(path: str, method: str, headers: Mapping[str, str]) -> bool:
+    """Whether a person follows a link on another site to the page, which is the same for everybody."""
+    is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    return is_link and method in ("GET", "HEAD") and is_page_path(path)
 
 
 def build_redirect(path: str) -> str:

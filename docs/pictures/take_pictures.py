@@ -6,13 +6,15 @@ Run it after a change of how the page looks: `.venv/bin/python docs/pictures/tak
 
 import argparse
 import asyncio
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +28,7 @@ from treadle.app.compose import McpStatus  # noqa: E402
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge  # noqa: E402
 from treadle.errors import ModelError  # noqa: E402
 from treadle.events import ReasoningDelta, TextDelta  # noqa: E402
+from treadle.log.sqlite import SqliteLog  # noqa: E402
 from treadle.messages import Call, ModelMessage, Reply, Request, Usage, UserMessage, render_parts  # noqa: E402
 from treadle.models.base import ModelEvent  # noqa: E402
 from treadle.permissions.saved_rules import RuleBook, save_rule  # noqa: E402
@@ -178,6 +181,17 @@ class DemoModel:
         """Nothing is open."""
 
 
+@contextmanager
+def make_folder() -> Iterator[Path]:
+    """Make a folder whose path looks well in a picture, and remove it at the end."""
+    folder = Path(tempfile.gettempdir(), "code")
+    folder.mkdir()  # an error if it is there: then it is somebody's
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
 def make_workspace(folder: Path) -> Path:
     """Make a small project with a git repository, for the tools to work in."""
     work = folder / "parcel-api"
@@ -198,7 +212,21 @@ def make_workspace(folder: Path) -> Path:
     return work
 
 
-async def fill(client: Client) -> dict[str, str]:
+# How long ago the sessions happened, in seconds.
+AGES = {"Give": 26 * 3600, "Which": 5 * 3600, "Move": 2 * 3600, "Why": 3600, "Rename": 1080, "Publish": 130, "Large": 0}
+
+
+class ShiftedClock:
+    """The clock of the store. The sessions are written one after the other, as if it were earlier."""
+
+    def __init__(self) -> None:
+        self.behind = 0.0
+
+    def __call__(self) -> float:
+        return time.time() - self.behind
+
+
+async def fill(client: Client, clock: ShiftedClock) -> dict[str, str]:
     """Create the sessions and wait until each has the state that its picture shows. Returns ids by the first words."""
     ids: dict[str, str] = {}
     endings = {"Large": "output_delta", "Publish": "approval_requested", "Rename": "input_requested"}
@@ -209,6 +237,7 @@ async def fill(client: Client) -> dict[str, str]:
         message = (
             f"{start} when the line drops. They should go on where they were cut." if start[:5] == "Large" else start
         )
+        clock.behind = AGES[start.split()[0]]
         ids[start.split()[0]] = session = await client.session(name=title)
         await client.json("POST", f"/v1/sessions/{session}/messages?wait=0", {"content": message})
         async with asyncio.timeout(20):
@@ -271,6 +300,9 @@ async def prepare(page: Any, name: str) -> None:
     await page.wait_for_load_state("networkidle" if name == "login" else "load")
     await page.evaluate("document.fonts.ready")
     await page.wait_for_timeout(SETTLING_MS)
+    if name in ("approval", "inbox"):
+        await page.get_by_role("button", name=re.compile("^(Allow once|I do not)")).first.wait_for()
+        await page.wait_for_timeout(SETTLING_MS)
     if name == "palette":
         await page.keyboard.press("Control+k")
         await page.keyboard.type("upload")
@@ -284,7 +316,7 @@ async def take(base: str, ids: dict[str, str], wanted: Sequence[tuple[str, Size,
 
     addresses = list_addresses(ids)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=which("chromium"), args=BROWSER)
+        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=BROWSER)
         blank = await browser.new_page()
         for name, size, scheme in wanted:
             is_narrow = size == NARROW
@@ -305,7 +337,7 @@ async def take(base: str, ids: dict[str, str], wanted: Sequence[tuple[str, Size,
         await browser.close()
 
 
-def build_app(folder: Path, work: Path) -> ServerApp:
+def build_app(folder: Path, work: Path, clock: ShiftedClock) -> ServerApp:
     """Build a server that has something in every section of its settings."""
     knowledge = WorkspaceKnowledge(work, folder / "own")
     skill = (
@@ -328,7 +360,7 @@ def build_app(folder: Path, work: Path) -> ServerApp:
         rules=RuleBook(folder / "own", (work,)),
         list_mcp=lambda: servers,
     )
-    return create_app(Runtime(folder / "store.db", agents), config)
+    return create_app(Runtime(SqliteLog(folder / "store.db", clock=clock), agents), config)
 
 
 async def main() -> None:
@@ -339,11 +371,10 @@ async def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER, help="the folder for the pictures")
     parser.add_argument("--serve", action="store_true", help="only serve the sessions")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        work = make_workspace(folder)
-        async with listen(build_app(folder, work)) as base, Client(base) as client:
-            ids = await fill(client)
+    with make_folder() as folder:
+        work, clock = make_workspace(folder), ShiftedClock()
+        async with listen(build_app(folder, work, clock)) as base, Client(base) as client:
+            ids = await fill(client, clock)
             if options.serve:
                 print(base, OWNER.value, ids, flush=True)
                 await asyncio.Event().wait()

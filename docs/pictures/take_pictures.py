@@ -26,6 +26,7 @@ from tests.kit.server import OWNER, Client, listen  # noqa: E402
 from treadle import Grant, Limits, Runtime  # noqa: E402
 from treadle.app.compose import McpStatus  # noqa: E402
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge  # noqa: E402
+from treadle.engine.setup import Clock  # noqa: E402
 from treadle.errors import ModelError  # noqa: E402
 from treadle.events import ReasoningDelta, TextDelta  # noqa: E402
 from treadle.log.sqlite import SqliteLog  # noqa: E402
@@ -216,13 +217,13 @@ def make_workspace(folder: Path) -> Path:
 AGES = {"Give": 26 * 3600, "Which": 5 * 3600, "Move": 2 * 3600, "Why": 3600, "Rename": 1080, "Publish": 130, "Large": 0}
 
 
-class ShiftedClock:
-    """The clock of the store. The sessions are written one after the other, as if it were earlier."""
+class ShiftedClock(Clock):
+    """The clock of the store and of the agents. The sessions are written one after the other, as if it were earlier."""
 
     def __init__(self) -> None:
         self.behind = 0.0
 
-    def __call__(self) -> float:
+    def now(self) -> float:
         return time.time() - self.behind
 
 
@@ -249,7 +250,9 @@ async def fill(client: Client, clock: ShiftedClock) -> dict[str, str]:
     ):
         path = f"/v1/sessions/{running}/messages?wait=0"
         await client.json("POST", path, {"content": content, "mode": mode})
+    clock.behind = AGES["Why"]
     await client.json("PATCH", f"/v1/sessions/{ids['Why']}", {"pinned": True})
+    clock.behind = 0
     for text in ("Tests run with `uv run pytest -q`", "Mira wants short commit messages"):
         await client.json("POST", "/v1/memory", {"content": text}, 201)
     return ids
@@ -349,6 +352,8 @@ def build_app(folder: Path, work: Path, clock: ShiftedClock) -> ServerApp:
     tools = build_default_tools(kept=folder / "kept")
     grant = Grant(tier="sandbox", ask=("shell(git push *)",))
     agents = knowledge.build_all_agents(AgentOptions(DemoModel(), tools, grant, limits=Limits(cost=2.0)))
+    for agent in agents:
+        agent.clock = clock
     servers = (
         McpStatus("issues", "up", "", ("issues__find", "issues__read", "issues__comment")),
         McpStatus("postgres", "down", "It ended with code 1: could not connect to 127.0.0.1:5432", ()),
@@ -360,7 +365,7 @@ def build_app(folder: Path, work: Path, clock: ShiftedClock) -> ServerApp:
         rules=RuleBook(folder / "own", (work,)),
         list_mcp=lambda: servers,
     )
-    return create_app(Runtime(SqliteLog(folder / "store.db", clock=clock), agents), config)
+    return create_app(Runtime(SqliteLog(folder / "store.db", clock=clock.now), agents), config)
 
 
 async def main() -> None:

@@ -33,6 +33,8 @@ const GROUPS = [
     test: fitOne([
       "time/(checkpoints|compare|fork-|rewind|segments|time-panel|waterfall)",
       "workspace/(artifact|changes|file-pane|long-)",
+      "questions/(inbox-|settled)",
+      "settings/(?!sections|settings-side)",
     ]),
   },
 ];

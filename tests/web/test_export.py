@@ -45,7 +45,7 @@ async def test_an_exported_session_is_drawn_from_the_file_alone(
     await page.get_by_role("button", name="Unfold all").click()
     await expect(page.get_by_role("table", name="Changes of a.py")).to_contain_text("one = 2")
     await page.get_by_text("Where the time went").click()
-    rows = page.get_by_role("group", name="Waterfall of run 1").get_by_role("listitem").get_by_role("button")
+    rows = page.get_by_role("table", name="Waterfall of run 1").get_by_role("rowheader").get_by_role("button")
     await expect(rows).to_have_count(5)
     await rows.nth(1).click()
     await expect(rows.nth(1)).to_have_attribute("aria-current", "true")
@@ -90,7 +90,7 @@ async def test_hostile_text_is_harmless_in_an_exported_file(visits: Visits, tmp_
             await expect(conversation).to_have_attribute("aria-busy", "false")
             await page.get_by_role("button", name="Unfold all").click()
             await page.get_by_text("Where the time went").click()
-            await expect(page.get_by_role("group", name=re.compile("^Waterfall"))).to_be_visible()
+            await expect(page.get_by_role("table", name=re.compile("^Waterfall"))).to_be_visible()
             drawn = await conversation.text_content() or ""
             assert [marker for marker in MARKERS if marker not in drawn] == [], name
             own_script, *harm = await page.evaluate(FIND_HARM)

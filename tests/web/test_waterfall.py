@@ -16,13 +16,13 @@ LONG_TURNS = 2000
 MOST_ROWS = 80
 
 
-def items(page: Page) -> Locator:
-    return page.get_by_role("group", name=re.compile("^Waterfall")).get_by_role("listitem")
+def waterfall(page: Page) -> Locator:
+    return page.get_by_role("table", name=re.compile("^Waterfall"))
 
 
 def rows(page: Page) -> Locator:
     """The turns and calls of the waterfall that are drawn."""
-    return items(page).get_by_role("button")
+    return waterfall(page).get_by_role("row").filter(has=page.get_by_role("rowheader"))
 
 
 def tip(page: Page) -> Locator:
@@ -47,18 +47,21 @@ async def test_the_waterfall_tells_where_the_time_went(server: PageServer, visit
     await page.get_by_role("button", name="The run before").click()
     await expect(rows(page)).to_have_count(3)
     turn, shell = rows(page).nth(0), rows(page).nth(1)
-    await expect(turn).to_have_attribute(
-        "aria-label", re.compile(r"^Turn 1, from 0:00, took .*, first token after .*, tokens 1\.2.k in and 34 out")
-    )
-    await expect(shell).to_have_attribute("aria-label", re.compile("^shell: sleep 0.3.*Failed, exit 4"))
+    names = await waterfall(page).get_by_role("columnheader").all_inner_texts()
+    assert [name.split("\n")[0] for name in names][2:] == ["First", "Tokens", "Cost"]
+    await expect(turn.get_by_role("cell").nth(0)).to_have_text(re.compile("^from 0:00, took .*s$"))
+    await expect(turn.get_by_role("cell").nth(1)).to_have_text(re.compile(r"^<?\d+\.\d.s$"))
+    await expect(turn.get_by_role("cell").nth(2)).to_have_accessible_name(re.compile("^1.2.k in, 34 out$"))
+    await expect(shell).to_contain_text("shell: sleep 0.3")
+    await expect(shell).to_contain_text("Failed, exit 4")
     await shell.hover()
     await expect(tip(page)).to_contain_text("sleep 0.3; echo no; exit 4")
-    await expect(tip(page)).to_contain_text(re.compile(r"Took\s*0\.\d"))
-    await turn.focus()
+    await expect(tip(page)).to_contain_text(re.compile(r"Took\s*\d+\.\d"))
+    await turn.get_by_role("button").focus()
     for text in ("Turn 1", "First token after", "Tokens in", "From cache", "600", "Tokens out", "34"):
         await expect(tip(page)).to_contain_text(text)
     await shell.click()
-    await expect(shell).to_have_attribute("aria-current", "true")
+    await expect(shell.get_by_role("button")).to_have_attribute("aria-current", "true")
     await expect(page).to_have_url(re.compile(r"/time/at/\d+$"))
     await expect(log(page)).not_to_contain_text("It failed.")
 
@@ -68,13 +71,14 @@ async def test_the_waterfall_of_a_long_run_draws_only_what_is_in_sight(visits: V
     await write_sessions(tmp_path, facts)
     async with serve_page(tmp_path) as server:
         page = await visits.open(server, "/s/long/time")
-        await expect(rows(page).first).to_have_accessible_name(re.compile("^Turn 1,"))
+        await expect(rows(page).first).to_contain_text("Turn 1")
         assert await rows(page).count() <= MOST_ROWS
-        await expect(items(page).first).to_have_attribute("aria-setsize", str(3 * LONG_TURNS))
+        await expect(waterfall(page)).to_have_attribute("aria-rowcount", str(3 * LONG_TURNS + 1))
+        await expect(slider(page)).not_to_have_attribute("aria-disabled", "true")
         await slider(page).focus()
         await page.keyboard.press("ArrowLeft")
-        last = rows(page).and_(page.locator("[aria-current]"))
-        await expect(last).to_have_accessible_name(re.compile(f"test_part_{LONG_TURNS}.py"))
+        last = rows(page).filter(has=page.locator("[aria-current]"))
+        await expect(last).to_contain_text(f"test_part_{LONG_TURNS}.py")
         await expect(last).to_be_in_viewport()
         assert await rows(page).count() <= MOST_ROWS
         await page.close()
@@ -110,7 +114,7 @@ async def test_two_sessions_are_compared_from_where_they_part(server: PageServer
     await page.get_by_role("radio", name="Files").click()
     await expect(page.get_by_role("button", name="b.txt")).to_have_count(1)
     await page.get_by_role("radio", name="Waterfall").click()
-    await expect(page.get_by_role("group", name=re.compile("^Waterfall of run 2"))).to_have_count(2)
+    await expect(page.get_by_role("table", name=re.compile("^Waterfall of run 2"))).to_have_count(2)
     await page.get_by_role("region", name="Right session").get_by_role("button", name="Choose another").click()
     await page.get_by_role("menuitem", name="Somebody else").click()
     await expect(page).to_have_url(f"{server.base}/compare/{left}/{alone}")

@@ -5,6 +5,7 @@ import { readOutcome } from "../questions/outcome.ts";
 import { describeArgument, describeResult } from "../session/tool-text.ts";
 import { formatClock, formatCost, formatCount, formatDuration, formatModel, formatTime, plural } from "../ui/format.ts";
 import { VisibleText } from "../ui/visible-text.tsx";
+import { findIndex } from "./waterfall-entry.tsx";
 import type { Scale } from "./waterfall.tsx";
 import type { WaterfallRow } from "./waterfall-rows.ts";
 
@@ -24,13 +25,13 @@ interface Place {
 /** The row under the pointer or with the focus, and handlers for the list that has the rows. */
 export function useDetail() {
   const [place, setPlace] = useState<Place | null>(null);
+  const hide = (): void => setPlace(null);
   const show = (event: Event): void => {
-    const row = event.target instanceof Element ? event.target.closest("button.wf-r") : null;
-    if (!row) return;
-    const index = Number(row.parentElement?.getAttribute("aria-posinset")) - 1;
+    const row = event.target instanceof Element ? event.target.closest(".wf-r") : null;
+    const index = findIndex(row);
+    if (!row || index < 0) return hide();
     if (place?.index !== index) setPlace({ index, ...placeBeside(row) });
   };
-  const hide = (): void => setPlace(null);
   const isShown = place !== null;
   useEffect(() => {
     if (!isShown) return undefined;
@@ -42,7 +43,7 @@ export function useDetail() {
 
 function placeBeside(row: Element): Omit<Place, "index"> {
   const box = row.getBoundingClientRect();
-  const bar = row.querySelector(".lane span")?.getBoundingClientRect();
+  const bar = row.querySelector(".wf-s")?.getBoundingClientRect();
   const isAbove = box.bottom + ROOM > innerHeight;
   const left = Math.max(8, Math.min(bar?.left ?? box.left, innerWidth - WIDTH - 8));
   return { left, top: isAbove ? box.top - 4 : box.bottom + 4, isAbove };

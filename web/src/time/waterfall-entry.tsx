@@ -10,43 +10,48 @@ import type { SpanKind, TimeSpan, WaterfallRow } from "./waterfall-rows.ts";
 interface EntryProps {
   row: WaterfallRow;
   scale: Scale;
-  /** Which row it is, of how many. */
-  place: readonly [number, number];
+  /** Which row of the run it is. */
+  index: number;
   isCurrent: boolean;
   /** It comes after the position. */
   isAhead: boolean;
   onClick: () => void;
 }
 
-const CLASSES: Record<SpanKind, string> = { first: "w", model: "", tool: "tool", bad: "bad", person: "per" };
+const CLASSES: Record<SpanKind, string> = { first: "wf-s w", model: "wf-s", tool: "wf-s tool", bad: "wf-s bad", person: "wf-s per" };
 const LONGEST = 120;
+/** The head is the first row of the table. */
+const FIRST_ROW = 2;
 
-export function WaterfallEntry({ row, scale, place, isCurrent, isAhead, onClick }: EntryProps) {
+/** The button is the name of the row, and takes clicks on all of it. */
+export function WaterfallEntry({ row, scale, index, isCurrent, isAhead, onClick }: EntryProps) {
   const text = describeRow(row);
   return (
-    <div role="listitem" aria-posinset={place[0]} aria-setsize={place[1]}>
-      <button
-        type="button"
-        class={`wf-r${isAhead ? " fut" : ""}`}
-        aria-current={isCurrent || undefined}
-        aria-label={readAloud(row, scale, text)}
-        onClick={onClick}
-      >
-        <span class={row.call ? "wf-n in1" : "wf-n"}>
+    <div role="row" aria-rowindex={index + FIRST_ROW} class={`wf-r${isAhead ? " fut" : ""}${isCurrent ? " cur" : ""}`}>
+      <span role="rowheader" class={row.call ? "wf-n in1" : "wf-n"}>
+        <button type="button" class="wf-b" aria-current={isCurrent || undefined} onClick={onClick}>
           <Icon name={row.call ? chooseIcon(row.call) : "chip"} class="sm" />
           <span class="cut"><VisibleText text={text.name} /></span>
-        </span>
-        <span class="lane">
-          {row.spans.map((span, index) => (
-            <Bar key={index} span={span} scale={scale} />
-          ))}
-        </span>
-        <span class="n">{text.first}</span>
-        <span class="n cut">{text.tokens}</span>
-        <span class="n">{text.cost}</span>
-      </button>
+        </button>
+      </span>
+      <span role="cell" class="lane">
+        <span class="sr">{describeTime(row, scale)}</span>
+        {row.spans.map((span, at) => (
+          <Bar key={at} span={span} scale={scale} />
+        ))}
+      </span>
+      <span role="cell" class="n">{text.first}</span>
+      <span role="cell" class="n cut" aria-label={text.tokens ? `${text.tokens.replace(" →", " in,")} out` : undefined}>
+        {text.tokens || <VisibleText text={text.end} />}
+      </span>
+      <span role="cell" class="n">{text.cost}</span>
     </div>
   );
+}
+
+/** The row of an element in the table, from 0. Negative for the head and for what is in no row. */
+export function findIndex(element: Element | null): number {
+  return Number(element?.closest("[aria-rowindex]")?.getAttribute("aria-rowindex") ?? 0) - FIRST_ROW;
 }
 
 function Bar({ span, scale }: { span: TimeSpan; scale: Scale }) {
@@ -60,6 +65,8 @@ interface RowText {
   name: string;
   first: string;
   tokens: string;
+  /** What came of it, where no tokens were used. */
+  end: string;
   cost: string;
 }
 
@@ -69,7 +76,8 @@ function describeRow(row: WaterfallRow): RowText {
   return {
     name: row.call ? nameCall(row) : `Turn ${row.turn}`,
     first: row.reply?.first_token ? formatDuration(row.reply.first_token) : "",
-    tokens: used > 0 ? `${formatCount(usage?.input_tokens ?? 0)} → ${formatCount(usage?.output_tokens ?? 0)}` : describeEnd(row),
+    tokens: used > 0 ? `${formatCount(usage?.input_tokens ?? 0)} → ${formatCount(usage?.output_tokens ?? 0)}` : "",
+    end: describeEnd(row),
     cost: usage?.cost ? formatCost(usage.cost) : "",
   };
 }
@@ -91,17 +99,10 @@ function describeEnd(row: WaterfallRow): string {
   return result.text || changed.filter(Boolean).join(" ");
 }
 
-/** The row in one sentence, for those who do not see the lane. */
-function readAloud(row: WaterfallRow, scale: Scale, text: RowText): string {
+/** The lane in words, for those who do not see it. */
+function describeTime(row: WaterfallRow, scale: Scale): string {
   const from = row.spans[0]?.from;
   const to = row.spans.at(-1)?.to;
-  const parts = [
-    text.name,
-    from === undefined ? "" : `from ${formatClock(from - scale.from)}`,
-    from !== undefined && typeof to === "number" ? `took ${formatDuration(to - from)}` : "",
-    text.first && `first token after ${text.first}`,
-    text.tokens && (text.tokens.includes("→") ? `tokens ${text.tokens.replace("→", "in and")} out` : text.tokens),
-    text.cost,
-  ];
-  return parts.filter(Boolean).join(", ");
+  if (from === undefined) return "";
+  return `from ${formatClock(from - scale.from)}, ${typeof to === "number" ? `took ${formatDuration(to - from)}` : "not over yet"}`;
 }

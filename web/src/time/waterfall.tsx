@@ -1,4 +1,4 @@
-/** The waterfall of a run: where its time went. It is a list of buttons, and only the rows in sight are drawn. */
+/** The waterfall of a run: where its time went. It is a table, and only the rows in sight are drawn. */
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -83,16 +83,16 @@ function RunRows({ run, scale, seq, isNow, onMove, head }: RunRowsProps) {
   const place = ((scale.now - scale.from) / scale.seconds) * 100;
   const step = (chooseStep(scale.seconds) / scale.seconds) * 100;
   return (
-    <div ref={box} class="wf" style={{ "--now": Math.min(100, Math.max(0, place)), "--grid": step }} role="group" aria-label={`Waterfall of run ${run.number}`}>
-      {head}
-      <div role="list" {...detail.handlers}>
+    <div ref={box} class="wf" style={{ "--now": Math.min(100, Math.max(0, place)), "--grid": step }}>
+      <div role="table" aria-label={`Waterfall of run ${run.number}`} aria-rowcount={run.rows.length + 1} {...detail.handlers}>
+        {head}
         <div style={{ height: `${first * rowHeight}px` }} />
         {run.rows.slice(first, last).map((row, index) => (
           <WaterfallEntry
             key={first + index}
             row={row}
             scale={scale}
-            place={[first + index + 1, run.rows.length]}
+            index={first + index}
             isCurrent={first + index === current}
             isAhead={!isNow && row.seq > seq}
             onClick={() => onMove(row.lastSeq)}
@@ -115,8 +115,8 @@ function Head({ model, run, scale, onChoose }: { model: Model; run: WaterfallRun
     </button>
   );
   return (
-    <div class="wf-r hd">
-      <span class="wf-n">
+    <div class="wf-r hd" role="row" aria-rowindex={1}>
+      <span class="wf-n" role="columnheader">
         <span class="cut">
           Run {run.number}
           {model.runs.length > 1 && ` of ${model.runs.length}`}, {formatDuration(scale.seconds)}
@@ -128,23 +128,24 @@ function Head({ model, run, scale, onChoose }: { model: Model; run: WaterfallRun
           </span>
         )}
       </span>
-      <span class="lane hd" aria-hidden="true">
+      <span class="lane hd" role="columnheader">
+        <span class="sr">Time</span>
         {marks.map((mark) => (
-          <em key={mark} style={{ "--x": (mark / scale.seconds) * 100 }}>
+          <em key={mark} aria-hidden="true" style={{ "--x": (mark / scale.seconds) * 100 }}>
             {step < 1 ? `${mark.toFixed(step < 0.1 ? 2 : 1)}` : formatClock(mark)}
           </em>
         ))}
       </span>
-      <span class="n">First</span>
-      <span class="n">Tokens</span>
-      <span class="n">Cost</span>
+      <span class="n" role="columnheader" aria-label="First token">First</span>
+      <span class="n" role="columnheader">Tokens</span>
+      <span class="n" role="columnheader">Cost</span>
     </div>
   );
 }
 
 function Legend() {
   return (
-    <div class="wf-l">
+    <div class="wf-l" aria-hidden="true">
       <span><i class="w" />First token</span>
       <span><i />Model</span>
       <span><i class="tool" />Tool or helper</span>

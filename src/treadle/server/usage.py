@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 from fastapi import APIRouter
@@ -50,6 +51,7 @@ async def get_usage(service: CurrentService, token: Viewer) -> UsageView:
                 one.turns += info.turns - turns
                 one.cost += info.cost - cost
         cursor, is_first = page.cursor, False
+        await asyncio.sleep(0)  # others go on while many sessions are summed up
     models = sorted(sums.values(), key=lambda one: one.cost, reverse=True)
     return UsageView(
         sessions=sum(one.sessions for one in models),

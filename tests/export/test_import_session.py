@@ -33,6 +33,7 @@ from treadle.events import (
     KeptFile,
     KeptRef,
     Limits,
+    MessageEdited,
     MessageReceived,
     ModelReplied,
     Parent,
@@ -287,6 +288,23 @@ async def test_notes_of_the_file_are_kept_where_no_tool_reads_them() -> None:
     _, facts = await load(*notes)
     names = [fact.name for fact in select_events(facts, Custom)]
     assert names == ["imported.treadle.file:a.txt", "imported.acme.audit"]
+
+
+async def test_a_queued_message_waits_as_it_was_edited_and_a_follow_up_stays_one() -> None:
+    queued = [
+        MessageReceived(id="m", parts=(TextPart("left"),), mode="interrupt"),
+        MessageReceived(id="f", parts=(TextPart("then"),), mode="follow_up"),
+        MessageReceived(id="w", parts=(TextPart("never"),)),
+        MessageEdited(id="m", parts=(TextPart("right"),)),
+        MessageEdited(id="w"),
+    ]
+    _, facts = await load(*queued)
+    state = fold(facts)
+    assert [(one.mode, one.parts) for one in state.queue] == [
+        ("queue", (TextPart("right"),)),
+        ("follow_up", (TextPart("then"),)),
+    ]
+    assert state.is_held and next_step(state, 0.0) == Rest()
 
 
 async def test_hidden_instructions_in_the_history_are_not_taken_over() -> None:

@@ -151,6 +151,7 @@ def _strip_fact(fact: events.AnyFact, limits: events.Limits, now: float) -> even
             kept["name"] = fact.name[:MAX_NAME_LENGTH]
         case events.MessageReceived():
             kept["parts"] = _strip_parts(fact.parts)
+            kept["mode"] = "follow_up" if fact.mode == "follow_up" else "queue"
             kept["history"] = tuple(
                 replace(message, is_system=False, parts=_strip_parts(message.parts))
                 if isinstance(message, UserMessage)

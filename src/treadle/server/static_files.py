@@ -49,21 +49,21 @@ class StaticFile:
 class StaticFiles:
     """The files of the page by their path. Only files that the folder had when it was read are served.
 
-    The folder is read again when its `index.html` has changed, which is so after a build.
+    The folder is read again when its `index.html` or the list of its assets has changed, which is so after a build.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, StaticFile] = {}
-        self._version: tuple[int, int] | None = None
+        self._version: tuple[int, ...] = ()
 
     def find(self, path: str) -> StaticFile | None:
         """Find the file of a path such as `/assets/app-1a2b3c4d.js`."""
-        try:
-            found = (self._folder / INDEX[1:]).stat()
-            version = found.st_mtime_ns, found.st_ino
+        try:  # a build may write the assets after the page that names them
+            found = [(self._folder / name.strip("/")).stat() for name in (INDEX, ASSETS)]
+            version = tuple(number for one in found for number in (one.st_mtime_ns, one.st_ino))
         except OSError:
-            version = None
+            version = ()
         if version != self._version:
             self._files, self._version = (self._list_files() if version else {}), version
         return self._files.get(path)

@@ -250,9 +250,7 @@ async def fill(client: Client, clock: ShiftedClock) -> dict[str, str]:
     ):
         path = f"/v1/sessions/{running}/messages?wait=0"
         await client.json("POST", path, {"content": content, "mode": mode})
-    clock.behind = AGES["Why"]
     await client.json("PATCH", f"/v1/sessions/{ids['Why']}", {"pinned": True})
-    clock.behind = 0
     for text in ("Tests run with `uv run pytest -q`", "Mira wants short commit messages"):
         await client.json("POST", "/v1/memory", {"content": text}, 201)
     return ids

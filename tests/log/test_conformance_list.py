@@ -243,3 +243,13 @@ async def test_a_closed_log_says_so(log: Log, make, mine: Claim) -> None:
             await attempt()
     log.publish("s", TextDelta(text="nobody sees this"))
     await log.close()
+
+
+async def test_a_mark_leaves_a_session_as_old_as_it_was(log: Log, make, clock) -> None:
+    before = (await log.get_info("s")).updated_at
+    clock.now += 10
+    for fact in (SessionMarked(pinned=True), SessionMarked(archived=True), SessionMarked()):
+        await log.post("s", [fact], wake=False)
+        assert (await log.get_info("s")).updated_at == before
+    await log.post("s", [SessionMarked(pinned=False), make.message("x")], wake=False)
+    assert (await log.get_info("s")).updated_at == before + 10

@@ -64,7 +64,7 @@ class _Session:
         self.entry = replace(
             entry,
             seq=len(self.facts),
-            updated_at=now,
+            updated_at=now if changes.is_newer else entry.updated_at,
             name=name,
             agent=changes.agent or entry.agent,
             status=changes.status or entry.status,

@@ -71,7 +71,10 @@ def hash_artifact(data: bytes) -> str:
 
 
 class SessionChanges(Struct):
-    """What facts change in a session's entry in the list. None and 0 change nothing."""
+    """What facts change in a session's entry in the list. None and 0 change nothing.
+
+    A mark is no change of the session itself, which keeps its age and its place in the list: then `is_newer` is False.
+    """
 
     name: str | None = None
     named_by_user: bool = False
@@ -82,6 +85,7 @@ class SessionChanges(Struct):
     pinned: bool | None = None
     archived: bool | None = None
     model: str | None = None
+    is_newer: bool = True
 
 
 NO_CHANGES = SessionChanges()
@@ -94,7 +98,7 @@ def summarize_changes(facts: Sequence[AnyFact]) -> SessionChanges:
     """Sum up what facts change in the list of sessions. Most facts change nothing: the result is `NO_CHANGES`."""
     if _CHANGING.isdisjoint(map(type, facts)):
         return NO_CHANGES
-    changes = SessionChanges()
+    changes = SessionChanges(is_newer=not all(isinstance(fact, events.SessionMarked) for fact in facts))
     for fact in facts:
         if isinstance(fact, events.RunStarted):
             changes.status = "running"
@@ -385,7 +389,7 @@ def build_update(now: float, changes: SessionChanges) -> tuple[str, tuple[object
     It names only what changes: SQLite writes to every index of a named column. Only a user can change a name that a
     user gave.
     """
-    columns: dict[str, tuple[object, ...]] = {"updated_at = ?": (now,)}
+    columns: dict[str, tuple[object, ...]] = {"updated_at = ?": (now,)} if changes.is_newer else {}
     if changes.turns or changes.cost:
         columns["turns = turns + ?, cost = cost + ?"] = (changes.turns, changes.cost)
     if changes.status is not None:
@@ -397,7 +401,7 @@ def build_update(now: float, changes: SessionChanges) -> tuple[str, tuple[object
         columns["name = CASE WHEN named_by_user > ? THEN name ELSE ? END, named_by_user = named_by_user | ?"] = (
             *(changes.named_by_user, changes.name, changes.named_by_user),
         )
-    return ", ".join(columns), tuple(value for values in columns.values() for value in values)
+    return ", ".join(columns) or "owner = owner", tuple(value for values in columns.values() for value in values)
 
 
 def build_session_info(row: Sequence[Any]) -> SessionInfo:

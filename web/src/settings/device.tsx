@@ -67,7 +67,7 @@ function OtherDevice() {
             <code>{link}</code>
             <CopyButton text={link} label="Copy the link" />
           </span>
-          It works once, for ten minutes{isLocal && ", on this machine only: that is its address"}.
+          It works once, for ten minutes.{isLocal && ` Only this machine can open ${location.hostname}.`}
         </>
       ) : (
         "A link logs another browser in, with the rights of this one"

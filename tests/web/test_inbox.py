@@ -94,6 +94,17 @@ async def test_enter_opens_the_session_with_the_question_selected(server: PageSe
 
 
 @ASKS_ALWAYS
+async def test_enter_presses_the_button_that_has_the_focus(server: PageServer, visits: Visits) -> None:
+    session_id = await ask(server, "Press me")
+    page = await visits.open(server, "/inbox")
+    await expect(question(page).get_by_role("button", name="Deny")).to_be_enabled()
+    await question(page).get_by_role("button", name="Deny").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("textbox", name="Why, for the agent")).to_be_focused()
+    await expect(page).to_have_url(f"{server.base}/inbox/{session_id}/call_1")
+
+
+@ASKS_ALWAYS
 async def test_an_answer_in_the_terminal_is_shown_at_once_with_who_and_how(server: PageServer, visits: Visits) -> None:
     session_id = await ask(server, "In the terminal", "The file is settled.")
     inbox, page = await visits.open(server, "/inbox"), await visits.open(server, f"/s/{session_id}")

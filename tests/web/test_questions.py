@@ -1,5 +1,6 @@
 """Answering what agents ask: on the card, in the inbox, on another device."""
 
+import asyncio
 import re
 
 import pytest
@@ -7,6 +8,7 @@ from playwright.async_api import Page, expect
 
 from tests.kit.browser import Visits
 from tests.kit.page_server import PHONE, VIEWER, PageServer
+from tests.kit.sessions import PATIENCE
 from tests.web.screen import composer, expect_in_log, log, question, session_row
 from treadle.testing import call
 
@@ -21,6 +23,12 @@ async def ask(server: PageServer, name: str = "Write a file", *replies: str) -> 
         await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Write it."})
         await client.wait_for(session_id, "approval_requested")
     return session_id
+
+
+async def advance(page: Page, milliseconds: int) -> None:
+    """Let time pass on a page whose clock stands still, in steps, so that it can draw in between."""
+    for _ in range(milliseconds // 10):
+        await page.clock.run_for(10)
 
 
 async def press_when_ready(page: Page, button: str, key: str) -> None:
@@ -106,6 +114,29 @@ async def test_a_question_is_inert_when_it_appears_and_is_never_focused(server: 
     await expect(question(page).get_by_role("button", name="Allow once")).to_be_enabled()
     assert await page.evaluate("window.__states") == [True, False]
     await expect(composer(page)).to_be_focused()
+
+
+@ASKS_ALWAYS
+async def test_a_question_cannot_be_answered_in_its_first_half_second(server: PageServer, visits: Visits) -> None:
+    page = await visits.open(server, "/inbox")
+    await expect(page.get_by_role("main")).to_contain_text("Nothing needs you")
+    await page.clock.install()
+    await page.reload()
+    await expect(page.get_by_role("main")).to_contain_text("Nothing needs you")
+    # From here on, the time of the page goes on only as this test says.
+    await page.clock.pause_at(await page.evaluate("Date.now() + 1000"))
+    await ask(server)
+    async with asyncio.timeout(PATIENCE):
+        while not await question(page).get_by_text("two").count():  # with its preview the half second begins
+            await page.clock.run_for(10)
+    await advance(page, 60)
+    allow, deny = (question(page).get_by_role("button", name=name) for name in ("Allow once", "Deny"))
+    await advance(page, 400)
+    await expect(allow).to_be_disabled()
+    await expect(deny).to_be_disabled()
+    await advance(page, 200)
+    await expect(allow).to_be_enabled()
+    await expect(deny).to_be_enabled()
 
 
 @ASKS_ALWAYS

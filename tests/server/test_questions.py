@@ -9,7 +9,10 @@ import pytest
 
 from tests.kit.server import OWNER, Client, create_token, serve_agents, serve_script
 from treadle import Agent, Grant
+from treadle.events import Parent, SessionCreated
+from treadle.log.in_memory import InMemoryLog
 from treadle.permissions.saved_rules import RuleBook, load_all_rules, save_rule
+from treadle.server.questions import find_rule_folder
 from treadle.testing import ScriptedModel, call
 from treadle.tools.builtin import build_default_tools
 
@@ -149,3 +152,17 @@ async def test_a_server_without_rules_keeps_none() -> None:
         body = {"decision": "allow", "keep": True}
         await client.problem("POST", f"/v1/sessions/{session_id}/approvals/a", body, 409)
         await client.problem("DELETE", "/v1/rules/x", status=409)
+
+
+async def test_a_rule_that_is_kept_for_a_helper_is_for_the_workspace_of_who_started_it() -> None:
+    log = InMemoryLog()
+    helper = Parent("1" * 32, 4, call_id="call_1")
+    for number, folder, parent in (
+        ("1", "/project", None),
+        ("2", "/worktree", helper),
+        ("3", "/lost", Parent("9" * 32, 1, "x")),
+    ):
+        created = SessionCreated(session_id=number * 32, workspace=folder, parent=parent)
+        await log.create(created.session_id, [created])
+    assert await find_rule_folder(log, "1" * 32) == await find_rule_folder(log, "2" * 32) == Path("/project")
+    assert await find_rule_folder(log, "3" * 32) == Path("/lost")

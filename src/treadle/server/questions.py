@@ -16,7 +16,7 @@ from treadle.app.approval_preview import PartVerdict, build_preview
 from treadle.dialects.base import parse_approval_id
 from treadle.errors import Conflict, NotFound
 from treadle.events import Decision, Safety
-from treadle.log.base import SessionQuery
+from treadle.log.base import Log, SessionQuery
 from treadle.permissions.saved_rules import RuleBook, forget_rule, save_rule
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_field_error
@@ -152,11 +152,20 @@ async def answer_for_good(service: Service, token: Token, session: Session, call
     question = await _find_question(session, call_id)
     if question.once or not question.rule:
         raise build_field_error("keep", "this can only be allowed once, so there is no rule to keep")
-    workspace = (await service.runtime.log.get_info(session.id)).workspace
+    workspace = await find_rule_folder(service.runtime.log, session.id)
     answer = Answer("allow", "pattern", body.comment, by=token.name)
     # The rule is saved only if this answer is the one that counts, and for the question that was read above.
     await session.approve(call_id, answer, digest=body.digest or question.digest)
-    save_rule(book.data_folder, question.rule, workspace=Path(workspace), by=token.name)
+    save_rule(book.data_folder, question.rule, workspace=workspace, by=token.name)
+
+
+async def find_rule_folder(log: Log, session_id: str) -> Path:
+    """Find the workspace that a kept rule is for. A helper works for its parent, often in a worktree of its own."""
+    info = await log.get_info(session_id)
+    with suppress(NotFound):  # the parent was deleted
+        while info.parent is not None and info.parent.call_id:
+            info = await log.get_info(info.parent.session_id)
+    return Path(info.workspace)
 
 
 async def _find_question(session: Session, call_id: str) -> ApprovalRequested:

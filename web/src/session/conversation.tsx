@@ -43,7 +43,6 @@ export function Conversation({ source, folding: given }: ConversationProps) {
     <ConversationContext.Provider value={shared}>
       <VirtualRows
         rows={rows}
-        generation={builder.generation}
         estimate={estimateHeight}
         draw={(row, before) => <RowFrame row={row} gap={chooseGap(before, row)} isLast={row === lastReply && row === endOf(rows)} />}
         tail={<LiveTailRow rows={rows} />}

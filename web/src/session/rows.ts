@@ -40,8 +40,6 @@ export const HELPER_TOOL = "delegate";
 
 export class RowBuilder {
   readonly rows: Row[] = [];
-  /** Grows when rows in the middle have changed, so that positions must be found again. */
-  generation = 0;
   private items: Item[] = [];
   private chain: (Row & { kind: "chain" }) | null = null;
   /** Steps that may become a chain: a single one stays a card. */
@@ -58,7 +56,6 @@ export class RowBuilder {
     const { items } = view;
     const common = Math.min(items.length, this.items.length);
     const isSame = this.hasSameStart(items, common);
-    if (all || (!isSame && common > 0)) this.generation++;
     let from = all || !isSame ? 0 : Math.max(0, common - LATE_ITEMS);
     // A row may be about several items: it is built again as a whole.
     while (this.rows.length > 0) {

@@ -15,12 +15,10 @@ import type { OpenSession } from "../store/open-session.ts";
 import { putSession, sessions } from "../store/sessions.ts";
 import { forkAt } from "../time/actions.ts";
 import { everySecond } from "../ui/clock.ts";
-import { copyText } from "../ui/copy-button.tsx";
 import { formatClock, formatCost } from "../ui/format.ts";
 import { Icon, type IconName } from "../ui/icon.tsx";
 import { Menu, type MenuItem } from "../ui/menu.tsx";
 import { useTitle } from "../ui/title.ts";
-import { showToast } from "../ui/toasts.tsx";
 import type { RunView, View } from "../view.ts";
 
 export interface BarProps {
@@ -51,7 +49,7 @@ export function SessionBar({ session, view, tab, at, isRailOpen, onRail }: BarPr
       {!isPhone.value && <Tabs id={session.id} tab={tab} at={at} changed={view.changedFiles.length} />}
       <span class="sp" />
       {canSend.value && !isPhone.value && (
-        <button type="button" class="b bare" onClick={fork}>
+        <button type="button" class="b bare fork" title="Fork" onClick={fork}>
           <Icon name="fork" />
           Fork
         </button>
@@ -200,14 +198,9 @@ function listItems(session: OpenSession, entry: SessionView | undefined, { tab, 
     if (canSend.value) items.push({ label: "Fork", icon: "fork", run: fork });
   }
   if (entry) items.push(...listSessionActions(entry, "dialog"));
-  const link = location.origin + buildPath({ page: "session", id, tab: "conversation", at: null });
-  items.splice(
-    Math.max(0, items.findIndex((item) => item.isDanger)),
-    0,
-    { label: "Copy a link", icon: "at", run: () => void copyText(link).then((isDone) => isDone && showToast("The link was copied.")) },
-    { label: "Export as one HTML file", icon: "out", run: () => downloadExport(id) },
-  );
-  return items;
+  const exporting: MenuItem = { label: "Export as one HTML file", icon: "out", run: () => downloadExport(id) };
+  const danger = items.findIndex((item) => item.isDanger);
+  return items.toSpliced(danger < 0 ? items.length : danger, 0, exporting);
 }
 
 function downloadExport(id: string): void {

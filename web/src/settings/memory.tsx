@@ -98,7 +98,7 @@ function MemoryTools({ query, onQuery, onAdd }: { query: string; onQuery: (text:
         <input
           type="search"
           aria-label="Search memory"
-          placeholder="Search memory"
+          placeholder="Search"
           value={query}
           spellcheck={false}
           onInput={(event) => onQuery(event.currentTarget.value)}

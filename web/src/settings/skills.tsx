@@ -103,8 +103,8 @@ function ProposalDialog({ proposal, onClose, onDecide }: ProposalDialogProps) {
   return (
     <Dialog title={`Accept the skill ${proposal.name}?`} onClose={onClose} footer={footer}>
       <p class="m2">
-        <VisibleText text={proposal.why} />, {formatAge(proposal.created_at, Date.now() / 1000)} ago. Agents follow a skill as they
-        follow your own words, so read it first.
+        <VisibleText text={proposal.why} />. Drafted: {formatAge(proposal.created_at, Date.now() / 1000)}. Agents follow a skill as
+        they follow your own words, so read it first.
       </p>
       <pre class="skill-text" tabIndex={0}>
         <VisibleText text={proposal.content} />

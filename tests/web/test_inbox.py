@@ -293,3 +293,15 @@ async def test_an_empty_inbox_says_so(server: PageServer, visits: Visits, path: 
     text = "Nothing needs you" if path == "/inbox" else "This question is not open any more"
     await expect(detail(page)).to_contain_text(text)
     await expect(page).to_have_title("Inbox – treadle")
+
+
+@ASKS_ALWAYS
+async def test_a_narrow_page_has_the_list_and_the_question_and_a_way_back(server: PageServer, visits: Visits) -> None:
+    await ask(server, "Narrow")
+    page = await visits.open(server, "/inbox")
+    await page.set_viewport_size({"width": 900, "height": 700})
+    await expect(rows(page)).to_be_visible()
+    await expect(question(page)).to_be_visible()
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 900
+    await page.get_by_role("region", name="Questions").get_by_role("link", name="Sessions").click()
+    await expect(page).to_have_url(f"{server.base}/")

@@ -25,6 +25,9 @@ export function InboxList({ open, answered, shown }: InboxListProps) {
   return (
     <section class="side inbox-list" aria-label="Questions">
       <header class="bar">
+        <a class="b bare ico narrow-only" aria-label="Sessions" href="/">
+          <Icon name="back" />
+        </a>
         <h1>Inbox</h1>
         <span class="sp" />
         <SessionFilter open={open} answered={answered} />

@@ -77,8 +77,8 @@ function Opened({ session, tab, at }: OpenedProps) {
         <SessionBar session={session} view={source.view} tab={tab} at={at} isRailOpen={isRailOpen} onRail={() => setRailOpen(!isRailOpen)} />
         <PastBanner session={session} at={at} />
         {isLoading ? <Loading session={session} /> : tab === "changes" ? <ChangesTab session={session} at={at} /> : <Conversation key={session.id} source={source} />}
-        {!isLoading && tab === "conversation" && <Dock key={`dock ${session.id}`} session={session} at={at} />}
         {!isLoading && at === null && <SessionQuestions session={session} tab={tab} />}
+        {!isLoading && tab === "conversation" && <Dock key={`dock ${session.id}`} session={session} at={at} />}
         <Strip session={session} at={at} />
       </main>
       <Rail source={source} isOpen={isRailOpen} onClose={() => setRailOpen(false)} />

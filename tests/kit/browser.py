@@ -97,6 +97,7 @@ class Visits:
         user: PageUser | None = OWNER,
         phone: bool = False,
         scheme: Literal["light", "dark"] = "light",
+        bypass_policy: bool = False,
     ) -> Page:
         """Open a page on a device of its own, logged in as this user."""
         context = await self._browser.new_context(
@@ -106,6 +107,7 @@ class Visits:
             is_mobile=phone,
             color_scheme=scheme,
             reduced_motion="reduce",
+            bypass_csp=bypass_policy,
             permissions=["clipboard-read", "clipboard-write"],
         )
         context.set_default_timeout(PATIENT_MS)

@@ -134,7 +134,7 @@ PHONE = PageUser("phone", "phone-secret-of-the-tests")
 class PageServer:
     """`treadle serve` in a process of its own. It can be killed and started again on the same port."""
 
-    def __init__(self, home: Path, model: PageModel, *options: str) -> None:
+    def __init__(self, home: Path, model: PageModel, *options: str, users: Sequence[PageUser] = ()) -> None:
         self.home, self.model, self.options = home, model, options
         self.workspace = home / "work"
         self.workspace.mkdir(parents=True, exist_ok=True)
@@ -142,8 +142,9 @@ class PageServer:
         self._port = "0"
         self._process: asyncio.subprocess.Process | None = None
         tokens = home / "tokens.json"
-        users = [{"name": one.name, "value": one.token, "rights": one.rights} for one in (OWNER, VIEWER, PHONE)]
-        tokens.write_text(json.dumps(users), "utf-8")
+        known = (OWNER, VIEWER, PHONE, *users)
+        listed = [{"name": one.name, "value": one.token, "rights": one.rights} for one in known]
+        tokens.write_text(json.dumps(listed), "utf-8")
         tokens.chmod(0o600)
 
     @property
@@ -190,11 +191,11 @@ class PageServer:
 
 
 @asynccontextmanager
-async def serve_page(home: Path, *options: str) -> AsyncGenerator[PageServer]:
+async def serve_page(home: Path, *options: str, users: Sequence[PageUser] = ()) -> AsyncGenerator[PageServer]:
     """Serve the page with a scripted model."""
     model = PageModel()
     async with model:
-        server = PageServer(home, model, *options)
+        server = PageServer(home, model, *options, users=users)
         await server.start()
         try:
             yield server

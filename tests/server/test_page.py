@@ -45,7 +45,10 @@ async def test_every_path_of_the_page_has_its_html_without_a_login(folder: Path)
             assert headers["cache-control"] == "no-cache" and headers["x-content-type-options"] == "nosniff"
             policy = headers["content-security-policy"]
             assert policy.startswith("default-src 'none'; script-src 'self';") and "unsafe" not in policy
-            assert "frame-ancestors 'none'" in policy and "require-trusted-types-for 'script'" in policy
+            assert (
+                "frame-ancestors 'none'" in policy
+                and "require-trusted-types-for 'script'; trusted-types 'none'" in policy
+            )
             again = await fetch(anyone, path, if_none_match=headers["etag"])
             assert (again[0], again[2], again[1]["etag"]) == (304, b"", headers["etag"])
         for path in ("/sessions", "/usage"):

@@ -1,13 +1,12 @@
 """Texts that models, tools, file names and people write are drawn as text. None of them runs or loads anything."""
 
-import asyncio
 import base64
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Error, Page, expect
 
 from tests.kit.browser import Visits
 from tests.kit.fakes.server import Odd
@@ -52,7 +51,9 @@ async def check(page: Page, *markers: str) -> None:
 
 def find_loaded(visits: Visits) -> list[str]:
     """What markup has loaded, besides the files of the page."""
-    own = re.compile(r"/(assets/[\w.-]+|icon\.svg|manifest\.webmanifest|(s|settings|compare)/[\w./%-]+|inbox|new|)$")
+    own = re.compile(
+        r"/(assets/[\w.-]+|icon\.svg|manifest\.webmanifest|(s|settings|compare)/[\w./%-]+|inbox|settings|new|)$"
+    )
     return [url for kind, url in visits.loaded if kind in MARKUP and not own.search(url)]
 
 
@@ -160,19 +161,36 @@ async def test_hostile_errors_and_attachments_are_drawn_as_text(server: PageServ
     assert find_loaded(visits) == []
 
 
+MARKUP_HERE = "(text) => document.body.insertAdjacentHTML('beforeend', text)"
+
+
+async def test_the_policy_of_the_page_stops_all_markup_from_text(server: PageServer, visits: Visits) -> None:
+    """Even a mistake in the page could not draw a text as markup, run it, or load a file from elsewhere."""
+    visits.allow("violation", "console: ", "request: https://outside")
+    page = await open_hostile_page(visits, server, "/inbox")
+    for payload in PAYLOADS:
+        with pytest.raises(Error, match="TrustedHTML"):
+            await page.evaluate(MARKUP_HERE, payload)
+    with pytest.raises(Error, match="Policy"):
+        await page.evaluate("() => void trustedTypes.createPolicy('treadle', { createHTML: (one) => one })")
+    await page.evaluate(
+        "(url) => void (document.body.append(new Image(), document.createElement('p')),"
+        " document.querySelector('body > img').src = url)",
+        f"{OUTSIDE}/picture.png",
+    )
+    await page.wait_for_function("() => window.__violations.some((one) => one.startsWith('img-src'))")
+    assert await page.evaluate("window.__hits") == []
+
+
 @pytest.mark.parametrize("payload", [PAYLOADS[0], PAYLOADS[3]])
 async def test_the_checks_see_markup_that_is_drawn(server: PageServer, visits: Visits, payload: str) -> None:
-    """A check that cannot fail is no check: here the page does what it must never do."""
-    visits.allow("Content Security Policy", "violation", "request: https://outside", "nothing.png")
-    page = await visits.open(server, "/")
-    markup = payload + "<img src='/nothing.png' onerror='1'><a href='javascript:1'>x</a>"
-    await page.evaluate(
-        """(text) => {
-          const policy = trustedTypes.createPolicy("treadle", { createHTML: (one) => one });
-          document.body.insertAdjacentHTML("beforeend", policy.createHTML(text));
-        }""",
-        markup,
-    )
-    await asyncio.sleep(0)
+    """A check that cannot fail is no check: here the page does what it must never do, and no policy stops it."""
+    visits.allow("request: https://outside", "nothing.png", "ERR_FAILED")
+    page = await open_hostile_page(visits, server, "/inbox", bypass_policy=True)
+    markup = payload + "<img src='/nothing.png' onerror='__hit(1)'><a href='javascript:1'>x</a>"
+    await page.evaluate(MARKUP_HERE, markup)
+    await page.wait_for_function("() => window.__hits.length > 0")
     found = await page.evaluate(FIND_HARM)
     assert any("onerror" in one for one in found) and any("javascript:" in one for one in found)
+    assert "ran 1" in found
+    assert find_loaded(visits) != []

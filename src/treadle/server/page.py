@@ -17,7 +17,7 @@ router = APIRouter(include_in_schema=False)
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types treadle dompurify"
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 NOT_BUILT = """<!doctype html>
 <html lang="en">

@@ -2,6 +2,7 @@
 
 import type { AgentView } from "../generated/api.ts";
 import { formatModel, plural } from "../ui/format.ts";
+import { VisibleText } from "../ui/visible-text.tsx";
 import { Line, Lines, Note, Section, useLoaded } from "./section.tsx";
 
 export function AgentsSection() {
@@ -14,8 +15,16 @@ export function AgentsSection() {
         draw={(one) => {
           const facts = [formatModel(one.model), plural(one.tools.length, "tool"), plural(one.max_iterations, "turn")];
           return (
-            <Line key={one.name} icon="help" name={<b class="w5">{one.name}</b>}>
-              {one.description && <p>{one.description}</p>}
+            <Line key={one.name} icon="help" name={
+                <b class="w5">
+                  <VisibleText text={one.name} />
+                </b>
+              }>
+              {one.description && (
+                <p>
+                  <VisibleText text={one.description} />
+                </p>
+              )}
               <p class="m3">{facts.join(" · ")}</p>
             </Line>
           );

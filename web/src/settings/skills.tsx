@@ -74,7 +74,7 @@ export function SkillsSection() {
             }
           >
             {!one.enabled && "Off · "}
-            {one.description}
+            <VisibleText text={one.description} />
           </Line>
         )}
       />

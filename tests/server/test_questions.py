@@ -166,3 +166,27 @@ async def test_a_rule_that_is_kept_for_a_helper_is_for_the_workspace_of_who_star
         await log.create(created.session_id, [created])
     assert await find_rule_folder(log, "1" * 32) == await find_rule_folder(log, "2" * 32) == Path("/project")
     assert await find_rule_folder(log, "3" * 32) == Path("/lost")
+
+
+async def test_a_session_of_an_agent_of_another_server_is_answered_read_and_put_in_order(tmp_path: Path) -> None:
+    script = ScriptedModel(call("write_file", id="c", path="a.txt", content="new\n"), "done")
+    there = Agent(script, tools=build_default_tools(), name="there", grant=Grant(cautious=True))
+    here = Agent(ScriptedModel("hello"), name="here")
+    store = tmp_path / "store.db"
+    async with serve_agents(there, store=store, roots=(tmp_path,)) as first, serve_agents(here, store=store) as client:
+        session_id, _ = await ask(first)
+        path = f"/v1/sessions/{session_id}"
+        (asked,) = await client.json("GET", "/v1/approvals")
+        assert asked["session_id"] == session_id
+        await client.json("POST", f"{path}/approvals/c", {"decision": "allow", "digest": asked["digest"]})
+        assert (await client.wait_for(session_id, "run_finished"))[-1]["answer"] == "done"
+        assert (await client.json("GET", path))["agent"] == "there"
+        assert (await client.json("GET", f"{path}/state"))["last"]["answer"] == "done"
+        assert (await client.json("PATCH", path, {"archived": True, "name": "old"}))["archived"]
+        for change in ({"access": "plan", "name": "x"}, {"limits": {"turns": 3}}):
+            assert "no agent named 'there'" in (await client.problem("PATCH", path, change, 404))["message"]
+        problem = await client.problem("POST", f"{path}/messages", {"content": "go on"}, 404)
+        assert "no agent named 'there'" in problem["message"]
+        assert (await client.json("PATCH", path, {"agent": "here"}))["agent"] == "here"
+        assert (await client.send(session_id, "go on"))["reply"] == "hello"
+        await client.json("DELETE", path, status=204)

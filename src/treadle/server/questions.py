@@ -99,11 +99,10 @@ async def list_approvals(service: CurrentService, token: Viewer) -> list[Pending
         while query is not None and len(found) < MAX_PENDING:
             page = await service.runtime.sessions(query)
             for info in page.sessions:
-                if info.agent in service.runtime.agents:
-                    with suppress(NotFound):  # it was deleted meanwhile
-                        state = await (await service.runtime.open(info.id)).state()
-                        questions = (PendingQuestion.from_fact(info.id, question) for question in state.pending)
-                        found.update((question.id, question) for question in questions)
+                with suppress(NotFound):  # it was deleted meanwhile
+                    state = await (await service.open_to_read(info.id)).state()
+                    questions = (PendingQuestion.from_fact(info.id, question) for question in state.pending)
+                    found.update((question.id, question) for question in questions)
             query = replace(query, cursor=page.cursor) if page.cursor else None
     return sorted(found.values(), key=lambda one: one.asked_at)
 
@@ -112,7 +111,7 @@ async def list_approvals(service: CurrentService, token: Viewer) -> list[Pending
 async def answer_by_id(service: CurrentService, token: Approver, approval: str, body: SimpleAnswer) -> ResolvedView:
     """Allow or deny a call by the id of its request."""
     session_id, call_id = parse_approval_id(approval)
-    session = await service.open_for_use(session_id, token)
+    session = await service.open_for_use(session_id, token, needs_agent=False)
     answer = Answer("allow" if body.approved else "deny", by=token.name)
     await session.approve(call_id, answer, digest=body.digest)
     return ResolvedView()
@@ -133,7 +132,7 @@ async def answer_approval(
     service: CurrentService, token: Approver, session_id: str, call_id: str, body: ApprovalAnswer
 ) -> ResolvedView:
     """Allow or deny a call: once, or for a tool, a pattern or the session. The first answer counts."""
-    session = await service.open_for_use(session_id, token)
+    session = await service.open_for_use(session_id, token, needs_agent=False)
     if body.keep:
         await answer_for_good(service, token, session, call_id, body)
         return ResolvedView()
@@ -180,7 +179,7 @@ async def answer_question(
     service: CurrentService, token: Approver, session_id: str, call_id: str, body: AnswersBody
 ) -> ResolvedView:
     """Answer the questions that the model asked the user."""
-    session = await service.open_for_use(session_id, token)
+    session = await service.open_for_use(session_id, token, needs_agent=False)
     await session.answer(call_id, *body.answers, by=token.name)
     return ResolvedView()
 

@@ -182,9 +182,18 @@ class Service:
             raise NotFound(f"session {session_id} stores responses; GET /v1/responses/{{id}} shows them")
         return info
 
-    async def open_for_use(self, session_id: str, token: Token) -> Session:
+    async def open_to_read(self, session_id: str) -> Session:
+        """Open a session to read it, or to put it in order. It may be one of an agent that this server does not have.
+
+        Such a session is here with the default agent, and can start no run until it gets an agent of this server.
+        """
+        if (info := await self.get_info(session_id)).agent in self.runtime.agents:
+            return await self.runtime.open(session_id)
+        return Session(self.runtime.coordinator, self.default_agent, info.id)
+
+    async def open_for_use(self, session_id: str, token: Token, *, needs_agent: bool = True) -> Session:
         """Open a session to change it. A token with a grant may only use sessions that have this grant."""
-        session = await self.runtime.open(session_id)
+        session = await (self.runtime.open(session_id) if needs_agent else self.open_to_read(session_id))
         if token.grant is not None:
             first = (await self.runtime.log.read(session_id, limit=1))[0]
             if not isinstance(first, SessionCreated) or token.grant not in first.grants:

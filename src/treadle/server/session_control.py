@@ -88,7 +88,7 @@ async def stream_events(
 ) -> Any:
     """Stream a session's events after `after` or Last-Event-ID, then live. `follow=false` returns a JSON array."""
     after = await service.limit_position(session_id, cursor or 0)
-    session = await service.runtime.open(session_id)
+    session = await service.open_to_read(session_id)
     if dialect == "events":
         if follow:
             return EventStream(service.streams, session.watch(after), service.streams.encoder)
@@ -207,7 +207,7 @@ async def compact_session(
 @router.get("/sessions/{session_id}/artifacts/{artifact_id}", response_class=Response, responses=ARTIFACT)
 async def download_artifact(service: CurrentService, token: Viewer, session_id: str, artifact_id: str) -> Response:
     """Download the whole output of a call that was too large for the model."""
-    kept = await (await service.runtime.open(session_id)).artifact(artifact_id)
+    kept = await (await service.open_to_read(session_id)).artifact(artifact_id)
     return Response(kept.data, media_type="application/octet-stream", headers=DOWNLOAD_HEADERS)
 
 

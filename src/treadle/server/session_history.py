@@ -104,7 +104,7 @@ async def get_state(
     service: CurrentService, token: Viewer, session_id: str, at: Annotated[int | None, Query(ge=1, le=2**53)] = None
 ) -> Any:
     """Show the state of a session at a position: its conversation, calls, questions and usage. Default is now."""
-    session = await service.runtime.open(session_id)
+    session = await service.open_to_read(session_id)
     try:
         state = await session.state() if at is None else await session.at(at)
     except BadInput as error:
@@ -121,7 +121,7 @@ async def list_checkpoints(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> CheckpointPage:
     """List the positions from which a run can go on, with the input, messages, tools and calls that it had there."""
-    found = await (await service.runtime.open(session_id)).checkpoints(after, limit + 1)
+    found = await (await service.open_to_read(session_id)).checkpoints(after, limit + 1)
     views = [CheckpointView(**msgspec.to_builtins(point)) for point in found[:limit]]
     return CheckpointPage(checkpoints=views, more=len(found) > limit)
 
@@ -184,7 +184,7 @@ async def undo_rewind(
 @router.get("/changes")
 async def list_changes(service: CurrentService, token: Viewer, session_id: str, after: After = 0) -> list[ChangedFile]:
     """List how the files and git branches that this session's calls changed differ from a position."""
-    changes = await (await service.runtime.open(session_id)).changes(after)
+    changes = await (await service.open_to_read(session_id)).changes(after)
     return [ChangedFile(**msgspec.to_builtins(change)) for change in changes]
 
 

@@ -167,7 +167,7 @@ async def create_session(service: CurrentService, token: Sender, body: NewSessio
 async def get_session(service: CurrentService, token: Viewer, session_id: str) -> SessionDetail:
     """Show a session: its messages, its open questions, and what fills its model's window."""
     info = await service.runtime.log.get_info(session_id)
-    session = await service.runtime.open(session_id)
+    session = await service.open_to_read(session_id)
     state = await session.state()
     context, web = None, None
     with suppress(TreadleError):  # the model may have no key here; the session can be read all the same
@@ -190,7 +190,8 @@ async def get_session(service: CurrentService, token: Viewer, session_id: str) -
 @router.patch("/sessions/{session_id}")
 async def change_session(service: CurrentService, token: Sender, session_id: str, body: ChangeSession) -> SessionView:
     """Rename a session, pin or archive it, or give it another agent, model, limits or access: all of it or nothing."""
-    session = await service.open_for_use(session_id, token)
+    needs_agent = body.access is not None or body.limits is not None
+    session = await service.open_for_use(session_id, token, needs_agent=needs_agent)
     if body.model:
         service.get_model(body.model)
     if body.agent and body.agent not in service.runtime.agents:
@@ -229,7 +230,7 @@ async def check_new_access(session: Session, token: Token, access: Tier) -> None
 @router.delete("/sessions/{session_id}", status_code=204)
 async def delete_session(service: CurrentService, token: Sender, session_id: str) -> None:
     """Delete a session and everything in it. Refused while it runs."""
-    await (await service.open_for_use(session_id, token)).delete()
+    await (await service.open_for_use(session_id, token, needs_agent=False)).delete()
     for changes in service.list_streams:
         changes.note_removed(session_id)
 

@@ -313,6 +313,7 @@ async def test_the_buttons_steer_queue_and_stop(server: PageServer, visits: Visi
             await composer(page).fill(f"By {button}")
             await page.get_by_role("button", name=button, exact=True).click()
             await expect(waiting(page).filter(has_text=f"By {button}")).to_contain_text(label)
+        await check(page)
         await page.locator(".dock").get_by_role("button", name="Stop").click()
         await expect(log(page)).to_contain_text("Stopped")
         await expect(page.locator(".dock")).to_contain_text("These wait until you write or continue")

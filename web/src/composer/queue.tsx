@@ -22,7 +22,9 @@ interface Waiting {
   text: string;
   attached: number;
   label: string;
+  /** Why it does not go on. */
   error?: string;
+  /** What the person should know meanwhile. */
   note?: string;
   edit: (text: string) => Promise<boolean>;
   remove: () => void;
@@ -119,8 +121,6 @@ function WaitingRow({ waiting }: { waiting: Waiting }) {
       <span class="cut sp" title={text}>
         <VisibleText text={text.replace(/\s+/g, " ")} />
         {attached > 0 && <span class="m3"> {attached === 1 ? "1 file" : `${attached} files`}</span>}
-        {note && <span class="m3"> {note}</span>}
-        {error && <span class="bad"> {error}</span>}
       </span>
       <button type="button" class="b bare ico" aria-label="Edit" title="Edit" onClick={() => setEditing(true)}>
         <Icon name="pen" class="sm" />
@@ -128,6 +128,8 @@ function WaitingRow({ waiting }: { waiting: Waiting }) {
       <button type="button" class="b bare ico" aria-label="Remove" title="Remove" onClick={waiting.remove}>
         <Icon name="x" class="sm" />
       </button>
+      {error && <p class="why bad">{error}</p>}
+      {note && <p class="why m3">{note}</p>}
     </li>
   );
 }

@@ -9,6 +9,7 @@ import pytest
 from playwright.async_api import Locator, Page, Route, expect
 
 from tests.kit.browser import Visits
+from tests.kit.fakes.server import Odd
 from tests.kit.page_server import VIEWER, PageServer
 from tests.kit.server import Client
 from tests.web.screen import composer, expect_idle, expect_in_log, log, question, read_state, send
@@ -153,6 +154,8 @@ async def test_the_keys_reach_the_composer_and_leave_it(server: PageServer, visi
         await expect(composer(page)).to_have_value("")
         await page.keyboard.press("Escape")
         await expect(composer(page)).not_to_be_focused()
+        await page.keyboard.press("?")
+        await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("Send after this run")
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -356,6 +359,7 @@ async def test_a_queued_message_keeps_its_files_and_another_device_sees_the_edit
         other = await visits.open(server, f"/s/{session_id}")
         await expect(waiting(other)).to_contain_text("Read tihs.")
         await expect(waiting(other)).to_contain_text("1 file")
+        await expect(waiting(other)).to_contain_text("After this run")
         await waiting(page).get_by_role("button", name="Edit").click()
         await page.get_by_role("textbox", name="Queued message").fill("Read this.")
         await page.get_by_role("button", name="Save").click()
@@ -402,6 +406,8 @@ async def test_a_message_is_kept_over_a_reload_and_delivered_once(server: PageSe
         await page.route(messages, lose_the_answer)
         await expect_in_log(page, "Are you there?", "done")
         await expect(waiting(page)).to_have_count(0)
+        # The page has not heard that the message arrived, so it sends it again.
+        await page.wait_for_function("localStorage.getItem('treadle.outbox') === null")
         assert len(await list_messages(client, session_id)) == 1
 
 
@@ -504,6 +510,17 @@ async def test_a_run_at_its_limit_is_continued(server: PageServer, visits: Visit
         await expect(composer(page)).to_have_attribute("placeholder", "Say what to do next, or continue")
         await log(page).get_by_role("button", name="Continue").click()
         await expect_in_log(page, "Now it is done.")
+
+
+async def test_a_run_that_failed_is_tried_again(server: PageServer, visits: Visits) -> None:
+    server.model.script(Odd(status=400), "It works now.")
+    async with server.client() as client:
+        page, session_id = await open_new(server, visits, client)
+        await send(page, "Try it.")
+        await expect_in_log(page, "Failed")
+        await log(page).get_by_role("button", name="Try again").click()
+        await expect_in_log(page, "It works now.")
+        assert await list_texts(client, session_id) == ["Try it."]
 
 
 # ── who may write, and where ─────────────────────────────────────────────────────────────────────────────────────────

@@ -186,7 +186,12 @@ function useComposerKeys(session: OpenSession, field: { current: HTMLTextAreaEle
   const mayStop = (): boolean =>
     session.view.run !== null && (isHere() || (selectedAsk.peek() === "" && !isTyping(document.activeElement)));
   const where = "Session";
+  // The field itself handles them. They stand here for the list of keys.
+  const inField = { where, isActive: () => false, run: () => undefined };
   useKeys([
+    { keys: "Enter", label: "Send, or steer the run", ...inField },
+    { keys: "Alt+Enter", label: "Send after this run", ...inField },
+    { keys: "Shift+Enter", label: "New line", ...inField },
     { keys: "i", label: "Write a message", where, run: focusComposer },
     { keys: "Escape", label: "Stop the run", where, whileTyping: true, isActive: mayStop, run: stop },
     {

@@ -402,12 +402,12 @@ async def test_a_message_is_kept_over_a_reload_and_delivered_once(server: PageSe
             await route.abort()
             await page.unroute(messages)
 
-        await page.unroute(messages)
-        await page.route(messages, lose_the_answer)
+        # The page does not hear that the message arrived, so it sends it again.
+        async with page.expect_response(lambda one: f"{session_id}/messages" in one.url):
+            await page.unroute(messages)
+            await page.route(messages, lose_the_answer)
         await expect_in_log(page, "Are you there?", "done")
         await expect(waiting(page)).to_have_count(0)
-        # The page has not heard that the message arrived, so it sends it again.
-        await page.wait_for_function("localStorage.getItem('treadle.outbox') === null")
         assert len(await list_messages(client, session_id)) == 1
 
 

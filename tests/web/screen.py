@@ -71,6 +71,11 @@ def slider(page: Page) -> Locator:
     return page.get_by_role("slider", name="Position")
 
 
+async def expect_whole_line(page: Page) -> None:
+    """All of the session has arrived, so the scrubber can be moved."""
+    await expect(slider(page)).not_to_have_attribute("aria-disabled", "true")
+
+
 def session_row(page: Page, name: str) -> Locator:
     """A session in the list."""
     return page.get_by_role("navigation", name="Sessions").locator("[data-session]").filter(has_text=name)

@@ -9,7 +9,7 @@ from playwright.async_api import Page, expect
 from tests.kit.browser import Visits
 from tests.kit.page_server import PageServer
 from tests.kit.server import Client
-from tests.web.screen import log, read_rows, slider
+from tests.web.screen import expect_whole_line, log, read_rows, slider
 from treadle.messages import Usage
 from treadle.testing import call, say
 
@@ -62,7 +62,7 @@ async def write_session(server: PageServer, client: Client) -> tuple[str, int]:
 async def read_screen(page: Page, position: int) -> Screen:
     """Read the page once it shows this position."""
     await expect(slider(page)).to_have_attribute("aria-valuenow", str(position))
-    await expect(page.locator(".loading")).to_have_count(0)
+    await expect_whole_line(page)
     rail = page.get_by_role("complementary", name="About this session")
     await expect(rail).to_contain_text("History")
     return Screen(
@@ -106,6 +106,7 @@ async def test_every_tenth_position_is_the_same_after_a_reload_and_as_the_server
         await expect(slider(page)).to_have_attribute("aria-valuemax", str(length))
         positions = range(STEP, length, STEP)
         assert len(positions) >= 5
+        await expect_whole_line(page)
         for position in positions:
             await slider(page).focus()
             for _ in range(position - int(await slider(page).get_attribute("aria-valuenow") or "0")):

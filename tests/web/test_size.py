@@ -3,8 +3,18 @@
 import gzip
 import re
 
-from tests.kit.browser import STATIC, needs_page
+from playwright.async_api import Browser
 
+from tests.kit.browser import STATIC, needs_page
+from tests.kit.page_server import OWNER, PageServer
+
+TRANSFERRED = """
+() => {
+  const sum = (entries) => entries.reduce((size, one) => size + one.transferSize, 0);
+  const assets = performance.getEntriesByType("resource").filter((one) => /\\/assets\\/.*(js|css)$/.test(one.name));
+  return { page: sum(performance.getEntriesByType("navigation")), assets: sum(assets) };
+}
+"""
 FIRST, LATER = 100_000, 60_000
 
 
@@ -31,3 +41,20 @@ def test_the_page_names_no_other_place() -> None:
     html = (STATIC / "index.html").read_text("utf-8")
     assert re.findall(r'(?:src|href)="(?:https?:)?//', html) == []
     assert "<style" not in html and " style=" not in html and " onload=" not in html
+
+
+async def test_a_second_visit_transfers_no_file_again(server: PageServer, browser: Browser) -> None:
+    """Files with a hash in their name come from the cache, and the server says that the page itself is the same."""
+    context = await browser.new_context(base_url=server.base)
+    await context.request.post("/login", data={"token": OWNER.token}, headers={"origin": server.base})
+    sizes = list[dict[str, int]]()
+    for _ in range(2):
+        page = await context.new_page()
+        await page.goto("/")
+        await page.get_by_role("heading", level=1).first.wait_for()
+        sizes.append(await page.evaluate(TRANSFERRED))
+        await page.close()
+    await context.close()
+    first, second = sizes
+    assert first["page"] > 1000 and first["assets"] > 50_000
+    assert second["page"] < 1000 and second["assets"] == 0, second

@@ -6,7 +6,7 @@ import pytest
 from tests.kit.server import OWNER, Client, create_token, serve_script
 from tests.kit.sessions import PATIENCE
 from treadle import Grant, __version__
-from treadle.server.guard import COOKIE_NAME
+from treadle.server.guard import COOKIE_NAME, MAX_TICKETS, Tokens
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
@@ -65,6 +65,15 @@ async def test_a_link_on_another_site_leads_to_the_page_and_to_nothing_else() ->
         for change in ({"sec-fetch-mode": "cors"}, {"sec-fetch-dest": "iframe"}, {"origin": "https://evil.example"}):
             await client.problem("GET", "/", status=403, headers=visit | change)
         await client.problem("POST", "/", {}, 403, headers=visit)
+
+
+def test_only_the_last_login_links_of_a_token_work() -> None:
+    reader = create_token("reader", "view")
+    tokens = Tokens((OWNER, reader))
+    first = tokens.issue_ticket(OWNER)
+    links = [tokens.issue_ticket(reader) for _ in range(MAX_TICKETS + 5)]
+    redeemed = [tokens.redeem_ticket(link) for link in links]
+    assert redeemed == [None] * 5 + [reader] * MAX_TICKETS and tokens.redeem_ticket(first) == OWNER
 
 
 async def test_a_login_needs_a_small_json_body_from_this_page() -> None:

@@ -115,6 +115,23 @@ async def test_one_file_is_reverted_and_that_is_undone(work: Path, tmp_path: Pat
         assert [one["content"] for one in (await client.json("GET", path))["messages"]] == ["go", "ok"]
 
 
+async def test_undoing_the_revert_of_a_file_leaves_what_a_later_run_changed(work: Path, tmp_path: Path) -> None:
+    script = [call("write_file", path=name, content="two\n") for name in ("page.txt", "notes.md")]
+    later = [call("write_file", path=name, content="four\n") for name in ("notes.md", "new.txt")]
+    tools = build_default_tools(kept=tmp_path / "kept")
+    async with serve_script(*script, "ok", *later, "ok", tools=tools, roots=(work,)) as client:
+        session_id = await client.session()
+        path = f"/v1/sessions/{session_id}"
+        await client.send(session_id, "go")
+        await client.json("POST", f"{path}/revert", {"path": "page.txt"})
+        await client.send(session_id, "go on")
+        for content in ("two\n", "one\n"):  # the second undo restores the revert
+            undone = await client.json("POST", f"{path}/rewind/undo")
+            assert [one["path"] for one in undone["changes"]] == ["page.txt"]
+            assert (work / "page.txt").read_text() == content
+            assert (work / "notes.md").read_text() == (work / "new.txt").read_text() == "four\n"
+
+
 async def test_a_revert_of_a_file_that_the_session_did_not_change_or_somebody_else_did_is_refused(
     work: Path, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ can be undone, and one that a kill cut off can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -176,12 +176,12 @@ class _Plan(Struct, frozen=True):
     refs: Sequence[RefStep] = ()
     skipped: Sequence[SkippedFile] = ()
 
-    def select_path(self, path: str) -> _Plan:
-        """Return the plan for one file. An empty path stands for everything."""
-        if not path:
+    def select_paths(self, paths: Collection[str]) -> _Plan:
+        """Return the plan for these files. No paths stand for everything."""
+        if not paths:
             return self
-        files = [step for step in self.files if step.then.path == path]
-        return _Plan(files, (), [one for one in self.skipped if one.path == path])
+        files = [step for step in self.files if step.then.path in paths]
+        return _Plan(files, (), [one for one in self.skipped if one.path in paths])
 
     def list_changes(self, skipped: Sequence[SkippedFile] = ()) -> tuple[RewindChange, ...]:
         """List the changes, without those that were skipped in the end."""
@@ -206,7 +206,7 @@ class Rewinder:
         """Revert one file to what it was at a position. That is a rewind of files, so `undo` undoes it."""
         if path not in FileHistory(await self._log.read(self._id)).versions:
             raise NotFound(f"no call of session {self._id} is known to have changed the file {path[:500]!r}")
-        return await self.rewind(to, "files", dry_run=dry_run, force=force, path=path)
+        return await self.rewind(to, "files", dry_run=dry_run, force=force, paths=(path,))
 
     async def rewind(
         self,
@@ -216,17 +216,17 @@ class Rewinder:
         dry_run: bool,
         force: bool,
         request: RunRequested | None = None,
-        path: str = "",
+        paths: Collection[str] = (),
     ) -> Rewind:
         """Go back to a position; raises `Conflict` while a run is unfinished. `request` is stored with the rewind.
 
-        With a `path`, only that file goes back.
+        With `paths`, only these files go back.
         """
         facts = await self._log.read(self._id)
         if not 1 <= to <= len(facts):
             raise BadInput(f"session {self._id} has positions 1 to {len(facts)}, not {to}")
         if dry_run:
-            plan = (await self._choose_steps(facts, to, what, force=force)).select_path(path)
+            plan = (await self._choose_steps(facts, to, what, force=force)).select_paths(paths)
             return Rewind(to, what, plan.list_changes(), tuple(plan.skipped))
         self._check_idle(facts)
         await self._runs.wait_until_idle(self._id)  # a run that has just ended may still hold its claim
@@ -238,7 +238,7 @@ class Rewinder:
             facts = await self._log.read(self._id)
             seen = len(facts)
             self._check_idle(facts)
-            plan = (await self._choose_steps(facts, to, what, force=force)).select_path(path)
+            plan = (await self._choose_steps(facts, to, what, force=force)).select_paths(paths)
             fact = await run_in_thread(self._keep_present, plan, Rewound(to=to, what=what, by="user"))
             if what != "files" or fact.files or fact.refs:
                 seen = await self._record(claim, facts, fact, request)
@@ -255,7 +255,9 @@ class Rewinder:
         last = next((fact for fact in reversed(facts) if isinstance(fact, Rewound)), None)
         if last is None:
             raise BadInput(f"session {self._id} was never rewound, so there is nothing to undo")
-        return await self.rewind(last.seq - 1, last.what, dry_run=dry_run, force=force)
+        # A later run may have changed other files, which have nothing to do with this.
+        paths = [file.path for file in last.files] if last.what == "files" and not last.refs else ()
+        return await self.rewind(last.seq - 1, last.what, dry_run=dry_run, force=force, paths=paths)
 
     async def _record(self, claim: Claim, facts: Sequence[AnyFact], fact: Rewound, request: RunRequested | None) -> int:
         """Record the rewind before a file changes, and return the head. A repeated rewind is recorded once."""

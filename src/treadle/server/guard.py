@@ -70,6 +70,8 @@ TICKET_SECONDS = 600.0
 LOGIN_BYTES = 4096
 """How long a body may be before the sender has logged in."""
 _MAX_CLIENTS = 4096
+MAX_TICKETS = 20
+"""How many login links of one token work at a time. A new one replaces the oldest."""
 
 
 class Refusal(Exception):
@@ -181,6 +183,9 @@ class Tokens:
         """Create a ticket that logs in once, within ten minutes."""
         now = time.time()
         self._tickets = {ticket: entry for ticket, entry in self._tickets.items() if entry[1] > now}
+        own = [ticket for ticket, (owner, _) in self._tickets.items() if owner.name == token.name]
+        for oldest in own[: max(0, len(own) + 1 - MAX_TICKETS)]:
+            del self._tickets[oldest]
         ticket = secrets.token_urlsafe(32)
         self._tickets[ticket] = (token, now + TICKET_SECONDS)
         return ticket

@@ -54,5 +54,10 @@ export function formatModel(model: string): string {
 }
 
 export function plural(count: number, one: string, many = `${one}s`): string {
-  return `${count} ${count === 1 ? one : many}`;
+  return `${spaceThousands(count)} ${count === 1 ? one : many}`;
+}
+
+/** 9999 and 10 000. */
+function spaceThousands(count: number): string {
+  return count < 10_000 ? String(count) : String(count).replace(/\B(?=(\d{3})+$)/g, THIN);
 }

@@ -32,7 +32,10 @@ export function LongOutput({ sessionId, callId, artifactId = "", text, fillsPane
       <div class="long-h">
         <SearchField search={search} />
         <span class="sp" />
-        <span class="m3 t12">{plural(lines.starts.length, "line")}</span>
+        <span class="m3 t12">
+          {lines.isCut && "The first "}
+          {plural(lines.starts.length, "line")}
+        </span>
         {loaded.error && <span class="bad t12" role="alert">{loaded.error}</span>}
         {artifactId && loaded.text === null && !loaded.error && <span class="m3 t12">Loading…</span>}
         {artifactId && <DownloadLink sessionId={sessionId} artifactId={artifactId} />}

@@ -6,6 +6,8 @@ export interface TextLines {
   starts: readonly number[];
   /** Where a line ends, without its line break. */
   ends: (index: number) => number;
+  /** There are more lines than browsers can scroll through. */
+  isCut: boolean;
 }
 
 /** Browsers cannot scroll further than some million pixels, so the last lines of a longer text are left out. */
@@ -16,13 +18,15 @@ export function indexLines(text: string): TextLines {
   const starts = [0];
   for (let at = text.indexOf("\n"); at >= 0 && starts.length < MOST_LINES; at = text.indexOf("\n", at + 1)) starts.push(at + 1);
   if (starts.length > 1 && starts.at(-1) === text.length) starts.pop();
+  const lastBreak = text.indexOf("\n", starts.at(-1));
+  const isCut = starts.length === MOST_LINES && lastBreak >= 0 && lastBreak < text.length - 1;
   const ends = (index: number): number => {
     const next = starts[index + 1];
     if (next !== undefined) return next - 1;
     const end = text.indexOf("\n", starts[index]);
     return end < 0 ? text.length : end;
   };
-  return { text, starts, ends };
+  return { text, starts, ends, isCut };
 }
 
 export function readLine(lines: TextLines, index: number, longest: number): { start: number; text: string } {

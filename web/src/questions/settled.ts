@@ -41,7 +41,8 @@ async function findEnd(ask: Ask): Promise<void> {
 
 /** Find the answers of today in the sessions that changed last. */
 export async function loadSettled(): Promise<void> {
-  const changed = [...sessions.peek().values()].filter((one) => one.updated_at >= startOfDay() && searched.get(one.id) !== one.seq);
+  const started = [...sessions.peek().values()].filter((one) => one.turns > 0 && one.updated_at >= startOfDay());
+  const changed = started.filter((one) => searched.get(one.id) !== one.seq);
   await Promise.all(changed.sort((a, b) => b.updated_at - a.updated_at).slice(0, MOST_SESSIONS).map(search));
 }
 

@@ -145,6 +145,7 @@ async def test_tokens_show_their_rights_and_mcp_servers_their_health(visits: Vis
         broken = region(page, "MCP servers").get_by_role("listitem").filter(has_text="broken")
         await expect(broken).to_contain_text("Not usable")
         await expect(broken).to_contain_text("there-is-no-such-program")
+        await page.close()
 
 
 async def test_gauges_show_tokens_cache_cost_limits_and_the_context_by_kind(server: PageServer, visits: Visits) -> None:

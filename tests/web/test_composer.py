@@ -14,6 +14,7 @@ from tests.kit.page_server import VIEWER, PageServer
 from tests.kit.server import Client
 from tests.web.screen import composer, expect_idle, expect_in_log, log, question, read_state, send
 from tests.web.test_accessibility import check
+from tests.web.test_recovery import GONE
 from treadle.messages import Reply
 from treadle.testing import call
 
@@ -412,7 +413,7 @@ async def test_a_message_is_kept_over_a_reload_and_delivered_once(server: PageSe
 
 
 async def test_what_waits_without_a_server_can_be_changed_and_removed(server: PageServer, visits: Visits) -> None:
-    visits.allow("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
+    visits.allow(*GONE)
     async with server.client() as client:
         page, session_id = await open_new(server, visits, client)
     await server.kill()
@@ -430,6 +431,26 @@ async def test_what_waits_without_a_server_can_be_changed_and_removed(server: Pa
     await expect(waiting(page)).to_have_count(0)
     async with server.client() as client:
         assert await list_texts(client, session_id) == ["First", "Third"]
+
+
+async def test_a_message_that_arrived_before_it_was_changed_is_told(server: PageServer, visits: Visits) -> None:
+    visits.allow("status of 409")
+    held: list[Route] = []
+    async with server.client() as client:
+        page, session_id = await open_new(server, visits, client)
+        messages = f"**/v1/sessions/{session_id}/messages*"
+        await page.route(messages, lambda route: held.append(route))
+        async with page.expect_request(messages):
+            await send(page, "Frist")
+        await waiting(page).get_by_role("button", name="Edit").click()
+        await page.get_by_role("textbox", name="Queued message").fill("First")
+        await page.get_by_role("button", name="Save").click()
+        await expect(waiting(page)).to_contain_text("First")
+        await page.unroute(messages)
+        await held[0].continue_()
+        await expect(page.get_by_text("The message had arrived before it was changed.")).to_be_visible()
+        await expect(waiting(page)).to_have_count(0)
+        assert await list_texts(client, session_id) == ["Frist"]
 
 
 async def test_a_refused_message_says_why_and_can_be_mended(server: PageServer, visits: Visits) -> None:

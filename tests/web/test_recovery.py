@@ -6,7 +6,13 @@ from tests.kit.browser import Visits
 from tests.kit.page_server import PageServer
 from tests.web.screen import composer, expect_idle, expect_in_log, log, read_everything, read_state, send
 
-GONE = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
+GONE = (
+    "ERR_CONNECTION_REFUSED",
+    "ERR_INCOMPLETE_CHUNKED",
+    "ERR_EMPTY_RESPONSE",
+    "ERR_CONNECTION_RESET",
+    "ERR_CONTENT_LENGTH",
+)
 
 
 async def test_the_page_goes_on_after_a_kill_in_mid_stream_and_equals_the_log(

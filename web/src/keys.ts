@@ -1,6 +1,6 @@
 /** Keys of the page. A part of the page adds its keys while it is on the screen; the newest part wins. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 export interface KeyCommand {
   /** Such as "j", "?", "Ctrl+k", "Alt+Enter", "Escape", "g i" (two keys in a row). Letters are lower case. */
@@ -39,7 +39,8 @@ export function useKeys(commands: KeyCommand[]): void {
 
 function useLayer(): { commands: KeyCommand[] } {
   const [layer] = useState(() => ({ commands: [] as KeyCommand[] }));
-  useEffect(() => {
+  // They work as soon as the part is on the screen.
+  useLayoutEffect(() => {
     layers.push(layer);
     return () => void layers.splice(layers.indexOf(layer), 1);
   }, [layer]);

@@ -9,6 +9,7 @@ import type { Attachment, NewMessage } from "../generated/api.ts";
 import { connection } from "../store/connection.ts";
 import { login, noteLoginEnded } from "../store/login.ts";
 import { canSend, me } from "../store/me.ts";
+import { showToast } from "../ui/toasts.tsx";
 import { forgetDrafts } from "./drafts.ts";
 
 export type SendMode = "queue" | "follow_up";
@@ -25,6 +26,8 @@ export interface Outgoing {
   command: string;
   /** Why the server refused the message. Empty while it is on its way. */
   error: string;
+  /** Why the server could not take it yet, although it can be reached. */
+  trouble: string;
   /** "sent" means that the server has it, and that the page waits for the fact. */
   state: "new" | "sending" | "sent";
   /** Large files do not fit into the browser's store: the message waits only as long as the page is open. */
@@ -44,7 +47,7 @@ let timer: ReturnType<typeof setTimeout> | undefined;
 
 export function send(message: Pick<Outgoing, "sessionId" | "text" | "attachments" | "mode" | "command">): void {
   const by = me.peek()?.name ?? "";
-  put([...outbox.value, { ...message, key: createKey(), by, error: "", state: "new", isKept: true }]);
+  put([...outbox.value, { ...message, key: createKey(), by, error: "", trouble: "", state: "new", isKept: true }]);
   deliver();
 }
 
@@ -112,21 +115,30 @@ async function deliverOne(message: Outgoing): Promise<boolean> {
     await post(message);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    if (error.status === 401) noteLoginEnded();
-    const isRefused = error.status >= 400 && error.status < 500 && ![401, 408, 429].includes(error.status);
-    // What was changed meanwhile is another message.
-    if (isRefused && isCurrent(message)) change(message.key, { error: error.message, state: "new" });
-    else {
-      change(message.key, { state: "new" });
-      if (error.status !== 401) timer = setTimeout(deliver, PAUSE);
-    }
-    return isRefused;
+    return handleFailure(message, error);
   }
   if (isCurrent(message)) {
     change(message.key, { state: "sent" });
     setTimeout(() => dropOutgoing(message.key), LONGEST_WAIT);
   }
   return true;
+}
+
+/** Returns whether the next message may follow. */
+function handleFailure(message: Outgoing, error: ApiError): boolean {
+  const { key } = message;
+  if (error.kind === "key_reused") {
+    dropOutgoing(key);
+    showToast("The message had arrived before it was changed.");
+    return true;
+  }
+  const isRefused = error.status >= 400 && error.status < 500 && ![401, 408, 429].includes(error.status);
+  // What was changed meanwhile is another message.
+  if (isRefused && isCurrent(message)) change(key, { error: error.message, state: "new" });
+  else change(key, { trouble: error.status ? error.message : "", state: "new" });
+  if (error.status === 401) noteLoginEnded();
+  else if (!isRefused) timer = setTimeout(deliver, PAUSE);
+  return isRefused;
 }
 
 function isCurrent(message: Outgoing): boolean {

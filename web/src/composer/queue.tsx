@@ -105,10 +105,15 @@ function fromOutgoing(message: Outgoing): Waiting {
     attached: message.attachments.length,
     label: message.error ? "Not sent" : isOffline ? "Will be sent" : message.state === "sent" ? later : "Sending",
     error: message.error,
-    note: isOffline && !message.isKept ? "Keep this page open: the files are too large to be kept." : "",
+    note: describeWait(message, isOffline),
     edit: (text) => Promise.resolve((changeOutgoing(message.key, text), true)),
     remove: () => dropOutgoing(message.key),
   };
+}
+
+function describeWait({ isKept, trouble, error }: Outgoing, isOffline: boolean): string {
+  if (isOffline) return isKept ? "" : "Keep this page open: the files are too large to be kept.";
+  return trouble && !error ? `${trouble} It is sent again in a moment.` : "";
 }
 
 function WaitingRow({ waiting }: { waiting: Waiting }) {

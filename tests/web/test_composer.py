@@ -1,5 +1,6 @@
 """Writing to a session: drafts, files, completion, commands, the queue, and what happens without a connection."""
 
+import asyncio
 import base64
 import struct
 import zlib
@@ -435,19 +436,23 @@ async def test_what_waits_without_a_server_can_be_changed_and_removed(server: Pa
 
 async def test_a_message_that_arrived_before_it_was_changed_is_told(server: PageServer, visits: Visits) -> None:
     visits.allow("status of 409")
-    held: list[Route] = []
+    is_changed = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await is_changed.wait()
+        await route.continue_()
+
     async with server.client() as client:
         page, session_id = await open_new(server, visits, client)
         messages = f"**/v1/sessions/{session_id}/messages*"
-        await page.route(messages, lambda route: held.append(route))
+        await page.route(messages, hold)
         async with page.expect_request(messages):
             await send(page, "Frist")
         await waiting(page).get_by_role("button", name="Edit").click()
         await page.get_by_role("textbox", name="Queued message").fill("First")
         await page.get_by_role("button", name="Save").click()
         await expect(waiting(page)).to_contain_text("First")
-        await page.unroute(messages)
-        await held[0].continue_()
+        is_changed.set()
         await expect(page.get_by_text("The message had arrived before it was changed.")).to_be_visible()
         await expect(waiting(page)).to_have_count(0)
         assert await list_texts(client, session_id) == ["Frist"]

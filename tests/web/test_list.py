@@ -285,9 +285,7 @@ async def test_a_viewer_sees_nothing_that_would_be_refused(server: PageServer, v
         await page.keyboard.press(key)
     await expect(page).to_have_url(f"{server.base}/")
     await expect(page.get_by_role("textbox", name="Name of the session")).to_have_count(0)
-    forbidden = (
-        "New|Send|Steer|Queue|Stop|Allow|Deny|Answer|Rename|Pin|Archive|Delete|Fork|Rewind|Revert|Load|Unload"
-    )
+    forbidden = "New|Send|Steer|Queue|Stop|Allow|Deny|Answer|Rename|Pin|Archive|Delete|Fork|Rewind|Revert|Load|Unload"
     forbidden += "|Edit|Add|Turn o|Revoke|Compact|Continue|Ask again"
     for path in (
         "/",

@@ -256,23 +256,8 @@ async def fill(client: Client, clock: ShiftedClock) -> dict[str, str]:
     return ids
 
 
-# What is shown, how wide, and in which colours.
-PICTURES = (
-    ("session", WIDE, "light"),
-    ("session", WIDE, "dark"),
-    ("approval", WIDE, "light"),
-    ("inbox", WIDE, "dark"),
-    ("changes", WIDE, "light"),
-    ("time", WIDE, "dark"),
-    ("past", WIDE, "light"),
-    ("compare", WIDE, "light"),
-    ("palette", WIDE, "dark"),
-    ("settings", WIDE, "light"),
-    ("list", NARROW, "light"),
-    ("session", NARROW, "dark"),
-    ("approval", NARROW, "light"),
-    ("inbox", NARROW, "dark"),
-)
+# The main pages. Each is shown wide and narrow, light and dark.
+MAIN = ("session", "approval", "inbox", "list", "changes", "time", "past", "compare", "settings", "new", "login")
 
 
 def list_addresses(ids: dict[str, str]) -> dict[str, str]:
@@ -368,9 +353,7 @@ def build_app(folder: Path, work: Path, clock: ShiftedClock) -> ServerApp:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "names", nargs="*", help="the pictures to take, each in all four ways; those of the docs if left out"
-    )
+    parser.add_argument("names", nargs="*", help="the pages to take, each in four ways; those of the docs if left out")
     parser.add_argument("--out", type=Path, default=FOLDER, help="the folder for the pictures")
     parser.add_argument("--serve", action="store_true", help="only serve the sessions")
     options = parser.parse_args()
@@ -382,10 +365,9 @@ async def main() -> None:
                 print(base, OWNER.value, ids, flush=True)
                 await asyncio.Event().wait()
             options.out.mkdir(parents=True, exist_ok=True)
-            every = [
-                (one, size, scheme) for one in options.names for size in (WIDE, NARROW) for scheme in ("light", "dark")
-            ]
-            await take(base, ids, every or PICTURES, options.out)
+            names = options.names or MAIN
+            wanted = [(one, size, scheme) for one in names for size in (WIDE, NARROW) for scheme in ("light", "dark")]
+            await take(base, ids, wanted, options.out)
             await client.json("POST", f"/v1/sessions/{ids['Large']}/cancel", {})
 
 

@@ -154,3 +154,20 @@ async def test_a_helper_is_stopped_alone(server: PageServer, visits: Visits) -> 
         await expect_in_log(page, "2 of 2 done", "done")
         await expect_idle(page)
         assert (await client.json("GET", f"/v1/sessions/{session_id}"))["status"] == "answered"
+
+
+# The room above each row, from the first to the last.
+MEASURE_ROOM = """
+() => [...document.querySelectorAll("[role=log] .vr > *")].map((one) => parseFloat(getComputedStyle(one).paddingTop))
+"""
+
+
+async def test_rows_have_room_between_them(server: PageServer, visits: Visits) -> None:
+    server.model.script(call("list_files", path="."), "There is nothing.")
+    async with server.client() as client:
+        session_id = await client.session()
+        await client.send(session_id, "What is here?")
+    page = await visits.open(server, f"/s/{session_id}")
+    await expect_in_log(page, "There is nothing.")
+    rooms = await page.evaluate(MEASURE_ROOM)
+    assert len(rooms) == 4 and all(room >= 12 for room in rooms[1:]), rooms

@@ -4,7 +4,7 @@ from playwright.async_api import Page, expect
 
 from tests.kit.browser import Visits
 from tests.kit.page_server import OWNER, VIEWER, PageServer
-from tests.web.screen import expect_in_log, session_row
+from tests.web.screen import composer, expect_in_log, session_row
 
 
 async def log_in(page: Page, token: str) -> None:
@@ -77,6 +77,36 @@ async def test_a_login_that_ends_in_the_middle_comes_back_to_the_same_place(serv
         server.model.script("Another answer.")
         await client.send(session_id, "Again.")
         await expect_in_log(page, "Another answer.")
+
+
+async def test_all_tabs_show_what_the_last_login_may_do(server: PageServer, visits: Visits) -> None:
+    async with server.client() as client:
+        session_id = await client.session(name="Alpha")
+    first = await visits.open(server, f"/s/{session_id}")
+    await expect(composer(first)).to_be_visible()
+    second = await first.context.new_page()
+    login = {"token": VIEWER.token}
+    assert (await first.context.request.post("/login", data=login, headers={"origin": server.base})).ok
+    await second.goto("/settings")
+    await expect(second.get_by_text("Logged in as viewer")).to_be_visible()
+    await expect(first.get_by_role("heading", name="Alpha")).to_be_visible()
+    await expect(composer(first)).to_have_count(0)
+
+
+async def test_a_login_in_one_tab_brings_the_others_back(server: PageServer, visits: Visits) -> None:
+    visits.allow("401")
+    async with server.client() as client:
+        session_id = await client.session(name="Alpha")
+    first = await visits.open(server, f"/s/{session_id}")
+    await expect(composer(first)).to_be_visible()
+    second = await first.context.new_page()
+    await second.goto("/settings")
+    await second.locator("#device").get_by_role("button", name="Log out").click()
+    await expect(first.get_by_role("heading", name="You were logged out")).to_be_visible()
+    await second.get_by_label("Or paste a token").fill(OWNER.token)
+    await second.get_by_role("button", name="Log in").click()
+    await expect(second.get_by_text("Logged in as owner")).to_be_visible()
+    await expect(composer(first)).to_be_visible()
 
 
 async def test_a_logged_out_browser_sees_nothing_any_more(server: PageServer, visits: Visits) -> None:

@@ -124,6 +124,34 @@ async def test_a_rewind_shows_its_diffs_first_and_can_be_undone(server: PageServ
         assert (await read_state(client, session_id))["messages"] == before
 
 
+async def test_a_rewind_that_was_taken_back_is_offered_no_more(server: PageServer, visits: Visits) -> None:
+    async with server.client() as client:
+        session_id, between = await write_twice(server, client)
+    page = await visits.open(server, f"/s/{session_id}/at/{between}")
+    await page.get_by_role("button", name="Rewind here…").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Rewind both").click()
+    await expect(page.get_by_role("button", name="Undo", exact=True)).to_be_visible()
+    await undo(page)
+    await expect(page.get_by_role("button", name="Undo", exact=True)).to_have_count(0)
+
+
+async def test_a_position_after_the_end_leads_to_now(server: PageServer, visits: Visits) -> None:
+    async with server.client() as client:
+        session_id, _ = await write_twice(server, client)
+    page = await visits.open(server, f"/s/{session_id}/time/at/99999")
+    await expect(page).to_have_url(f"{server.base}/s/{session_id}/time")
+    await expect_in_log(page, "Wrote the second.")
+    await expect(page.get_by_text("As it was at")).to_have_count(0)
+
+
+async def test_a_comparison_says_when_a_session_is_not_here(server: PageServer, visits: Visits) -> None:
+    visits.allow("404")
+    async with server.client() as client:
+        session_id, _ = await write_twice(server, client)
+    page = await visits.open(server, f"/compare/{session_id}/none")
+    await expect(page.get_by_role("main")).to_contain_text("One of these sessions is not here")
+
+
 async def test_changes_are_shown_and_one_file_is_reverted(server: PageServer, visits: Visits) -> None:
     file = server.workspace / "a.txt"
     async with server.client() as client:

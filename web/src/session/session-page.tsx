@@ -1,10 +1,11 @@
 /** A session on the screen: its bar, its conversation or changes, the composer, time, and the rail. */
 
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { useKeys } from "../keys.ts";
 import { SessionQuestions } from "../questions/session-questions.tsx";
 import { buildPath, type SessionTab } from "../router.ts";
 import { openedSession, type OpenSession } from "../store/open-session.ts";
+import { moveTo } from "../time/actions.ts";
 import { PastBanner } from "../time/past-banner.tsx";
 import { Strip } from "../time/strip.tsx";
 import { Icon } from "../ui/icon.tsx";
@@ -71,6 +72,8 @@ function Opened({ session, tab, at }: OpenedProps) {
   ]);
   session.version.value;
   const isLoading = session.loading.value === "loading";
+  const isBeyondEnd = session.loading.value === "ready" && at !== null && at > session.view.seq;
+  useEffect(() => void (isBeyondEnd && moveTo(null)), [isBeyondEnd]);
   return (
     <>
       <main class="main">

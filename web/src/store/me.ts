@@ -12,12 +12,26 @@ export const startError = signal("");
 export const canSend = computed(() => me.value?.rights.includes("send") ?? false);
 export const canApprove = computed(() => me.value?.rights.includes("approve") ?? false);
 
+/** All tabs of a browser have one login. */
+let tabs: BroadcastChannel | null = null;
+
+/** A tab that is logged out goes on with a login of another tab. One that shows what somebody else may do starts again. */
+export function followOtherTabs(): void {
+  tabs = new BroadcastChannel("treadle-login");
+  tabs.onmessage = ({ data: name }: MessageEvent<string>) => {
+    const known = me.peek()?.name;
+    if (known !== undefined && known !== name) location.reload();
+    else if (login.peek() === "needed") void loadMe();
+  };
+}
+
 export async function loadMe(): Promise<void> {
   try {
-    me.value = await api.get<MeView>("/v1/me");
+    const found = (me.value = await api.get<MeView>("/v1/me"));
     login.value = "done";
     startError.value = "";
     isLinkUsedUp.value = false;
+    tabs?.postMessage(found.name);
   } catch (error) {
     if (error instanceof ApiError && (error.status === 401 || error.status === 403)) login.value = "needed";
     else startError.value = error instanceof Error ? error.message : String(error);

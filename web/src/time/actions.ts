@@ -61,13 +61,22 @@ export function previewRewind(session: OpenSession, body: RewindBody): Promise<R
   return api.post<RewindView>(sessionPath(session.id, "/rewind"), { ...body, dry_run: true });
 }
 
+/** Takes the toast away that offers to take the last rewind back. */
+let dropOffer = (): void => undefined;
+
+/** Say what was rewound, and offer to take it back. Only the last one can be, and only once: twice would restore it. */
+export function offerUndo(session: OpenSession, text: string): void {
+  dropOffer();
+  dropOffer = showToast(text, { undo: () => void undoRewind(session) });
+}
+
 /** Rewind for real. The toast offers to take it back. */
 export async function rewind(session: OpenSession, body: RewindBody): Promise<boolean> {
   return attempt(async () => {
     const done = await api.post<RewindView>(sessionPath(session.id, "/rewind"), body);
     moveTo(null);
     const left = done.skipped.length > 0 ? ` ${done.skipped.length} left alone.` : "";
-    showToast(`Rewound to fact ${done.to}.${left}`, { undo: () => void undoRewind(session) });
+    offerUndo(session, `Rewound to fact ${done.to}.${left}`);
   });
 }
 
@@ -84,6 +93,7 @@ const PASSED = new Set<AnyFact["type"]>(["custom", "session_renamed", "session_m
 export async function undoRewind(session: OpenSession): Promise<boolean> {
   return attempt(async () => {
     await api.post<RewindView>(sessionPath(session.id, "/rewind/undo"), {});
+    dropOffer();
     showToast("The rewind was taken back.");
   });
 }

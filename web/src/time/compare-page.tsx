@@ -28,6 +28,7 @@ const VIEWS = [["conversation", "Conversation"], ["files", "Files"], ["waterfall
 export function ComparePage({ left, right }: ComparePageProps) {
   const a = useSession(left);
   const b = useSession(right);
+  const isMissing = [a, b].some((one) => one?.loading.value === "missing");
   const [shown, setShown] = useState<CompareView>("conversation");
   const close = (): void => openSession(left);
   const views = <Segments label="What is compared" options={VIEWS} value={shown} onChange={setShown} />;
@@ -45,7 +46,13 @@ export function ComparePage({ left, right }: ComparePageProps) {
         </button>
       </header>
       {isPhone.value && <div class="cmp-side">{views}</div>}
-      {a && b ? <Pair key={`${left} ${right}`} a={a} b={b} shown={shown} /> : <p class="m3 cmp-none">Opening the sessions…</p>}
+      {isMissing ? (
+        <p class="m3 cmp-none">One of these sessions is not here. It was deleted, or the link is not complete.</p>
+      ) : a && b ? (
+        <Pair key={`${left} ${right}`} a={a} b={b} shown={shown} />
+      ) : (
+        <p class="m3 cmp-none">Opening the sessions…</p>
+      )}
     </main>
   );
 }

@@ -16,10 +16,12 @@ const toasts = signal<Toast[]>([]);
 const timers = new Map<number, ReturnType<typeof setTimeout>>();
 let lastId = 0;
 
-export function showToast(text: string, options: { undo?: () => void; isError?: boolean } = {}): void {
+/** Returns a function that takes the toast away, as when what it offers was done elsewhere. */
+export function showToast(text: string, options: { undo?: () => void; isError?: boolean } = {}): () => void {
   const toast = { id: ++lastId, text, isError: options.isError ?? false, undo: options.undo };
   toasts.value = [...toasts.value.slice(-2), toast];
   startTimer(toast.id);
+  return () => drop(toast.id);
 }
 
 /** Do something that may fail, and say why when it does. Returns whether it worked. */

@@ -6,13 +6,13 @@ import { api, sessionPath } from "../api.ts";
 import type { ChangedFile, RewindView } from "../generated/api.ts";
 import { canSend } from "../store/me.ts";
 import type { OpenSession } from "../store/open-session.ts";
-import { BUSY_SENTENCE, isBusy, undoRewind } from "../time/actions.ts";
+import { BUSY_SENTENCE, isBusy, offerUndo } from "../time/actions.ts";
 import { ChangeText, isGit } from "../time/rewind-files.tsx";
 import { Segments } from "../time/segments.tsx";
 import { Dialog } from "../ui/dialog.tsx";
 import { formatTime, plural } from "../ui/format.ts";
 import { Icon } from "../ui/icon.tsx";
-import { attempt, showToast } from "../ui/toasts.tsx";
+import { attempt } from "../ui/toasts.tsx";
 import { VisibleText } from "../ui/visible-text.tsx";
 import { countUnified } from "./diff-rows.ts";
 import { DiffNumbers, UnifiedDiff } from "./diff.tsx";
@@ -86,7 +86,7 @@ function RevertDialog({ session, path, after, onClose }: RevertDialogProps) {
     onClose();
     await attempt(async () => {
       await revert(session, { ...body, dry_run: false });
-      showToast(`${path} was reverted.`, { undo: () => void undoRewind(session) });
+      offerUndo(session, `${path} was reverted.`);
       if (isTold) await tellAgent(session, path, after);
     });
   };

@@ -134,8 +134,9 @@ async def test_a_question_cannot_be_answered_in_its_first_half_second(server: Pa
     await advance(page, 400)
     await expect(allow).to_be_disabled()
     await expect(deny).to_be_disabled()
-    await advance(page, 200)
-    await expect(allow).to_be_enabled()
+    async with asyncio.timeout(PATIENCE):  # news that arrives late on a busy machine begins the half second again
+        while not await allow.is_enabled():
+            await advance(page, 50)
     await expect(deny).to_be_enabled()
 
 

@@ -10,7 +10,7 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.kit.browser import Visits
 from tests.kit.page_server import OWNER, PageServer, serve_page
-from tests.web.screen import expect_in_log, question
+from tests.web.screen import composer, expect_in_log, question
 from treadle.testing import call, say
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -138,3 +138,25 @@ async def test_a_person_needs_no_pointer_from_the_login_to_the_stop(server: Page
     await page.keyboard.press("Escape")
     await expect_in_log(page, "Stopped")
     assert (server.workspace / "a.txt").read_text() == "one\n"
+
+
+async def test_the_focus_goes_back_when_what_floats_is_closed(server: PageServer, visits: Visits) -> None:
+    async with server.client() as client:
+        session_id = await client.session(name="Alpha")
+    page = await visits.open(server, f"/s/{session_id}")
+    await composer(page).focus()
+    await page.keyboard.press("Control+k")
+    await expect(page.get_by_role("dialog", name="Commands")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(composer(page)).to_be_focused()
+    more = page.get_by_role("main").get_by_role("button", name="More")
+    await more.focus()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("menuitem", name="Rename")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(more).to_be_focused()
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("dialog").get_by_role("textbox")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(more).to_be_focused()

@@ -144,6 +144,18 @@ async def test_a_position_after_the_end_leads_to_now(server: PageServer, visits:
     await expect(page.get_by_text("As it was at")).to_have_count(0)
 
 
+async def test_a_message_is_shown_at_its_own_position(server: PageServer, visits: Visits) -> None:
+    async with server.client() as client:
+        session_id, _ = await write_twice(server, client)
+        (first, *_) = [one for one in await client.facts(session_id) if one["type"] == "message_received"]
+    page = await visits.open(server, f"/s/{session_id}/at/{first['seq']}")
+    text = "".join(part["text"] for part in first["parts"])
+    await expect_in_log(page, text, "Waited for the next turn.")
+    await page.goto(f"/s/{session_id}/at/{first['seq'] + 3}")
+    await expect_in_log(page, text)
+    await expect(log(page)).not_to_contain_text("Waited for")
+
+
 async def test_a_comparison_says_when_a_session_is_not_here(server: PageServer, visits: Visits) -> None:
     visits.allow("404")
     async with server.client() as client:

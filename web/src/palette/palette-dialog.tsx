@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { searchText, type Found } from "../list/list-state.ts";
 import { Marked } from "../list/marked.tsx";
 import { Icon } from "../ui/icon.tsx";
+import { openModal } from "../ui/modal.ts";
 import { listChoices, type Choice, type ChoiceGroup } from "./choices.ts";
 import { KeyCaps } from "./keys-dialog.tsx";
 
@@ -43,13 +44,7 @@ export function PaletteDialog({ onClose, onKeys }: PaletteDialogProps) {
   const groups = listChoices(typed.trim(), usePassages(typed), () => setTimeout(onKeys));
   const all = groups.flatMap((group) => group.choices);
   const selected = all[Math.min(chosen, all.length - 1)];
-  useEffect(() => {
-    const before = document.activeElement;
-    dialog.current?.showModal();
-    return () => {
-      if (before instanceof HTMLElement && before.isConnected) before.focus();
-    };
-  }, []);
+  useEffect(() => (dialog.current ? openModal(dialog.current) : undefined), []);
   useEffect(() => {
     dialog.current?.querySelector('[aria-selected="true"]')?.scrollIntoView({ block: "nearest" });
   }, [selected?.key]);

@@ -5,7 +5,7 @@ import { useMemo, useRef } from "preact/hooks";
 import { useKeys } from "../keys.ts";
 import { Announcer } from "./announcer.tsx";
 import { ChainRow } from "./chain-row.tsx";
-import { ConversationContext, type ConversationSource } from "./context.ts";
+import { ConversationContext, useConversation, type ConversationSource } from "./context.ts";
 import { Folding } from "./folding.ts";
 import { HelpersRow } from "./helpers-row.tsx";
 import { LiveRow } from "./live-row.tsx";
@@ -58,8 +58,25 @@ function LiveTailRow({ rows }: { rows: readonly Row[] }) {
   const after = last?.kind === "message" ? " after-message" : last && isLine(last) ? " after-line" : "";
   return (
     <div class={`tail${after}`}>
+      <Waited />
       <LiveRow />
     </div>
+  );
+}
+
+/** Messages that no turn had taken at a moment of the past. In the present they stand above the composer. */
+function Waited() {
+  const { source } = useConversation();
+  if (!source.isPast) return null;
+  return (
+    <>
+      {source.view.queue.map(({ fact, seq, at, mode }) => (
+        <div key={seq}>
+          <MessageRow item={{ kind: "message", seq, at, rev: 0, message: fact }} />
+          <p class="m3 t12">{mode === "follow_up" ? "Waited for the end of the run." : "Waited for the next turn."}</p>
+        </div>
+      ))}
+    </>
   );
 }
 

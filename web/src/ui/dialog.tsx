@@ -3,6 +3,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import type { ComponentChildren } from "preact";
 import { Icon } from "./icon.tsx";
+import { openModal } from "./modal.ts";
 
 interface DialogProps {
   title: string;
@@ -15,13 +16,7 @@ interface DialogProps {
 
 export function Dialog({ title, onClose, children, footer, class: more = "" }: DialogProps) {
   const box = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
-    const before = document.activeElement;
-    box.current?.showModal();
-    return () => {
-      if (before instanceof HTMLElement) before.focus();
-    };
-  }, []);
+  useEffect(() => (box.current ? openModal(box.current) : undefined), []);
   return (
     <dialog
       ref={box}

@@ -3,6 +3,7 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { ComponentChildren } from "preact";
 import { Icon, type IconName } from "./icon.tsx";
+import { openModal } from "./modal.ts";
 
 export interface MenuItem {
   label: string;
@@ -74,15 +75,12 @@ export function MenuList({ label, items, place, onClose }: MenuListProps) {
   const dialog = useRef<HTMLDialogElement>(null);
   useLayoutEffect(() => {
     const element = dialog.current;
-    if (!element) return;
-    const before = document.activeElement;
-    element.showModal();
+    if (!element) return undefined;
+    const close = openModal(element);
     placeMenu(element, place);
     const checked = element.querySelector<HTMLElement>('[aria-checked="true"]');
     (checked ?? element.querySelector<HTMLElement>(".menu-item:not([disabled])"))?.focus();
-    return () => {
-      if (before instanceof HTMLElement && before.isConnected) before.focus();
-    };
+    return close;
   }, [place]);
   const choose = (item: MenuItem): void => {
     onClose();

@@ -158,7 +158,7 @@ async def test_gauges_show_tokens_cache_cost_limits_and_the_context_by_kind(serv
         rail = page.get_by_role("complementary", name="About this session")
         for text in ("Tokens in2 k", "From cache75 %", "Tokens out300", "For thoughts100", "$0 of $2.00"):
             await expect(rail).to_contain_text(text)
-        await expect(rail.get_by_role("img", name="percent of the context used")).to_be_visible()
+        await expect(rail.get_by_role("img", name="The context by kind")).to_be_visible()
         for kind in ("System", "Tools", "Skills, memory", "Files", "History"):
             await expect(rail).to_contain_text(kind)
         await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Go on."})

@@ -101,9 +101,11 @@ function Gauge({ context, isPast, used }: { context: ContextView; isPast: boolea
   const whole = context.window ?? Math.max(1, used);
   const others = context.system + context.tools + context.skills + context.files;
   const parts = KINDS.map(([kind, label]) => ({ label, size: isPast && kind === "history" ? Math.max(0, used - others) : context[kind] }));
+  // Without the size of the window, the bar shows only how the kinds compare.
+  const label = context.window === null ? "The context by kind" : `${Math.round((100 * used) / whole)} percent of the context used`;
   return (
     <>
-      <div class="g" role="img" aria-label={`${Math.round((100 * used) / whole)} percent of the context used`}>
+      <div class="g" role="img" aria-label={label}>
         {parts.map(({ label, size }, at) => (
           <span key={label} class={`gk${at + 1}`} style={{ width: `${Math.min(100, (100 * size) / whole)}%` }} />
         ))}

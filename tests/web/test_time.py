@@ -156,6 +156,23 @@ async def test_a_message_is_shown_at_its_own_position(server: PageServer, visits
     await expect(log(page)).not_to_contain_text("Waited for")
 
 
+async def test_the_back_button_closes_the_question_about_a_rewind(server: PageServer, visits: Visits) -> None:
+    async with server.client() as client:
+        session_id, _ = await write_twice(server, client)
+    page = await visits.open(server, f"/s/{session_id}")
+    await expect_whole_line(page)
+    await slider(page).focus()
+    await page.keyboard.press("ArrowLeft")
+    await page.get_by_role("button", name="Rewind here…").click()
+    await expect(page.get_by_role("dialog")).to_be_visible()
+    await page.go_back()
+    await expect(page.get_by_text("As it was at")).to_have_count(0)
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await page.go_forward()
+    await expect(page.get_by_text("As it was at")).to_be_visible()
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
 async def test_a_comparison_says_when_a_session_is_not_here(server: PageServer, visits: Visits) -> None:
     visits.allow("404")
     async with server.client() as client:

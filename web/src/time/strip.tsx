@@ -1,5 +1,6 @@
 /** The line of time under a session. It is always there, and makes room for the Time panel when that is open. */
 
+import { useEffect } from "preact/hooks";
 import { useKeys } from "../keys.ts";
 import { route } from "../router.ts";
 import { canSend } from "../store/me.ts";
@@ -22,6 +23,8 @@ interface StripProps {
 export function Strip({ session, at }: StripProps) {
   const isOpen = route.value.page === "session" && route.value.tab === "time";
   useTimeKeys(session, at, isOpen);
+  // The browser's back button leads away from what the dialog asks about.
+  useEffect(() => () => void (rewindRequest.value = null), [session, at]);
   return (
     <>
       {!isOpen && <Line session={session} at={at} />}

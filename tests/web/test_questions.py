@@ -220,3 +220,19 @@ async def test_a_session_that_waits_stands_first_in_the_list(server: PageServer,
     await expect(session_row(page, "Loud")).to_contain_text("Needs you")
     names = await page.locator("[data-session]").all_inner_texts()
     assert "Loud" in names[0] and "Quiet" in names[-1]
+
+
+@ASKS_ALWAYS
+async def test_a_long_rule_leaves_the_buttons_in_sight(server: PageServer, visits: Visits) -> None:
+    command = " && ".join(f"touch file-number-{number}.txt" for number in range(60))
+    server.model.script(call("shell", command=command))
+    async with server.client() as client:
+        session_id = await client.session()
+        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "Make files."})
+        await client.wait_for(session_id, "approval_requested")
+    page = await visits.open(server, f"/s/{session_id}")
+    rule = question(page).get_by_text("“This pattern” allows")
+    await expect(rule).to_contain_text("file-number-59.txt")
+    await expect(question(page).get_by_role("button", name="Allow once")).to_be_in_viewport(ratio=1)
+    assert await rule.evaluate("(one) => one.scrollHeight > one.clientHeight && one.clientHeight < 120")
+    await expect(rule).to_have_attribute("tabindex", "0")

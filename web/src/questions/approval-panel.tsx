@@ -221,6 +221,9 @@ interface RuleProps {
   onKeep: (keeps: boolean) => void;
 }
 
+/** A longer rule scrolls, so that the buttons stay where they are. The keys can scroll it too. */
+const LONG_RULE = 300;
+
 /** The rule that "this pattern" makes, before it is made. */
 function Rule({ ask, hasRule, keeps, onKeep }: RuleProps) {
   if (ask.isOnce) return <div class="rule">No lasting answer is possible here.</div>;
@@ -228,7 +231,7 @@ function Rule({ ask, hasRule, keeps, onKeep }: RuleProps) {
   const workspace = sessions.value.get(ask.sessionId)?.workspace.split("/").at(-1) ?? "";
   return (
     <div class="rule">
-      <span>
+      <span class="rule-text" tabIndex={ask.rule.length > LONG_RULE ? 0 : undefined}>
         “This pattern” allows{" "}
         <code>
           <VisibleText text={ask.rule} />

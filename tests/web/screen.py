@@ -5,6 +5,10 @@ from typing import Any
 
 from playwright.async_api import Locator, Page, expect
 
+from tests.kit.browser import Visits
+from tests.kit.page_server import PageServer
+from tests.kit.server import Client
+
 # Scrolls a virtual list from its start to its end, and returns the text that was drawn on the way.
 READ_EVERYTHING = """
 async (log) => {
@@ -116,3 +120,26 @@ def without_clocks(text: str) -> str:
 async def read_state(client: Any, session_id: str) -> dict[str, Any]:
     """The session as the server folds it from the log."""
     return await client.json("GET", f"/v1/sessions/{session_id}/state")
+
+
+def waiting(page: Page) -> Locator:
+    """Messages that no turn has taken yet."""
+    return page.get_by_role("list", name="Waiting to be taken").get_by_role("listitem")
+
+
+async def list_messages(client: Client, session_id: str) -> list[dict[str, Any]]:
+    """The messages as the log has them."""
+    return [one for one in await client.facts(session_id) if one["type"] == "message_received"]
+
+
+async def list_texts(client: Client, session_id: str) -> list[str]:
+    """What the person said, as the server has it."""
+    return [one["text"] for one in (await read_state(client, session_id))["messages"] if one["role"] == "user"]
+
+
+async def open_new(server: PageServer, visits: Visits, client: Client, *, phone: bool = False) -> tuple[Page, str]:
+    """Open a new session and wait for its composer. Returns the page and the session."""
+    session_id = await client.session(name="Composer")
+    page = await visits.open(server, f"/s/{session_id}", phone=phone)
+    await expect(composer(page)).to_be_visible()
+    return page, session_id

@@ -329,6 +329,35 @@ async def test_agents_narrow_the_choice(log: Log, make) -> None:
     assert await log.claim("me", 30, agents=["painter", "writer"]) == Claim("t", "me", 1, 30)
 
 
+async def test_a_claim_can_be_limited_to_folders(log: Log, make) -> None:
+    for name, workspace in (("t", "/work/app"), ("u", "/worker"), ("v", "/work")):
+        await log.create(name, [make.created(name, workspace=workspace)])
+        await log.post(name, [make.message("go")])
+    assert await log.claim("me", 30, roots=[]) is None
+    assert await log.claim("me", 30, roots=["/wor"]) is None
+    assert await log.claim("me", 30, "u", roots=["/work"]) is None
+    claimant = Claimant("me", 30, roots=["/work"])
+    assert (await log.post("u", [make.message("more")], claimant=claimant)).claim is None
+    assert await log.claim("me", 30, roots=["/x", "/work/"]) == Claim("t", "me", 1, 30)
+    assert await log.claim("me", 30, "v", roots=["/work"]) == Claim("v", "me", 1, 30)
+    assert await log.claim("me", 30, roots=["/"]) == Claim("u", "me", 1, 30)
+    await log.post("s", [make.message("go")])
+    assert await log.claim("me", 30, roots=["/elsewhere"]) == Claim("s", "me", 1, 30), "it has no workspace"
+
+
+async def test_shared_values_are_taken_once_and_end_in_time(log: Log, clock) -> None:
+    await log.shared.put("ticket", b"anna", 60)
+    assert await log.shared.get("ticket") == b"anna"
+    assert [await log.shared.take("ticket"), await log.shared.take("ticket")] == [b"anna", None]
+    await log.shared.put("late", b"ben", 60)
+    assert [await log.shared.count("wrong", 60), await log.shared.count("wrong", 60)] == [1, 2]
+    assert await log.shared.read_count("wrong") == 2
+    clock.now += 61
+    assert await log.shared.take("late") is None
+    assert await log.shared.read_count("wrong") == 0
+    assert await log.shared.count("wrong", 60) == 1
+
+
 async def test_a_post_wakes_a_waiting_session_before_its_wake_at_and_waiting_ends_with_the_claim(log, make, mine):
     await log.release(mine, 1, wake_at=9000.0, waiting=True)
     assert (await log.get_info("s")).status == "waiting"

@@ -7,6 +7,7 @@ Wake-ups are hints: `read` tells the truth.
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Literal, Protocol, Self
@@ -14,6 +15,7 @@ from typing import Literal, Protocol, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle.errors import NotFound
 from treadle.events import AnyDelta, AnyFact, Event, Parent
 from treadle.memory.base import Memories
 
@@ -35,11 +37,28 @@ class Claim(Struct, frozen=True):
 
 
 class Claimant(Struct, frozen=True):
-    """A process that runs sessions: its name, for how many seconds it claims one, and its agents. None means all."""
+    """A process that runs sessions: its name, for how many seconds it claims one, its agents, and its folders.
+
+    None means all. With `roots`, it claims only sessions whose workspace is one of these folders, or lies in one.
+    """
 
     owner: str
     ttl: float
     agents: Sequence[str] | None = None
+    roots: Sequence[str] | None = None
+
+    def serves(self, agent: str, workspace: str) -> bool:
+        """Whether this process can run a session of that agent in that workspace. A session may have none."""
+        if self.agents is not None and agent not in self.agents:
+            return False
+        if self.roots is None or not workspace:
+            return True
+        return any(f"{workspace}/".startswith(folder) for folder in self.folders)
+
+    @property
+    def folders(self) -> list[str]:
+        """The roots, each with a slash at its end, so that `/work` does not stand for `/worker` too."""
+        return [f"{root.rstrip('/')}/" for root in self.roots or ()]
 
 
 class PostResult(Struct, frozen=True):
@@ -151,6 +170,49 @@ class SearchHits(list[SearchHit]):
     unindexed: int = 0
 
 
+class Node(Struct, frozen=True):
+    """A process that runs sessions of a store which several machines share. `name` is the owner in its claims.
+
+    `sessions` is how many it runs now. It was last heard of at `seen_at`, and `is_alive` says whether that is recent.
+    `roots` are the folders that it serves; None means all.
+    """
+
+    name: str
+    host: str = ""
+    version: str = ""
+    started_at: float = 0.0
+    seen_at: float = 0.0
+    lease: float = 0.0
+    roots: tuple[str, ...] | None = None
+    sessions: int = 0
+    is_draining: bool = False
+    is_alive: bool = True
+
+
+class SharedValues(ABC):
+    """Short-lived values, such as login tickets. All nodes that share a store see the same ones."""
+
+    @abstractmethod
+    async def put(self, key: str, value: bytes, seconds: float) -> None:
+        """Store a value for so many seconds, in place of an earlier one."""
+
+    @abstractmethod
+    async def get(self, key: str) -> bytes | None:
+        """Return a value, or None when there is none or its time is over."""
+
+    @abstractmethod
+    async def take(self, key: str) -> bytes | None:
+        """Return a value and delete it. Of several callers only one gets it."""
+
+    @abstractmethod
+    async def count(self, key: str, seconds: float) -> int:
+        """Add one to a count and return it. The count starts anew after so many seconds."""
+
+    @abstractmethod
+    async def read_count(self, key: str) -> int:
+        """Return a count without adding to it."""
+
+
 class Watch(AsyncIterator[Event]):
     """The events of a session: each fact after a position exactly once and in order, and deltas as far as they fit."""
 
@@ -214,7 +276,10 @@ class Log(ABC):
 
     listener: Callable[[str], None] | None = None
     memories: Memories
+    shared: SharedValues
     observer: Observer | None = None
+    on_drain: Callable[[], None] | None = None
+    """Called in this process when somebody asked its node to hand its sessions over."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -248,12 +313,18 @@ class Log(ABC):
 
     @abstractmethod
     async def claim(
-        self, owner: str, ttl: float, session_id: str = "", agents: Sequence[str] | None = None
+        self,
+        owner: str,
+        ttl: float,
+        session_id: str = "",
+        agents: Sequence[str] | None = None,
+        roots: Sequence[str] | None = None,
     ) -> Claim | None:
         """Become the one who runs this session, or any session that is due, for `ttl` seconds.
 
         Returns None when no session is due, or when a live owner has it. A session is due when it was woken, when
-        its `wake_at` has passed, or when its owner's lease lapsed or process died. `agents` narrows the choice.
+        its `wake_at` has passed, or when its owner's lease lapsed or process died. `agents` and `roots` narrow the
+        choice as those of a `Claimant` do.
         """
 
     @abstractmethod
@@ -353,6 +424,21 @@ class Log(ABC):
     @abstractmethod
     async def delete(self, session_id: str) -> None:
         """Delete a session and everything in it. Raises `Conflict` while a live owner runs it."""
+
+    def now(self) -> float:
+        """Return the time that leases and times in this store are measured by."""
+        return time.time()
+
+    async def join(self, node: Node) -> None:  # noqa: B027 - a store of one machine has no list of nodes
+        """Show this process in the list of nodes until the log is closed."""
+
+    async def list_nodes(self) -> list[Node]:
+        """List the nodes that share this store, also those that ended without leaving it, oldest first."""
+        return []
+
+    async def drain_node(self, name: str) -> None:
+        """Ask a node to hand its sessions over and take no more. Raises `NotFound`."""
+        raise NotFound(f"there is no node {name!r}: this store is not shared by several machines")
 
     @abstractmethod
     async def check_writable(self, seconds: float) -> None:

@@ -39,7 +39,7 @@ _SHORT_EVENTS = (Delta, TurnStarted, RunStarted, RunRequested, CancelRequested, 
 
 TextFragment = TextDelta | ReasoningDelta
 ReadFacts = Callable[[str, int, int], Awaitable[list[AnyFact]]]
-ReadStore = Callable[[int, int], tuple[list[StoredFact], int]]
+ReadStore = Callable[[int, int], Awaitable[tuple[list[StoredFact], int]]]
 """Read the facts of all sessions after a cursor, up to a number of positions. Returns them and the last position."""
 
 
@@ -143,7 +143,8 @@ class Hub:
     """The channels of one log, by the ids of the sessions that are claimed or watched in this process.
 
     `on_wait` is called whenever a watch has no event and starts to wait. `store_waiters` are the watches of all
-    sessions that wait for a fact: they read it from the store, so they need no channel.
+    sessions that wait for a fact: they read it from the store, so they need no channel. `store_changes` counts how
+    often they were woken.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class Hub:
         self.read_store = read_store
         self.channels: dict[str, Channel] = {}
         self.store_waiters: set[asyncio.Future[None]] = set()
+        self.store_changes = 0
         self.is_closed = False
 
     def mark_claimed(self, session_id: str, epoch: int, head: int) -> None:
@@ -190,6 +192,7 @@ class Hub:
 
     def wake_store_waiters(self) -> None:
         """Wake every watch of all sessions that waits for a fact."""
+        self.store_changes += 1
         for waiter in self.store_waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -337,9 +340,12 @@ class HubStoreWatch(StoreWatch):
         while not self._taken:
             if self._is_closed or self._hub.is_closed:
                 raise StopAsyncIteration
-            # Nothing is awaited between this read and the wait, so no fact can be stored unnoticed.
-            facts, reached = self._hub.read_store(self._cursor, BATCH)
-            if reached == self._cursor:
+            changes = self._hub.store_changes
+            facts, reached = await self._hub.read_store(self._cursor, BATCH)
+            if self._is_closed:
+                raise StopAsyncIteration
+            # A fact that was stored during the read woke nobody.
+            if reached == self._cursor and changes == self._hub.store_changes:
                 await self._wait()
             self._cursor, self._taken = reached, facts[::-1]
         return self._taken.pop()
@@ -403,8 +409,7 @@ class HubLog(Log):
         self, session_id: str, facts: Sequence[AnyFact], seconds: float, *, from_owner: bool = False, size: int = 0
     ) -> None:
         """Show facts that were just stored, which took `seconds`. The listener is called only for posts of others."""
-        if self._hub.store_waiters:
-            self._hub.wake_store_waiters()
+        self._hub.wake_store_waiters()
         channel = self._hub.channels.get(session_id)
         if channel is not None:
             channel.add_facts(facts, from_owner, size)

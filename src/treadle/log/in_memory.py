@@ -31,6 +31,7 @@ from treadle.log.base import (
 )
 from treadle.log.full_text import extract_text, make_snippet, score_text, split_search
 from treadle.log.hub import Hub, HubLog, HubStoreWatch
+from treadle.log.shared_values import InMemoryValues
 from treadle.memory.store import InMemoryMemories
 
 
@@ -101,6 +102,7 @@ class InMemoryLog(HubLog):
         self._is_closed = False
         self._approval_key = os.urandom(32)
         self.memories = InMemoryMemories(clock)
+        self.shared = InMemoryValues(clock)
         self._order: list[tuple[str, int, int]] = []  # session id, session number and seq of every fact ever stored
         self._hub = Hub(self.read, self._read_store)
 
@@ -141,18 +143,23 @@ class InMemoryLog(HubLog):
         return PostResult(tuple(facts), is_new=True, claim=claimed)
 
     async def claim(
-        self, owner: str, ttl: float, session_id: str = "", agents: Sequence[str] | None = None
+        self,
+        owner: str,
+        ttl: float,
+        session_id: str = "",
+        agents: Sequence[str] | None = None,
+        roots: Sequence[str] | None = None,
     ) -> Claim | None:
         self._check_open()
-        now = self._clock()
-        session = self._get_session(session_id) if session_id else self._find_longest_due(now, agents)
-        return self._claim(session, Claimant(owner, ttl, agents), now) if session is not None else None
+        now, claimant = self._clock(), Claimant(owner, ttl, agents, roots)
+        session = self._get_session(session_id) if session_id else self._find_longest_due(now, claimant)
+        return self._claim(session, claimant, now) if session is not None else None
 
     def _claim(self, session: _Session, claimant: Claimant, now: float) -> Claim | None:
         """Claim a session, unless a live owner runs it."""
         if session.owner and session.lease > now:
             return None
-        if claimant.agents is not None and session.entry.agent not in claimant.agents:
+        if not claimant.serves(session.entry.agent, session.entry.workspace):
             return None
         session.owner, session.epoch, session.lease = claimant.owner, session.epoch + 1, now + claimant.ttl
         session.wake_at = None
@@ -161,13 +168,13 @@ class InMemoryLog(HubLog):
         self._hub.mark_claimed(session.entry.id, session.epoch, len(session.facts))
         return Claim(session.entry.id, claimant.owner, session.epoch, claimant.ttl)
 
-    def _find_longest_due(self, now: float, agents: Sequence[str] | None) -> _Session | None:
+    def _find_longest_due(self, now: float, claimant: Claimant) -> _Session | None:
         due = [
             (since, session.number, session)
             for session in self._sessions.values()
             if (since := session.lease if session.owner else session.wake_at) is not None
             and since <= now
-            and (agents is None or session.entry.agent in agents)
+            and claimant.serves(session.entry.agent, session.entry.workspace)
         ]
         return min(due)[2] if due else None
 
@@ -221,7 +228,7 @@ class InMemoryLog(HubLog):
     def _note_order(self, session: _Session, facts: Sequence[AnyFact]) -> None:
         self._order.extend((session.entry.id, session.number, fact.seq) for fact in facts)
 
-    def _read_store(self, after: int, count: int) -> tuple[list[StoredFact], int]:
+    async def _read_store(self, after: int, count: int) -> tuple[list[StoredFact], int]:
         self._check_open()
         found: list[StoredFact] = []
         places = self._order[after : after + count]
@@ -280,6 +287,9 @@ class InMemoryLog(HubLog):
             raise records.build_still_running(session_id)
         del self._sessions[session_id]
         self._hub.end_session(session_id)
+
+    def now(self) -> float:
+        return self._clock()
 
     async def check_writable(self, seconds: float) -> None:
         self._check_open()

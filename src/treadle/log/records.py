@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from treadle import events
 from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved, StoreDamaged, StoreError, StoreTooNew
 from treadle.events import AnyFact, decode_fact, serialize_event, stamp_fact
-from treadle.log.base import Claim, SessionInfo, Status, StoredFact
+from treadle.log.base import Claim, Claimant, SessionInfo, Status, StoredFact
 from treadle.log.owner import is_gone
 from treadle.log.schema import MARKS_VERSION
 
@@ -210,20 +210,20 @@ _INFO_COLUMNS = f"""id, agent, status, {HEAD_SQL} AS head, created_at, updated_a
     wake_at, owner, num, named_by_user"""
 
 # The union has two halves, so that each uses its own small index instead of scanning all sessions.
-_DUE = f"""SELECT num, id, agent, {HEAD_SQL}, epoch FROM sessions WHERE num = (
+_DUE = f"""SELECT num, id, agent, workspace, {HEAD_SQL}, epoch FROM sessions WHERE num = (
         SELECT num FROM (
-            SELECT num, agent, wake_at AS since FROM sessions WHERE wake_at <= ? AND owner = ''
+            SELECT num, agent, workspace, wake_at AS since FROM sessions WHERE wake_at <= ? AND owner = ''
             UNION ALL
-            SELECT num, agent, lease FROM sessions WHERE owner <> '' AND (lease <= ? OR owner IN ({{gone}})))
-        {{agents}} ORDER BY since, num LIMIT 1)"""
+            SELECT num, agent, workspace, lease FROM sessions WHERE owner <> '' AND (lease <= ? OR owner IN ({{gone}})))
+        WHERE {{agents}} AND {{roots}} ORDER BY since, num LIMIT 1)"""
 
 _STORE = """SELECT position, stored.place, sessions.id, facts.body
     FROM (SELECT position, place FROM stored_order WHERE position > ? ORDER BY position LIMIT ?) AS stored
     LEFT JOIN facts ON facts.place = stored.place LEFT JOIN sessions ON sessions.num = stored.place >> 32
     ORDER BY position"""
 
-Candidate = tuple[int, str, str, int, int]
-"""A session that can be claimed: number, id, agent, head, epoch."""
+Candidate = tuple[int, str, str, str, int, int]
+"""A session that can be claimed: number, id, agent, workspace, head, epoch."""
 
 
 def fetch_session(db: sqlite3.Connection, columns: str, session_id: str) -> tuple[Any, ...]:
@@ -412,12 +412,16 @@ def build_session_info(row: Sequence[Any]) -> SessionInfo:
     return replace(info, parent=msgspec.json.decode(row[10], type=events.Parent)) if row[10] is not None else info
 
 
-def find_longest_due(db: sqlite3.Connection, now: float, agents: Sequence[str] | None = None) -> Candidate | None:
-    """Find the session that has been due for the longest time."""
+def find_longest_due(db: sqlite3.Connection, now: float, claimant: Claimant) -> Candidate | None:
+    """Find the session that has been due for the longest time and that the claimant can run."""
     owners: list[str] = [row[0] for row in db.execute("SELECT DISTINCT owner FROM sessions WHERE owner <> ''")]
     gone = [owner for owner in owners if is_gone(owner)]
+    agents, folders = claimant.agents, claimant.folders
+    roots = ["workspace = ''", *["substr(workspace || '/', 1, length(?)) = ?"] * len(folders)]
     sql = _DUE.format(
         gone=", ".join("?" * len(gone)),
-        agents="" if agents is None else f"WHERE agent IN ({', '.join('?' * len(agents))})",
+        agents="1" if agents is None else f"agent IN ({', '.join('?' * len(agents))})",
+        roots="1" if claimant.roots is None else f"({' OR '.join(roots)})",
     )
-    return db.execute(sql, (now, now, *gone, *(agents or ()))).fetchone()
+    values = (now, now, *gone, *(agents or ()), *(folder for folder in folders for _ in range(2)))
+    return db.execute(sql, values).fetchone()

@@ -35,6 +35,7 @@ from treadle.log.hub import Channel, Hub, HubLog, HubStoreWatch
 from treadle.log.lock_wait import retry
 from treadle.log.owner import is_gone
 from treadle.log.session_list import fetch_page
+from treadle.log.shared_values import InMemoryValues
 from treadle.log.sqlite_file import SideConnection, SqliteFile, give_back_space, retry_while_busy
 from treadle.log.sqlite_open import Durability
 from treadle.log.text_index import TextIndex, forget_words
@@ -77,6 +78,7 @@ class SqliteLog(HubLog):
         if not read_only and self._file.get_connection().execute("SELECT 1 FROM deleted_sessions").fetchone():
             self._side.repeat(forget_words)  # a process ended before it had done so
         self.memories = SqliteMemories(self._file, clock)
+        self.shared = InMemoryValues(clock)
         read_batch = partial(self.read, most_bytes=records.BATCH_BYTES)
         self._hub = Hub(read_batch, self._read_store, on_wait=self._schedule_poll)
         self._numbers: dict[str, int] = {}
@@ -129,16 +131,22 @@ class SqliteLog(HubLog):
 
     @retry_while_busy()
     async def claim(
-        self, owner: str, ttl: float, session_id: str = "", agents: Sequence[str] | None = None
+        self,
+        owner: str,
+        ttl: float,
+        session_id: str = "",
+        agents: Sequence[str] | None = None,
+        roots: Sequence[str] | None = None,
     ) -> Claim | None:
-        now, claimant = self._clock(), Claimant(owner, ttl, agents)
+        now, claimant = self._clock(), Claimant(owner, ttl, agents, roots)
+        find = partial(records.find_longest_due, now=now, claimant=claimant)
         if not session_id:
             self._file.check_unharmed(thorough=True)
             with self._file.connection as db:
-                if records.find_longest_due(db, now, agents) is None:
+                if find(db) is None:
                     return None  # the usual case, answered without the write lock
         with self._file.transaction as db:
-            row = self._find_claimable(db, session_id, now) if session_id else records.find_longest_due(db, now, agents)
+            row = self._find_claimable(db, session_id, now) if session_id else find(db)
             row = self._claim(db, claimant, row, now)
         return self._note_claim(claimant, row)
 
@@ -146,7 +154,7 @@ class SqliteLog(HubLog):
         self, db: sqlite3.Connection, claimant: Claimant, row: records.Candidate | None, now: float
     ) -> records.Candidate | None:
         """Claim a session in a transaction, if there is one and it is one of the claimant's agents."""
-        if row is None or (claimant.agents is not None and row[2] not in claimant.agents):
+        if row is None or not claimant.serves(*row[2:4]):
             return None
         db.execute(_CLAIM, (claimant.owner, now + claimant.ttl, row[0]))
         db.execute(_CLAIM_WAITING, (row[0],))
@@ -156,7 +164,7 @@ class SqliteLog(HubLog):
         """Follow a session that was claimed, after the transaction."""
         if claimant is None or row is None:
             return None
-        num, session_id, _, head, epoch = row
+        num, session_id, _, _, head, epoch = row
         self._cache_number(session_id, num)
         self._hub.mark_claimed(session_id, epoch + 1, head)
         self._schedule_poll()
@@ -164,11 +172,12 @@ class SqliteLog(HubLog):
 
     def _find_claimable(self, db: sqlite3.Connection, session_id: str, now: float) -> records.Candidate | None:
         """Find a session by its id, unless a live owner runs it."""
-        columns = f"num, id, agent, {records.HEAD_SQL}, epoch, owner, lease"
-        num, name, agent, head, epoch, owner, lease = records.fetch_session(db, columns, session_id)
+        columns = f"num, id, agent, workspace, {records.HEAD_SQL}, epoch, owner, lease"
+        *row, owner, lease = records.fetch_session(db, columns, session_id)
         if owner and lease > now and not is_gone(owner):
             return None
-        return num, name, agent, head, epoch
+        num, name, agent, workspace, head, epoch = row
+        return num, name, agent, workspace, head, epoch
 
     @retry_while_busy(forever=True)
     async def renew(self, claim: Claim) -> None:
@@ -291,7 +300,7 @@ class SqliteLog(HubLog):
             last = records.fetch_last_cursor(db)
         return HubStoreWatch(self._hub, last if after is None else min(max(after, 0), last))
 
-    def _read_store(self, after: int, count: int) -> tuple[list[StoredFact], int]:
+    async def _read_store(self, after: int, count: int) -> tuple[list[StoredFact], int]:
         with self._file.connection as db:
             return records.read_store(db, after, count)
 
@@ -358,6 +367,9 @@ class SqliteLog(HubLog):
         while await self._side.run(forget_words):
             pass
         self._side.repeat(give_back_space)
+
+    def now(self) -> float:
+        return self._clock()
 
     async def check_writable(self, seconds: float) -> None:
         self._file.check_unharmed(thorough=True)

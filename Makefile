@@ -92,7 +92,7 @@ man: $(STAMP) ## write the man page from the commands
 	$(BIN)/python docs/man/write_man_page.py
 
 lock: $(BIN)/uv ## write requirements.lock from pyproject.toml; LOCK_FLAGS=--upgrade takes the newest
-	$(BIN)/uv pip compile pyproject.toml --group dev --extra fast --extra local --extra mcp --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --group dev --extra fast --extra local --extra mcp --extra postgres --universal --python-version 3.11 \
 		--generate-hashes --no-annotate --no-header --no-emit-index-url --quiet \
 		$(LOCK_FLAGS) --output-file requirements.lock
 	@! grep -nE '[a-z]+://' requirements.lock || { echo "requirements.lock must not name a host" >&2; exit 1; }

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 from treadle.sandbox import caches
 from treadle.tools.files.ripgrep import find_ripgrep
 
+pytest_plugins = ["tests.kit.postgres_fixtures"]
+
 # A deadline measures the machine, not the code, when tests run side by side; so does a check for slow examples. The
 # examples are the same every time, so that a run fails for what was changed; `--hypothesis-profile explore` looks for
 # new ones.

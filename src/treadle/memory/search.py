@@ -35,13 +35,13 @@ class SearchableMemories(Memories):
     async def search(
         self, text: str, scopes: Sequence[str] | None = None, limit: int = 20, embed: Embed | None = None
     ) -> list[Memory]:
-        found = self._find_by_words(text, scopes, limit)
+        found = await self._find_by_words(text, scopes, limit)
         embed = embed or self.embed
         similar = await self._find_similar(embed, text, scopes) if embed is not None and text.strip() else []
         if not similar:
             return found
         best = fuse_rankings([memory.id for memory in found], similar)[:limit]
-        known = {memory.id: memory for memory in (*found, *self._load_existing(best))}
+        known = {memory.id: memory for memory in (*found, *await self._load_existing(best))}
         return [known[memory_id] for memory_id in best if memory_id in known]
 
     async def _find_similar(self, embed: Embed, text: str, scopes: Sequence[str] | None) -> list[str]:
@@ -55,12 +55,12 @@ class SearchableMemories(Memories):
             return []
         await self._add_missing_vectors(embed, name, scopes)
         # In a thread: a sum over some million numbers must not block other sessions.
-        return await asyncio.to_thread(rank_by_similarity, wanted, self._load_vectors(name, scopes))
+        return await asyncio.to_thread(rank_by_similarity, wanted, await self._load_vectors(name, scopes))
 
     async def _add_missing_vectors(self, embed: Embed, name: str, scopes: Sequence[str] | None) -> None:
         begun = time.monotonic()
         while time.monotonic() - begun < BACKFILL_SECONDS and (
-            missing := self._list_missing(name, scopes, BACKFILL_BATCH)
+            missing := await self._list_missing(name, scopes, BACKFILL_BATCH)
         ):
             try:
                 async with asyncio.timeout(EMBED_TIMEOUT):
@@ -69,26 +69,26 @@ class SearchableMemories(Memories):
                 _logger.warning("%s memories have no vector yet: %s", len(missing), str(error) or type(error).__name__)
                 return
             try:
-                self._save_vectors(name, list(zip(missing, vectors, strict=True)))
+                await self._save_vectors(name, list(zip(missing, vectors, strict=True)))
             except StoreBusy:  # a search does not wait for writers; the next one makes the vectors again
                 return
 
     @abstractmethod
-    def _find_by_words(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+    async def _find_by_words(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         """Find memories with any of the words, the best first."""
 
     @abstractmethod
-    def _load_existing(self, ids: Iterable[str]) -> list[Memory]:
+    async def _load_existing(self, ids: Iterable[str]) -> list[Memory]:
         """Load the memories of these ids that still exist."""
 
     @abstractmethod
-    def _list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+    async def _list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         """List the newest memories without a vector of this embedding, among the newest `MAX_VECTORS`."""
 
     @abstractmethod
-    def _save_vectors(self, name: str, vectors: Sequence[tuple[Memory, Sequence[float]]]) -> None:
+    async def _save_vectors(self, name: str, vectors: Sequence[tuple[Memory, Sequence[float]]]) -> None:
         """Store vectors, but not for memories whose text has changed in the meantime."""
 
     @abstractmethod
-    def _load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
+    async def _load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
         """Load the vectors of this embedding by the ids of the memories."""

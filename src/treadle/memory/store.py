@@ -92,7 +92,7 @@ class InMemoryMemories(SearchableMemories):
     def _iterate(self, scopes: Sequence[str] | None) -> Iterable[Memory]:
         return (memory for memory in self._memories.values() if scopes is None or memory.scope in scopes)
 
-    def _find_by_words(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+    async def _find_by_words(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         wanted = parse_query(text).items()
         found: list[tuple[int, int, Memory]] = []
         for number, memory in enumerate(self._iterate(scopes)):
@@ -105,19 +105,19 @@ class InMemoryMemories(SearchableMemories):
                 found.append((-score, number, memory))
         return [memory for _, _, memory in sorted(found, key=lambda row: row[:2])[:limit]]
 
-    def _load_existing(self, ids: Iterable[str]) -> list[Memory]:
+    async def _load_existing(self, ids: Iterable[str]) -> list[Memory]:
         return [self._memories[memory_id] for memory_id in ids if memory_id in self._memories]
 
-    def _list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+    async def _list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         newest = list(self._iterate(scopes))[: -MAX_VECTORS - 1 : -1]
         return [memory for memory in newest if self._vectors.get(memory.id, ("",))[0] != name][:limit]
 
-    def _save_vectors(self, name: str, vectors: Sequence[tuple[Memory, Sequence[float]]]) -> None:
+    async def _save_vectors(self, name: str, vectors: Sequence[tuple[Memory, Sequence[float]]]) -> None:
         for memory, vector in vectors:
             if memory.id in self._memories and self._memories[memory.id].text == memory.text:
                 self._vectors[memory.id] = (name, vector)
 
-    def _load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
+    async def _load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
         stored = ((memory.id, self._vectors.get(memory.id, ("", ()))) for memory in self._iterate(scopes))
         return {memory_id: vector for memory_id, (maker, vector) in stored if maker == name and vector}
 
@@ -175,7 +175,7 @@ class SqliteMemories(SearchableMemories):
 
         await self._database.write(remove)
 
-    def _find_by_words(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+    async def _find_by_words(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         match = " OR ".join(f'"{word}"{"*" if is_prefix else ""}' for word, is_prefix in parse_query(text).items())
         if not match:
             return []
@@ -184,18 +184,18 @@ class SqliteMemories(SearchableMemories):
             WHERE memory_words MATCH ? AND {where} ORDER BY rank, num LIMIT ?"""
         return self._query(query, match, *values, limit)
 
-    def _load_existing(self, ids: Iterable[str]) -> list[Memory]:
+    async def _load_existing(self, ids: Iterable[str]) -> list[Memory]:
         wanted = tuple(ids)
         return self._query(f"SELECT body FROM memories WHERE id IN ({', '.join('?' * len(wanted))})", *wanted)
 
-    def _list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+    async def _list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         where, values = _filter_scopes(scopes)
         query = f"""SELECT body FROM (SELECT num, body FROM memories WHERE {where} ORDER BY num DESC LIMIT ?) AS newest
             LEFT JOIN memory_vectors ON memory_vectors.num = newest.num
             WHERE memory_vectors.name IS NOT ? ORDER BY newest.num DESC LIMIT ?"""
         return self._query(query, *values, MAX_VECTORS, name, limit)
 
-    def _save_vectors(self, name: str, vectors: Sequence[tuple[Memory, Sequence[float]]]) -> None:
+    async def _save_vectors(self, name: str, vectors: Sequence[tuple[Memory, Sequence[float]]]) -> None:
         with self._database.transaction as db:
             for memory, vector in vectors:
                 try:
@@ -206,7 +206,7 @@ class SqliteMemories(SearchableMemories):
                     values = (num, name, array("f", vector).tobytes())
                     db.execute("INSERT OR REPLACE INTO memory_vectors (num, name, vector) VALUES (?, ?, ?)", values)
 
-    def _load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
+    async def _load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
         where, values = _filter_scopes(scopes)
         query = f"""SELECT id, vector FROM memories JOIN memory_vectors ON memory_vectors.num = memories.num
             WHERE name = ? AND {where} ORDER BY memories.num DESC LIMIT ?"""

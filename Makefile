@@ -30,12 +30,7 @@ page-if-possible: $(STAMP)
 	@$(BIN)/python packaging/build_page.py --if-possible
 
 system: ## install what the tests need from the system, when root and missing
-	@test -x /usr/bin/bwrap -a -x /usr/bin/chromium || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap chromium >/dev/null; } || true
-	@test -x /usr/bin/bwrap || \
-		echo "WARNING: no bubblewrap (/usr/bin/bwrap): the tests of the sandbox are skipped; apt-get install bubblewrap" >&2
-	@test -x /usr/bin/chromium || \
-		echo "WARNING: no Chromium (/usr/bin/chromium): the tests of the web page are skipped; apt-get install chromium" >&2
+	@sh scripts/install_system_packages.sh
 
 weights: $(STAMP) ## fetch the weights of the embedded model, once
 	@$(BIN)/python examples/weights.py || \

@@ -17,6 +17,7 @@ TreadleError
     ├── StoreReadOnly        the file or its folder cannot be written
     ├── StoreFull            no room left on the disk
     ├── StoreBusy            other processes held the file for too long
+    ├── StoreAway            the database cannot be reached now: try again soon
     └── StoreDamaged         not a treadle store, or a broken one
 """
 
@@ -176,6 +177,10 @@ class StoreFull(StoreError):
 
 class StoreBusy(StoreError):
     """Other processes held the store for longer than the busy time-out."""
+
+
+class StoreAway(StoreError):
+    """The database of the store cannot be reached now. Nothing that was recorded is lost."""
 
 
 class StoreDamaged(StoreError):

@@ -274,6 +274,10 @@ class Log(ABC):
     the one that started it: it raises `ClaimLost`, and writes nothing, when another owner has taken over.
     """
 
+    is_shared: bool = False
+    """Whether several machines can share this store. Their processes then are its nodes."""
+    counters: dict[str, float] = {}
+    """What this log has counted, for metrics, such as `claims`."""
     listener: Callable[[str], None] | None = None
     memories: Memories
     shared: SharedValues

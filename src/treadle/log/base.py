@@ -276,7 +276,7 @@ class Log(ABC):
 
     is_shared: bool = False
     """Whether several machines can share this store. Their processes then are its nodes."""
-    counters: dict[str, float] = {}
+    counters: dict[str, float] = {}  # noqa: RUF012 - a log that counts has its own
     """What this log has counted, for metrics, such as `claims`."""
     listener: Callable[[str], None] | None = None
     memories: Memories

@@ -8,10 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.kit.postgres import PostgresServer, find_missing_part
+from tests.kit.postgres import PostgresServer, needs_postgres
 from tests.kit.processes import read_state, wait_until
 
-pytestmark = pytest.mark.skipif(find_missing_part() != "", reason=f"NOT TESTED, {find_missing_part()}")
+pytestmark = needs_postgres
 
 PROJECT = Path(__file__).parents[2]
 # Starts a server, tells its process and its folder, and waits to be killed.

@@ -75,6 +75,9 @@ def require_postgres() -> None:
         pytest.skip(f"NOT TESTED, {missing}")
 
 
+needs_postgres = pytest.mark.skipif(find_missing_part() != "", reason=f"NOT TESTED, {find_missing_part()}")
+
+
 class PostgresServer:
     """A server of its own, with the superuser `treadle`.
 
@@ -99,7 +102,7 @@ class PostgresServer:
         self.port = find_free_port()
         self._guard = Guard(self.folder, "QUIT")
         self._process: ServerProcess | None = None
-        self._settings = {
+        self.settings = {
             "port": str(self.port),
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": str(self.folder),
@@ -110,7 +113,11 @@ class PostgresServer:
         }
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,7 +131,7 @@ class PostgresServer:
         if not (self.data / "PG_VERSION").is_file():
             self._make_data()
             with (self.data / "postgresql.conf").open("a", encoding="utf-8") as file:
-                file.writelines(f"{name} = '{value}'\n" for name, value in self._settings.items())
+                file.writelines(f"{name} = {_quote(value)}\n" for name, value in self.settings.items())
         command = [str(self.programs / "postgres"), "-D", str(self.data)]
         self._process = ServerProcess(command, self.log, self._guard)
         wait_until(self._is_ready)
@@ -238,6 +245,11 @@ class PostgresServer:
         with suppress(FileNotFoundError, IndexError):
             segment = (self.data / "postmaster.pid").read_text("utf-8").splitlines()[6].split()[1]
             subprocess.run(["ipcrm", "-m", segment], capture_output=True, check=False)
+
+
+def _quote(value: str) -> str:
+    """Quote a value for a configuration file."""
+    return "'" + value.replace("\\", r"\\").replace("'", "''") + "'"
 
 
 def make_template(programs: Path) -> Path:

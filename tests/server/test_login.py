@@ -1,12 +1,17 @@
 """Logging in by a link or a token, logging out, and what the page learns about who is logged in."""
 
+import time
+
 import aiohttp
 import pytest
 
 from tests.kit.server import OWNER, Client, create_token, serve_script
 from tests.kit.sessions import PATIENCE
 from treadle import Grant, __version__
-from treadle.server.guard import COOKIE_NAME, MAX_TICKETS, Tokens
+from treadle.errors import StoreAway
+from treadle.log.shared_values import InMemoryValues
+from treadle.server.logins import COOKIE_NAME, MAX_TICKETS, Tokens, WrongTokens
+from treadle.server.tokens import Token
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
@@ -67,13 +72,52 @@ async def test_a_link_on_another_site_leads_to_the_page_and_to_nothing_else() ->
         await client.problem("POST", "/", {}, 403, headers=visit)
 
 
-def test_only_the_last_login_links_of_a_token_work() -> None:
+async def test_only_the_last_login_links_of_a_token_work() -> None:
     reader = create_token("reader", "view")
     tokens = Tokens((OWNER, reader))
-    first = tokens.issue_ticket(OWNER)
-    links = [tokens.issue_ticket(reader) for _ in range(MAX_TICKETS + 5)]
-    redeemed = [tokens.redeem_ticket(link) for link in links]
-    assert redeemed == [None] * 5 + [reader] * MAX_TICKETS and tokens.redeem_ticket(first) == OWNER
+    first = await tokens.issue_ticket(OWNER)
+    links = [await tokens.issue_ticket(reader) for _ in range(MAX_TICKETS + 5)]
+    redeemed = [await tokens.redeem_ticket(link) for link in links]
+    assert redeemed == [None] * 5 + [reader] * MAX_TICKETS and await tokens.redeem_ticket(first) == OWNER
+
+
+async def test_a_login_link_of_one_node_works_once_on_any_node_of_the_same_tokens() -> None:
+    values = InMemoryValues(time.time)
+    one, other = Tokens((OWNER,), values=values), Tokens((OWNER,), values=values)
+    ticket = await one.issue_ticket(OWNER)
+    assert [await other.redeem_ticket(ticket), await one.redeem_ticket(ticket)] == [OWNER, None]
+    ticket = await one.issue_ticket(OWNER)
+    assert await Tokens((Token("owner", "another-secret-of-tests"),), values=values).redeem_ticket(ticket) is None
+    assert other.find_by_cookie(one.sign_cookie(OWNER)) == OWNER
+
+
+async def test_the_store_gets_no_ticket_and_no_token() -> None:
+    written: list[str] = []
+
+    class Recorder(InMemoryValues):
+        async def put(self, key: str, value: bytes, seconds: float) -> None:
+            written.append(f"{key} {value!r}")
+
+    ticket = await Tokens((OWNER,), values=Recorder(time.time)).issue_ticket(OWNER)
+    assert len(written) == 1 and ticket not in written[0] and OWNER.value not in written[0]
+
+
+async def test_wrong_tokens_add_up_over_nodes_also_while_the_store_is_away() -> None:
+    class Values(InMemoryValues):
+        is_away = False
+
+        async def count(self, key: str, seconds: float) -> int:
+            if self.is_away:
+                raise StoreAway("the database cannot be reached")
+            return await super().count(key, seconds)
+
+    values, one, other = Values(time.monotonic), WrongTokens(3), WrongTokens(3)
+    one.shared = other.shared = values
+    assert [await node.record("client") for node in (one, other, one)] == [0.0, 0.0, 0.0]
+    assert 0 < await other.record("client") <= 60 and 0 < one.seconds_until_retry("client") <= 60
+    assert one.seconds_until_retry("another") == 0 == await one.record("another")
+    values.is_away = True
+    assert [await one.record("third") > 0 for _ in range(4)] == [False, False, False, True]
 
 
 async def test_a_login_needs_a_small_json_body_from_this_page() -> None:

@@ -79,7 +79,7 @@ def test_no_browser_is_opened_in_the_terminal(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_each_device_gets_a_link_of_its_own_and_only_a_terminal_a_qr_code(
+async def test_each_device_gets_a_link_of_its_own_and_only_a_terminal_a_qr_code(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:
     coded: list[str] = []
@@ -92,13 +92,13 @@ def test_each_device_gets_a_link_of_its_own_and_only_a_terminal_a_qr_code(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     agent, _ = build_agent("x")
     app = create_app(Runtime(":memory:", [agent]), ServerConfig(tokens=(Token("owner", "x" * 32),)))
-    lines = build_login_lines(app, ServeOptions(host="0.0.0.0", names=("192.0.2.7",)), "http://0.0.0.0:8420")
+    lines = await build_login_lines(app, ServeOptions(host="0.0.0.0", names=("192.0.2.7",)), "http://0.0.0.0:8420")
     links = [*re.findall(r"http\S+", lines[0]), *coded]
     assert links[0].startswith("http://127.0.0.1:8420/login?ticket=")
     assert (lines[-1] == "QR") is is_terminal and len(coded) == is_terminal
     assert all(link.startswith("http://192.0.2.7:8420/login?ticket=") for link in coded)
     tickets = {link.partition("ticket=")[2] for link in links}
     assert len(tickets) == len(links)
-    assert all(app.state.service.tokens.redeem_ticket(ticket) for ticket in tickets)
-    lines = build_login_lines(app, ServeOptions(host="0.0.0.0"), "http://0.0.0.0:8420")
+    assert all([await app.state.service.tokens.redeem_ticket(ticket) for ticket in tickets])
+    lines = await build_login_lines(app, ServeOptions(host="0.0.0.0"), "http://0.0.0.0:8420")
     assert "--host-name" in lines[-1]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from tests.kit.server import OWNER, Client, create_token, serve_script
 from tests.kit.sessions import PATIENCE, build_agent
 from treadle import Grant, Runtime
 from treadle.errors import BadInput
+from treadle.log.shared_values import InMemoryValues
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
-from treadle.server.guard import COOKIE_NAME, Guard, Tokens, is_too_deep
+from treadle.server.guard import Guard, is_too_deep
 from treadle.server.login_link import is_loopback
+from treadle.server.logins import COOKIE_NAME, Tokens
 from treadle.server.serve import DrainingServer, ServeOptions, serve, serve_app
 from treadle.server.tokens import Token, load_tokens
 from treadle.testing import call
@@ -300,9 +303,11 @@ async def test_a_login_link_works_once_and_sets_a_cookie_that_no_script_can_read
                 assert answer.status == 200
 
 
-def test_a_cookie_or_ticket_is_invalid_after_it_expires_or_its_token_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = Tokens([OWNER])
-    cookie, ticket = tokens.sign_cookie(OWNER), tokens.issue_ticket(OWNER)
+async def test_a_cookie_or_ticket_is_invalid_after_it_expires_or_its_token_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = Tokens([OWNER], values=InMemoryValues(lambda: time.time()))
+    cookie, ticket = tokens.sign_cookie(OWNER), await tokens.issue_ticket(OWNER)
     assert tokens.find_by_cookie(cookie) == OWNER
     assert tokens.find_by_cookie(cookie + "é") is None
     strange = Token('Zoë "phone"; a=b|c', "another-secret-of-tests")
@@ -310,7 +315,7 @@ def test_a_cookie_or_ticket_is_invalid_after_it_expires_or_its_token_changes(mon
     assert Tokens([strange]).sign_cookie(strange).isascii() and ";" not in Tokens([strange]).sign_cookie(strange)
     assert Tokens([Token("owner", "another-secret-of-tests")]).find_by_cookie(cookie) is None
     monkeypatch.setattr("time.time", lambda: 2e10)
-    assert tokens.find_by_cookie(cookie) is None and tokens.redeem_ticket(ticket) is None
+    assert tokens.find_by_cookie(cookie) is None and await tokens.redeem_ticket(ticket) is None
 
 
 def test_the_tokens_file_is_made_for_its_owner_only_and_refused_when_others_can_read_it(tmp_path: Path) -> None:

@@ -7,22 +7,18 @@ every response. Routes decide what a token may do.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import re
-import secrets
 import time
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping
 from itertools import accumulate
 from typing import Any, TypeAlias
-from urllib.parse import quote, unquote
 
 import msgspec
 
 from treadle.messages import Json
 from treadle.server.config import LOOPBACK_NAMES, ServerConfig
+from treadle.server.logins import TOKEN_HEADERS, Tokens
 from treadle.server.public_paths import READING_METHODS, is_public, is_visit
 from treadle.server.tokens import ANYONE, Token
 
@@ -32,7 +28,6 @@ Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
 Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 
-TOKEN_HEADERS = frozenset(("authorization", "x-api-key"))
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -64,14 +59,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _logger = logging.getLogger("treadle.server")
 CONNECTION_KEY = "treadle.connection"
 """Where the state of a request has its connection, if `treadle serve` accepted it."""
-COOKIE_NAME = "treadle_login"
-COOKIE_SECONDS = 30 * 24 * 3600.0
-TICKET_SECONDS = 600.0
 LOGIN_BYTES = 4096
 """How long a body may be before the sender has logged in."""
-_MAX_CLIENTS = 4096
-MAX_TICKETS = 20
-"""How many login links of one token work at a time. A new one replaces the oldest."""
 
 
 class Refusal(Exception):
@@ -130,104 +119,6 @@ class RateBucket:
         return 0.0
 
 
-class Tokens:
-    """Finds the token of a request, and keeps login links and wrong attempts.
-
-    Token values are compared in constant time. They are never logged or put into an address.
-    """
-
-    def __init__(self, tokens: Sequence[Token], wrong_per_minute: int = 20) -> None:
-        self._tokens = tuple(tokens)
-        self._wrong_per_minute = wrong_per_minute
-        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
-        self._tickets: dict[str, tuple[Token, float]] = {}
-
-    def find_by_headers(self, headers: dict[str, str]) -> Token | None:
-        """Find the token of a request: in its Authorization or x-api-key header, or else in its login cookie."""
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        if TOKEN_HEADERS & headers.keys():
-            given = [bearer if kind.lower() == "bearer" else "", headers.get("x-api-key", "")]
-            found = [self.find_by_value(text) for text in given if text]
-            return next((token for token in reversed(found) if token is not None), None)
-        # The standard library may take minutes over a hostile header, so we read the cookies ourselves.
-        for pair in headers.get("cookie", "").split(";"):
-            name, _, value = pair.partition("=")
-            if name.strip() == COOKIE_NAME:
-                return self.find_by_cookie(value.strip(' "'))
-        return None
-
-    def find_by_value(self, text: str) -> Token | None:
-        """Find the token that has this value."""
-        value, found = text.strip().encode("utf-8", "replace"), None
-        for token in self._tokens:  # compare all of them, so that the time taken reveals nothing
-            if hmac.compare_digest(token.value.encode(), value):
-                found = token
-        return found
-
-    def find_by_cookie(self, value: str) -> Token | None:
-        """Find the token of a login cookie, while the cookie is valid."""
-        name, _, rest = value.partition("|")
-        expires, _, signature = rest.partition("|")
-        for token in self._tokens:
-            if token.name == unquote(name) and expires.isdigit() and value.isascii():
-                signed = hmac.compare_digest(_signature(token, expires), signature)
-                return token if signed and int(expires) > time.time() else None
-        return None
-
-    def sign_cookie(self, token: Token) -> str:
-        """Build a cookie's value. It is valid until it expires or the token changes."""
-        expires = str(int(time.time() + COOKIE_SECONDS))
-        return f"{quote(token.name, safe='')}|{expires}|{_signature(token, expires)}"
-
-    def issue_ticket(self, token: Token) -> str:
-        """Create a ticket that logs in once, within ten minutes."""
-        now = time.time()
-        self._tickets = {ticket: entry for ticket, entry in self._tickets.items() if entry[1] > now}
-        own = [ticket for ticket, (owner, _) in self._tickets.items() if owner.name == token.name]
-        for oldest in own[: max(0, len(own) + 1 - MAX_TICKETS)]:
-            del self._tickets[oldest]
-        ticket = secrets.token_urlsafe(32)
-        self._tickets[ticket] = (token, now + TICKET_SECONDS)
-        return ticket
-
-    def redeem_ticket(self, ticket: str) -> Token | None:
-        """Return the token of a ticket. The ticket does not work again."""
-        token, expires = self._tickets.pop(ticket, (None, 0.0))
-        return token if expires > time.time() else None
-
-    @property
-    def has_tokens(self) -> bool:
-        return bool(self._tokens)
-
-    def list_tokens(self) -> tuple[Token, ...]:
-        """List the tokens with their values."""
-        return self._tokens
-
-    def check_attempts(self, client: str) -> None:
-        """Refuse a client that has sent too many wrong tokens."""
-        if wait := self.seconds_until_retry(client):
-            raise Refusal(429, "too_many_wrong_tokens", "too many requests with a wrong token", retry_after=wait)
-
-    def record_wrong_token(self, client: str) -> None:
-        """Count a wrong token from this client."""
-        times = self._wrong.setdefault(client, deque(maxlen=self._wrong_per_minute))
-        times.append(time.monotonic())
-        self._wrong.move_to_end(client)
-        while len(self._wrong) > _MAX_CLIENTS:
-            self._wrong.popitem(last=False)
-
-    def seconds_until_retry(self, client: str) -> float:
-        """How long this client must wait before its next attempt; 0 when it need not."""
-        times = self._wrong.get(client)
-        if times is None or len(times) < self._wrong_per_minute:
-            return 0.0
-        return max(0.0, times[0] + 60.0 - time.monotonic())
-
-
-def _signature(token: Token, expires: str) -> str:
-    return hmac.new(token.value.encode(), f"login|{token.name}|{expires}".encode(), hashlib.sha256).hexdigest()
-
-
 class Guard:
     """Wraps the application and checks every request before it gets there."""
 
@@ -251,7 +142,7 @@ class Guard:
                 return
             if b"=" in (query := scope["query_string"]):  # `?status=&q=tea` asks for tea, with any status
                 scope["query_string"] = b"&".join(part for part in query.split(b"&") if part.partition(b"=")[2])
-            scope["treadle.token"] = token = self._authenticate(scope, headers)
+            scope["treadle.token"] = token = await self._authenticate(scope, headers)
             if token.rights and (connection := scope.get("state", {}).get(CONNECTION_KEY)) is not None:
                 connection.admit()
             scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"cookie"]  # no route reads them
@@ -301,7 +192,7 @@ class Guard:
         if is_foreign or not (is_own or is_visit(get_path(scope), scope.get("method", ""), headers)):
             raise Refusal(403, "wrong_origin", "pages of other origins may not use this server")
 
-    def _authenticate(self, scope: AsgiScope, headers: dict[str, str]) -> Token:
+    async def _authenticate(self, scope: AsgiScope, headers: dict[str, str]) -> Token:
         client = (scope.get("client") or ("", 0))[0]
         token = self._tokens.find_by_headers(headers)
         if token is not None:
@@ -311,9 +202,11 @@ class Guard:
         path = get_path(scope)
         if scope["type"] == "http" and is_public(path, scope["method"]):
             return Token("nobody", "", frozenset())
-        self._tokens.check_attempts(client)
-        if TOKEN_HEADERS & headers.keys() or "cookie" in headers:
-            self._tokens.record_wrong_token(client)
+        wait = self._tokens.wrong.seconds_until_retry(client)
+        if not wait and (TOKEN_HEADERS & headers.keys() or "cookie" in headers):
+            wait = await self._tokens.wrong.record(client)
+        if wait:
+            raise build_wrong_token_refusal(wait)
         raise Refusal(
             401,
             "unauthorized",
@@ -441,6 +334,11 @@ async def _answer_head(app: AsgiApp, scope: AsgiScope, receive: Receive, send: S
         waiting.cancel()
         await asyncio.gather(answering, waiting, return_exceptions=True)
     await send({"type": "http.response.body", "body": b""})
+
+
+def build_wrong_token_refusal(wait: float) -> Refusal:
+    """The refusal of a client that has sent too many wrong tokens."""
+    return Refusal(429, "too_many_wrong_tokens", "too many requests with a wrong token", retry_after=wait)
 
 
 def build_shutdown_refusal(message: str = "the server shuts down before the answer is complete; try again") -> Refusal:

@@ -10,7 +10,8 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from treadle import Grant, __version__
-from treadle.server.guard import COOKIE_NAME, COOKIE_SECONDS, TICKET_SECONDS, Refusal
+from treadle.server.guard import Refusal, build_wrong_token_refusal
+from treadle.server.logins import COOKIE_NAME, COOKIE_SECONDS, TICKET_SECONDS
 from treadle.server.public_paths import build_redirect
 from treadle.server.service import CurrentService, Service, StrictBody, Viewer
 from treadle.server.tokens import RIGHT_NAMES, Right, Token
@@ -62,7 +63,7 @@ class TokenView(BaseModel):
 async def create_ticket(service: CurrentService, token: Viewer) -> TicketView:
     """Create a login link for another browser of the same person."""
     _require_tokens(service)
-    return TicketView(path=f"/login?ticket={service.tokens.issue_ticket(token)}", expires_in=TICKET_SECONDS)
+    return TicketView(path=f"/login?ticket={await service.tokens.issue_ticket(token)}", expires_in=TICKET_SECONDS)
 
 
 @router.get("/login", include_in_schema=False)
@@ -77,7 +78,7 @@ async def log_in_by_link(
 
     A browser with a link that does not work gets to the page too, which says so and asks for a token.
     """
-    token = service.tokens.redeem_ticket(ticket)
+    token = await service.tokens.redeem_ticket(ticket)
     if token is None and "text/html" in accepted.lower():
         address = build_redirect(path)
         return RedirectResponse(f"{address}?{USED_UP}" if ticket else address, status_code=303)
@@ -97,8 +98,9 @@ async def log_in(service: CurrentService, request: Request, body: LoginBody) -> 
     token = service.tokens.find_by_value(body.token)
     if token is None:
         client = request.client.host if request.client is not None else ""
-        service.tokens.check_attempts(client)
-        service.tokens.record_wrong_token(client)
+        wrong = service.tokens.wrong
+        if wait := wrong.seconds_until_retry(client) or await wrong.record(client):
+            raise build_wrong_token_refusal(wait)
         raise Refusal(
             401,
             "unauthorized",

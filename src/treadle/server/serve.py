@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +53,10 @@ LARGE_BLOCK = 256 * 1024
 _M_MMAP_THRESHOLD = -3
 
 
+Announce = Callable[[str], Awaitable[None] | None]
+"""Tells where the server listens, when it is ready."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Options of the server alone. `names` are its host names, with a port if it differs from `port`."""
@@ -85,7 +89,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
         config = dataclasses.replace(config, rules=opened.rules, list_mcp=opened.list_mcp)
         app = create_app(opened.runtime, config)
 
-        def announce(address: str) -> None:
+        async def announce(address: str) -> None:
             why = f" ({opened.model_reason})" if opened.model_reason else ""
             model = f"with {opened.model.name}{why}"
             if isinstance(opened.model, AbsentModel):
@@ -93,7 +97,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
             lines = [
                 *(f"treadle: {text}" for text in opened.notes),
                 f"treadle serves {address} {model}",
-                *build_login_lines(app, options, address),
+                *await build_login_lines(app, options, address),
                 f"tokens for programs are in {file}",
             ]
             sys.stderr.write("".join(f"{line}\n" for line in lines))
@@ -102,20 +106,20 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
         await serve_app(app, options.host, options.port, announce)
 
 
-def build_login_lines(app: ServerApp, options: ServeOptions, address: str) -> list[str]:
+async def build_login_lines(app: ServerApp, options: ServeOptions, address: str) -> list[str]:
     """Build the login links, open the first one if the person wants that, and draw the one for a phone."""
     service = app.state.service
 
-    def build_link(base: str) -> str:  # a link works once, so each device gets its own
-        return f"{base}/login?ticket={service.tokens.issue_ticket(service.config.tokens[0])}"
+    async def build_link(base: str) -> str:  # a link works once, so each device gets its own
+        return f"{base}/login?ticket={await service.tokens.issue_ticket(service.config.tokens[0])}"
 
-    link = build_link(find_local_address(address, options.host))
+    link = await build_link(find_local_address(address, options.host))
     lines = [f"open in a browser, once: {link}"]
     if options.open_browser and open_in_browser(link) is None:
         lines.append("there is no browser to open here; open the link yourself")
     phone = find_phone_address(options.host, int(address.rpartition(":")[2]), options.names)
     if phone and sys.stderr.isatty():
-        lines += ["scan with a phone, once:", draw_qr_code(build_link(phone)).rstrip("\n")]
+        lines += ["scan with a phone, once:", draw_qr_code(await build_link(phone)).rstrip("\n")]
     elif options.host in ANY_ADDRESS and not phone:
         lines.append("other devices need a name that they can reach: --host-name NAME, which may be an IP address")
     return lines
@@ -152,7 +156,7 @@ def _check_folders(option: str, names: Sequence[str]) -> list[Path]:
 class DrainingServer(uvicorn.Server):
     """uvicorn with our own shutdown."""
 
-    def __init__(self, config: uvicorn.Config, app: ServerApp, on_started: Callable[[str], None] | None) -> None:
+    def __init__(self, config: uvicorn.Config, app: ServerApp, on_started: Announce | None) -> None:
         super().__init__(config)
         self._app, self._on_started = app, on_started
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -162,7 +166,9 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started and self._on_started is not None and sockets:
             host, port = sockets[0].getsockname()[:2]
-            self._on_started(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            told = self._on_started(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            if told is not None:
+                await told
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:  # the log is complete at any instant, so an abrupt end loses nothing
@@ -184,7 +190,7 @@ def return_freed_memory() -> None:
 
 
 async def serve_app(
-    app: ServerApp, host: str = "127.0.0.1", port: int = 8420, on_started: Callable[[str], None] | None = None
+    app: ServerApp, host: str = "127.0.0.1", port: int = 8420, on_started: Announce | None = None
 ) -> None:
     """Serve until a signal comes. `on_started` gets the address when the server is ready."""
     if not is_loopback(host) and not app.state.service.tokens.has_tokens:

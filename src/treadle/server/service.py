@@ -26,8 +26,9 @@ from treadle.server.agent_responses import AgentResponses
 from treadle.server.config import ServerConfig
 from treadle.server.file_index import FileIndex
 from treadle.server.first_words import FirstWords
-from treadle.server.guard import Refusal, Tokens, build_shutdown_refusal
+from treadle.server.guard import Refusal, build_shutdown_refusal
 from treadle.server.list_changes import ListChanges
+from treadle.server.logins import Tokens
 from treadle.server.model_loader import ModelLoader
 from treadle.server.observer import LogObserver
 from treadle.server.open_questions import OpenQuestions
@@ -132,6 +133,7 @@ class Service:
             self.prepare()
             self._attached = True
             self.runtime.log.observer = self.observer
+            self.tokens.use_store(self.runtime.log)
             self.responses.recover_later()
 
     @asynccontextmanager

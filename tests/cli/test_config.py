@@ -152,7 +152,7 @@ async def test_secrets_are_not_shown(place: Place, file: Path) -> None:
     for words in ([], ["store"], ["mcp"], ["mcp.y.env"], ["mcp.x", "--json"]):
         done = await place.quick("config", "get", *words)
         shown += done.out + done.err
-    assert "hunter2" not in shown and "postgresql://***@host/db" in shown and '"KEY":"***"' in shown
+    assert "hunter2" not in shown and "postgresql://ada:***@host/db" in shown and '"KEY":"***"' in shown
 
 
 async def test_path_prints_the_users_file(place: Place) -> None:

@@ -143,7 +143,7 @@ async def _check_model(settings: Settings) -> Check:
 
 async def _check_store(settings: Settings) -> Check:
     """Check the store. Create nothing: of a missing store, check only whether it could be created."""
-    where, file = settings.store_location, settings.store_file
+    where, file = settings.store_name, settings.store_file
     if file is not None and not file.exists():
         folder = next(folder for folder in file.parents if folder.exists())
         if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):

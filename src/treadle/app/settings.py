@@ -26,6 +26,7 @@ from treadle.messages import Json
 from treadle.permissions.paths import find_config_folder as config_folder
 from treadle.permissions.paths import find_data_folder as data_folder
 from treadle.permissions.paths import find_worktree_folder
+from treadle.secrets.store_url import hide_password, is_postgres_url, parse_postgres_url
 
 MAX_CEILING = 10_000
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
@@ -158,6 +159,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             parse_age(self.retention)
         if self.api_key_env and self.api_key_file:
             raise BadInput("api_key_env and api_key_file are both set; remove one")
+        if is_postgres_url(self.store):
+            parse_postgres_url(self.store)
 
     @property
     def folder(self) -> Path:
@@ -173,6 +176,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def store_location(self) -> str:
         """The store: a path, a URL, or `:memory:`."""
         return self.store or str(data_folder() / "treadle.db")
+
+    @property
+    def store_name(self) -> str:
+        """The store as it may be shown: without a password."""
+        return hide_password(self.store_location)
 
     @property
     def store_file(self) -> Path | None:

@@ -14,6 +14,7 @@ from treadle.errors import BadInput, Conflict, NotFound, StoreError
 from treadle.log.base import RESPONSES_AGENT, Log, SessionInfo, SessionQuery
 from treadle.log.maintenance import StoreCheck, backup_store, check_store, shrink_store, vacuum_store
 from treadle.log.recovery import Recovered, recover_store
+from treadle.secrets.store_url import is_postgres_url
 
 RETENTION_SECONDS = 3600.0
 """How often a server deletes old sessions."""
@@ -39,8 +40,13 @@ _logger = logging.getLogger("treadle")
 def find_store_file(settings: Settings) -> Path:
     """Return the file of the store. Raise `BadInput` if there is none."""
     file = settings.store_file
+    if file is None and is_postgres_url(settings.store_location):
+        raise BadInput(
+            f"{settings.store_name} is looked after with PostgreSQL's own tools: pg_dump and pg_basebackup back it up, "
+            "pg_restore restores it, autovacuum gives space back, and pg_amcheck checks it. Nothing was done"
+        )
     if file is None:
-        raise BadInput(f"{settings.store_location} is not a file; this command looks after stores in files")
+        raise BadInput(f"{settings.store_name} is not a file; this command looks after stores in files")
     if not file.is_file():
         raise BadInput(f"there is no store {file}; --store names another one")
     return file

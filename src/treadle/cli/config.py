@@ -26,6 +26,7 @@ from treadle.cli.options import Parser, add_actions, create_parser
 from treadle.cli.user_programs import read_program
 from treadle.errors import BadInput, Conflict, NotFound
 from treadle.messages import Json
+from treadle.secrets.store_url import hide_password, is_postgres_url
 
 EXAMPLES = """\
   treadle config get                        all settings that are set, and where
@@ -133,7 +134,9 @@ def hide_secrets(value: Json, key: str = "") -> Json:
         return {name: "***" if key in _PRIVATE_TABLES else hide_secrets(one, name) for name, one in table.items()}
     if isinstance(value, list):
         return [hide_secrets(one) for one in cast("list[Any]", value)]
-    return _PASSWORD.sub("***", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return hide_password(value) if is_postgres_url(value) else _PASSWORD.sub("***", hide_password(value))
 
 
 def warn_about_override(args: argparse.Namespace) -> None:

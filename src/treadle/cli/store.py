@@ -16,6 +16,7 @@ from treadle.app.compose import open_store
 from treadle.app.settings import Settings, parse_age
 from treadle.cli import console
 from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
+from treadle.secrets.store_url import is_postgres_url
 
 EXAMPLES = """\
   treadle store check
@@ -49,27 +50,50 @@ def parser() -> Parser:
 
 def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
     settings = load_command_settings(args).settings
-    command = _Command(args, settings, store_care.find_store_file(settings))
-    actions = {
-        "check": command.check,
-        "backup": command.back_up,
-        "recover": command.recover,
-        "vacuum": command.vacuum,
-        "prune": command.prune,
-    }
+    if args.action == "prune":
+        return prune(args, settings)
+    command = _FileCommand(args, store_care.find_store_file(settings))
+    actions = {"check": command.check, "backup": command.back_up, "recover": command.recover, "vacuum": command.vacuum}
     return actions[args.action]()
 
 
-class _Command:
-    """One action on the file of a store."""
+class _Output:
+    """Shows the progress of an action on stderr, and its result on stdout."""
 
-    def __init__(self, args: argparse.Namespace, settings: Settings, file: Path) -> None:
-        self._args, self._settings, self._file = args, settings, file
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
         self._console = console.TerminalConsole(sys.stderr, ignore_errors=True)
         self._next_report = 0.0
 
+    def report(self, text: str) -> None:
+        """Show how far the action has come, now and then."""
+        if time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + 0.1
+            self._console.set_work_line(text)
+
+    def end_progress(self) -> None:
+        """Remove the line of the progress."""
+        self._console.set_work_line("")
+
+    def print_result(self, document: object, *lines: str) -> None:
+        """Print the document with `--json`, otherwise the lines."""
+        self.end_progress()
+        if self._args.json:
+            sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        else:
+            for line in lines:
+                console.print_line(line)
+
+
+class _FileCommand(_Output):
+    """One action on the file of a store."""
+
+    def __init__(self, args: argparse.Namespace, file: Path) -> None:
+        super().__init__(args)
+        self._file = file
+
     def check(self) -> int:
-        found = store_care.check_store(self._file, self._report)
+        found = store_care.check_store(self._file, self.report)
         about = f"{found.sessions} sessions, {found.facts} facts, {_format_size(found.bytes)}"
         if found.problems:
             summary = f"{self._file} is damaged" + (f" ({about})" if found.facts else "")
@@ -77,24 +101,24 @@ class _Command:
             lines = [summary, *(f"  {problem}" for problem in found.problems), advice]
         else:
             lines = [f"{self._file} is whole: {about}, {_format_size(found.free_bytes)} of it free"]
-        self._print_result({"ok": not found.problems, **msgspec.structs.asdict(found)}, *lines)
+        self.print_result({"ok": not found.problems, **msgspec.structs.asdict(found)}, *lines)
         return 1 if found.problems else 0
 
     def back_up(self) -> int:
         target = Path(self._args.file).expanduser().absolute()
-        found = store_care.backup_store(self._file, target, self._report, replace=self._args.force)
+        found = store_care.backup_store(self._file, target, self.report, replace=self._args.force)
         about = f"{found.sessions} sessions, {found.facts} facts, {_format_size(found.bytes)}; checked"
-        self._print_result(found, f"{target}: {about}")
+        self.print_result(found, f"{target}: {about}")
         return 0
 
     def recover(self) -> int:
         chosen = self._args.output or f"{self._file}.recovered"
         target = Path(chosen).expanduser().absolute()
-        found = store_care.recover_store(self._file, target, self._report)
+        found = store_care.recover_store(self._file, target, self.report)
         saved = (
             f"{found.sessions} sessions, {found.facts} facts, {found.artifacts} artifacts, {found.memories} memories"
         )
-        self._print_result(
+        self.print_result(
             found,
             f"{target}: {saved}",
             *(f"  lost: {text}" for text in found.losses),
@@ -103,44 +127,34 @@ class _Command:
         return 0
 
     def vacuum(self) -> int:
-        before, after = store_care.vacuum_store(self._file, self._report)
+        before, after = store_care.vacuum_store(self._file, self.report)
         line = f"{_format_size(before - after)} given back; {self._file} has {_format_size(after)}"
-        self._print_result({"store": str(self._file), "before": before, "after": after}, line)
+        self.print_result({"store": str(self._file), "before": before, "after": after}, line)
         return 0
 
-    async def prune(self) -> int:
-        args, before = self._args, time.time() - parse_age(self._args.older_than)
-        size = self._file.stat().st_size
-        async with open_store(self._settings, read_only=args.dry_run) as log:
-            old = await store_care.find_old_sessions(log, before, keep_named=args.keep_named)
-            if not args.dry_run:
-                old = await store_care.prune_sessions(log, old, self._report)
+
+async def prune(args: argparse.Namespace, settings: Settings) -> int:
+    """Delete old sessions, in a store of any kind."""
+    output, before = _Output(args), time.time() - parse_age(args.older_than)
+    file = None if is_postgres_url(settings.store_location) else store_care.find_store_file(settings)
+    size = file.stat().st_size if file is not None else 0
+    async with open_store(settings, read_only=args.dry_run) as log:
+        old = await store_care.find_old_sessions(log, before, keep_named=args.keep_named)
         if not args.dry_run:
-            store_care.shrink_store(self._file)
-        freed = max(0, size - self._file.stat().st_size)  # deleting has given some back already
-        self._console.set_work_line("")
-        rows = [
-            [info.id[:12], console.format_time_since(info.updated_at), info.status, info.name or "–"] for info in old
-        ]
-        if rows and not args.json:
-            console.print_table(rows, ["session", "age", "status", "name"])
-        what = f"{len(old)} sessions {'would be' if args.dry_run else 'were'} deleted"
-        document = {"deleted": [info.id for info in old], "dry_run": args.dry_run, "freed": freed}
-        self._print_result(document, f"{what}, {_format_size(freed)} given back" if freed else what)
-        return 0
-
-    def _report(self, text: str) -> None:
-        if time.monotonic() >= self._next_report:
-            self._next_report = time.monotonic() + 0.1
-            self._console.set_work_line(text)
-
-    def _print_result(self, document: object, *lines: str) -> None:
-        self._console.set_work_line("")
-        if self._args.json:
-            sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
-        else:
-            for line in lines:
-                console.print_line(line)
+            old = await store_care.prune_sessions(log, old, output.report)
+    freed = 0
+    if file is not None:
+        if not args.dry_run:
+            store_care.shrink_store(file)
+        freed = max(0, size - file.stat().st_size)  # deleting has given some back already
+    output.end_progress()
+    rows = [[info.id[:12], console.format_time_since(info.updated_at), info.status, info.name or "–"] for info in old]
+    if rows and not args.json:
+        console.print_table(rows, ["session", "age", "status", "name"])
+    what = f"{len(old)} sessions {'would be' if args.dry_run else 'were'} deleted"
+    document = {"deleted": [info.id for info in old], "dry_run": args.dry_run, "freed": freed}
+    output.print_result(document, f"{what}, {_format_size(freed)} given back" if freed else what)
+    return 0
 
 
 def _format_size(size: int) -> str:

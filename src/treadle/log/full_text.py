@@ -90,6 +90,11 @@ def _fold_word(word: str) -> str:
     return "".join(letter for letter in decomposed if not unicodedata.combining(letter)).casefold()
 
 
+def fold_words(words: Iterable[str]) -> list[str]:
+    """Fold words of a search as the index has them: without case and accents, each once."""
+    return list(dict.fromkeys(map(_fold_word, words)))
+
+
 def parse_query(text: str) -> dict[str, bool]:
     """Split a short query into words, each with whether a word that only begins like it matches.
 
@@ -114,13 +119,13 @@ def build_match_query(words: Iterable[str]) -> str:
 
 def score_text(text: str, words: Iterable[str]) -> int:
     """Count how often these words occur in a text. 0 when one of them is missing."""
-    found, wanted = Counter(split_words(text, index=True)), {_fold_word(word) for word in words}
-    return sum(found[word] for word in wanted) if wanted <= found.keys() else 0
+    found, wanted = Counter(split_words(text, index=True)), fold_words(words)
+    return sum(found[word] for word in wanted) if found.keys() >= set(wanted) else 0
 
 
 def mark_words(text: str, query: str) -> str:
     """Put U+0002 and U+0003 around each word of `text` that a search for `query` finds."""
-    wanted = {_fold_word(word) for word in split_search(query)}
+    wanted = set(fold_words(split_search(query)))
 
     def mark(found: re.Match[str]) -> str:
         is_found = not wanted.isdisjoint(split_words(found[0], index=True))
@@ -144,5 +149,5 @@ def _find_word(text: str, words: Sequence[str]) -> tuple[int, int]:
     pattern = "|".join((*(f"(?<![^\\W_]){word}(?![^\\W_])" for word in spaced), *unspaced))
     if found := re.search(pattern, text, re.IGNORECASE):
         return found.span()
-    folded = {_fold_word(word) for word in words}
+    folded = fold_words(words)
     return next((word.span() for word in _WORD.finditer(text) if _fold_word(word[0]) in folded), (0, 0))

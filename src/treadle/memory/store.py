@@ -44,12 +44,13 @@ class Database(Protocol):
     async def write(self, decide: Callable[[sqlite3.Connection], Result]) -> Result: ...
 
 
-def _complete(memory: Memory, now: float) -> Memory:
+def complete_memory(memory: Memory, now: float) -> Memory:
     """Give a new memory its id and time."""
     return replace(memory, id=f"mem_{os.urandom(8).hex()}", at=memory.at or now)
 
 
-def _build_not_found(memory_id: str) -> NotFound:
+def build_not_found(memory_id: str) -> NotFound:
+    """Build the error for an unknown memory."""
     return NotFound(f"there is no memory {memory_id!r}; it may have been deleted already")
 
 
@@ -65,7 +66,7 @@ class InMemoryMemories(SearchableMemories):
         for known in self._memories.values():
             if (known.scope, known.text) == (memory.scope, memory.text):
                 return known
-        memory = _complete(memory, self._clock())
+        memory = complete_memory(memory, self._clock())
         self._memories[memory.id] = memory
         return memory
 
@@ -77,7 +78,7 @@ class InMemoryMemories(SearchableMemories):
 
     async def get(self, memory_id: str) -> Memory:
         if memory_id not in self._memories:
-            raise _build_not_found(memory_id)
+            raise build_not_found(memory_id)
         return self._memories[memory_id]
 
     async def list(self, query: MemoryQuery = ALL_MEMORIES) -> list[Memory]:
@@ -133,7 +134,7 @@ class SqliteMemories(SearchableMemories):
             same = f"SELECT body FROM memories WHERE +scope = ? AND {TEXT_SQL} = ? LIMIT 1"
             for (body,) in db.execute(same, (memory.scope, memory.text)):
                 return _decoder.decode(body)
-            new = _complete(memory, self._clock())
+            new = complete_memory(memory, self._clock())
             num = db.execute(
                 "INSERT INTO memories (id, scope, body) VALUES (?, ?, ?)", (new.id, new.scope, msgspec.json.encode(new))
             ).lastrowid
@@ -223,7 +224,7 @@ class SqliteMemories(SearchableMemories):
 def _fetch_memory(db: sqlite3.Connection, memory_id: str) -> tuple[int, Memory]:
     row = db.execute("SELECT num, body FROM memories WHERE id = ?", (memory_id,)).fetchone()
     if row is None:
-        raise _build_not_found(memory_id)
+        raise build_not_found(memory_id)
     return row[0], _decoder.decode(row[1])
 
 

@@ -265,6 +265,13 @@ MESSAGE_TOKENS = 4
 """The tokens of a message without its content."""
 
 
+def hash_content(data: bytes) -> str:
+    """Compute the hash that the content of a file is known by."""
+    from hashlib import sha256
+
+    return sha256(data).hexdigest()
+
+
 def count_bytes(text: str) -> int:
     """Count the bytes of a text. Tokens are estimated from bytes, in any script."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

@@ -363,9 +363,9 @@ class Session(Generic[T]):
         return await self._build_rewinder().undo(dry_run=dry_run, force=force)
 
     def _build_rewinder(self) -> Rewinder:
-        from treadle.history.rewind import Rewinder, find_content_store
+        from treadle.history.rewind import Rewinder, find_contents
 
-        return Rewinder(self._coordinator, self.id, find_content_store(self.agent.tools))
+        return Rewinder(self._coordinator, self.id, find_contents(self._log, self.agent.tools))
 
     async def artifact(self, artifact_id: str) -> Artifact:
         """Return the whole of an output that was too large for the model."""

@@ -2,20 +2,15 @@
 
 import os
 import sqlite3
-import stat
-import threading
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from tests.kit.file_tools import FileTools, file_tools
-from treadle.errors import NotFound, StoreDamaged, StoreError
+from treadle.errors import NotFound, StoreError
 from treadle.events import KeptFile
-from treadle.history import content_store as kept_module
 from treadle.history import snapshot as snapshot_module
-from treadle.history.content_store import ContentStore, SeenFile
 from treadle.history.snapshot import Snapshot, record_changes
 from treadle.tools.base import ToolContext
 
@@ -25,52 +20,6 @@ files = file_tools
 def read_old_contents(files: FileTools, kept_files: list[KeptFile]) -> dict[str, bytes | None]:
     """What each changed file held before."""
     return {file.path: files.kept.get(file.before) if file.before else None for file in kept_files}
-
-
-def test_the_same_content_is_kept_once_for_later_processes_and_only_for_the_user(files: FileTools) -> None:
-    names = files.kept.put(b"one", b"two", b"one")
-    assert names[0] == names[2] != names[1]
-    with closing(ContentStore(files.kept.folder)) as again:
-        for kept in (files.kept, again):
-            assert [kept.get(name) for name in names] == [b"one", b"two", b"one"]
-    database = files.kept.folder / "kept.db"
-    assert stat.S_IMODE(database.stat().st_mode) == 0o600 and stat.S_IMODE(files.kept.folder.stat().st_mode) == 0o700
-
-
-def test_a_missing_content_and_a_damaged_one_raise_different_errors(files: FileTools) -> None:
-    with pytest.raises(NotFound, match="cannot be restored"):
-        files.kept.get("0" * 64)
-    (name,) = files.kept.put(b"kept")
-    with files.kept._open() as db:
-        db.execute("UPDATE contents SET data = ? WHERE id = ?", (b"junk", name))
-    with pytest.raises(StoreDamaged, match="damaged"):
-        files.kept.get(name)
-
-
-def test_a_store_that_grew_too_large_forgets_the_oldest_at_the_next_start(
-    files: FileTools, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, *_, new = (files.kept.put(f"content {number}".encode())[0] for number in range(10))
-    files.kept.save_seen("place", {"old.txt": SeenFile("stamp", old), "new.txt": SeenFile("stamp", new)}, ())
-    files.kept.close()
-    monkeypatch.setattr(kept_module, "MAX_STORE_BYTES", 0)
-    assert files.kept.get(new) == b"content 9"
-    with pytest.raises(NotFound):
-        files.kept.get(old)
-    assert files.kept.load_seen("place").keys() == {"new.txt"}
-
-
-def test_many_threads_can_keep_at_once(files: FileTools) -> None:
-    def put_contents(number: int) -> None:
-        for other in range(20):
-            files.kept.put(f"{number} {other % 5}".encode())
-
-    threads = [threading.Thread(target=put_contents, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert files.kept.get(files.kept.put(b"3 4")[0]) == b"3 4"
 
 
 async def test_a_file_is_not_changed_when_its_old_content_cannot_be_kept(files: FileTools, tmp_path: Path) -> None:

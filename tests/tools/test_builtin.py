@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from treadle.history.rewind import find_content_store
+from treadle.history.content_store import ContentStore
+from treadle.history.rewind import find_contents
+from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Json
 from treadle.tools.base import Tool, ToolInputError
 from treadle.tools.builtin import build_default_tools
@@ -100,7 +102,8 @@ def test_the_timeout_of_a_command_may_be_a_number_in_quotes(tools: dict[str, Too
 
 
 def test_files_and_commands_keep_old_contents_in_one_place(tools: dict[str, Tool], tmp_path: Path) -> None:
-    assert find_content_store(list(tools.values())).folder == tmp_path / "kept"
+    contents = find_contents(InMemoryLog(), list(tools.values()))
+    assert isinstance(contents, ContentStore) and contents.folder == tmp_path / "kept"
 
 
 def test_the_module_is_light_to_import() -> None:

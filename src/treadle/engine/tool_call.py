@@ -275,6 +275,7 @@ class LogToolServices(ToolServices):
     def __init__(self, environment: CallEnvironment) -> None:
         setup, log, claim = environment.setup, environment.log, environment.claim
         self.memories, self.helpers, self._redactor = log.memories, setup.helpers, setup.redactor
+        self.contents = log.contents
         self._log, self._session_id, self._call_id = log, claim.session_id, environment.ready.call.call.id
         self.claim = self._claim = claim
         self._environment = environment

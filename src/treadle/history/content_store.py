@@ -1,6 +1,6 @@
-"""A store of old file contents, addressed by their hash, so that changes can be taken back.
+"""Old file contents in one SQLite database, in a folder outside every workspace.
 
-It is one database in a folder outside every workspace. The log, not this store, knows which call changed which file.
+The log, not this store, knows which call changed which file.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec import Struct
-
 from treadle.errors import NotFound, StoreDamaged, StoreError
+from treadle.history.base import MAX_STORE_BYTES, Contents, SeenFile
+from treadle.messages import hash_content
 from treadle.permissions.paths import find_data_folder
-from treadle.workspace.folder import hash_content
 
 MAX_KEPT_BYTES = 10 * 1024 * 1024
 """Bytes of the largest file that is stored."""
-
-MAX_STORE_BYTES = 4 * 1024**3
-"""Size of the database. When it is larger, the next start deletes the half that was not used for longest."""
 
 _BUSY_SECONDS = 30.0
 _SCHEMA = """
@@ -36,15 +32,8 @@ CREATE TABLE IF NOT EXISTS seen (
 """
 
 
-class SeenFile(Struct, frozen=True):
-    """A file as a snapshot found it. `stamp` changes when the file does; `id` is the hash of its content."""
-
-    stamp: str
-    id: str
-
-
-class ContentStore:
-    """Contents by their hash. Threads and processes can share it. The database is created at first use."""
+class ContentStore(Contents):
+    """Contents on this machine. The database is created at first use."""
 
     def __init__(self, folder: Path | str | None = None) -> None:
         self.folder = Path(folder) if folder is not None else find_data_folder() / "kept"
@@ -52,7 +41,6 @@ class ContentStore:
         self._db: sqlite3.Connection | None = None
 
     def put(self, *contents: bytes) -> list[str]:
-        """Store contents, all or none, and return their hashes in order. The same content is stored once."""
         hashed = [(hash_content(content), content) for content in contents]
         with self._open() as db:
             for name, content in hashed:
@@ -62,7 +50,6 @@ class ContentStore:
         return [name for name, _ in hashed]
 
     def get(self, name: str) -> bytes:
-        """Return the content with that hash; raises `NotFound`."""
         with self._open() as db:
             row = db.execute("SELECT data FROM contents WHERE id = ?", (name,)).fetchone()
         if row is None:
@@ -76,18 +63,15 @@ class ContentStore:
         return content
 
     def drop(self, name: str) -> None:
-        """Delete a content that nothing refers to any more."""
         with self._open() as db:
             db.execute("DELETE FROM contents WHERE id = ?", (name,))
 
     def load_seen(self, workspace: str) -> dict[str, SeenFile]:
-        """Load the files that the last snapshot of a workspace found, so that unchanged ones are not read again."""
         with self._open() as db:
             rows = db.execute("SELECT path, stamp, id FROM seen WHERE workspace = ?", (workspace,))
             return {path: SeenFile(stamp, name) for path, stamp, name in rows}
 
     def save_seen(self, workspace: str, found: Mapping[str, SeenFile], gone: Iterable[str]) -> None:
-        """Save the files that a snapshot found, and forget those that are gone."""
         with self._open() as db:
             db.executemany("DELETE FROM seen WHERE workspace = ? AND path = ?", ((workspace, path) for path in gone))
             db.executemany(
@@ -96,7 +80,6 @@ class ContentStore:
             )
 
     def close(self) -> None:
-        """Close the database. The next use opens it again."""
         with self._lock:
             if self._db is not None:
                 self._db.close()

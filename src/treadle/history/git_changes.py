@@ -25,7 +25,8 @@ from treadle.git.refs import STASH, read_loose_refs, read_packed_refs, read_ref_
 from treadle.git.repository import Repository
 from treadle.git.restore_stash import list_stashes
 from treadle.git.worktrees import list_foreign_branches
-from treadle.history.content_store import MAX_KEPT_BYTES, ContentStore
+from treadle.history.base import Contents
+from treadle.history.content_store import MAX_KEPT_BYTES
 from treadle.sandbox.base import GitReport
 
 HEAD = "HEAD"
@@ -95,7 +96,7 @@ class GitChanges(Struct):
     refs: list[KeptRef] = field(default_factory=list[KeptRef])
     left_out: list[str] = field(default_factory=list[str])
 
-    def add(self, before: RepositoryState, now: RepositoryState, store: ContentStore) -> None:
+    def add(self, before: RepositoryState, now: RepositoryState, store: Contents) -> None:
         """Add how a repository changed. If too many refs moved, keep the most important ones."""
         moved = sorted(ref for ref in {**before.values, **now.values} if before.get_value(ref) != now.get_value(ref))
         unknown = [ref for ref in moved if not is_kept_ref(ref)]
@@ -115,14 +116,14 @@ class GitChanges(Struct):
         self.left_out += (build_ref_path(now.name, ref) for ref in unknown)
 
 
-def keep_repository(state: RepositoryState, store: ContentStore) -> KeptRepository:
+def keep_repository(state: RepositoryState, store: Contents) -> KeptRepository:
     """Store a repository before a command."""
     files = {ref: file for ref in (INDEX, STASH) if (file := state.get_file(ref))}
     return KeptRepository(state.name, dict(state.values), dict(zip(files, store.put(*files.values()), strict=True)))
 
 
 def compare_reports(
-    workspace: Path, reports: Iterable[GitReport], before: Mapping[str, RepositoryState], store: ContentStore
+    workspace: Path, reports: Iterable[GitReport], before: Mapping[str, RepositoryState], store: Contents
 ) -> GitChanges:
     """Find what a sandboxed command changed, by the reports about it."""
     changes = GitChanges()
@@ -146,7 +147,7 @@ def compare_reports(
 
 
 def compare_states(
-    workspace: Path, names: Iterable[str], before: Mapping[str, RepositoryState], store: ContentStore
+    workspace: Path, names: Iterable[str], before: Mapping[str, RepositoryState], store: Contents
 ) -> GitChanges:
     """Find what a command changed, or somebody else at that time, by the repositories before and after it."""
     changes, present = GitChanges(), read_repositories(workspace, dict.fromkeys((*before, *names)))

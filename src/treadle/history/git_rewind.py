@@ -22,8 +22,8 @@ from treadle.git.real_repository import RealRepository
 from treadle.git.refs import STASH
 from treadle.git.restore import restore_index, restore_ref
 from treadle.git.restore_stash import restore_stash
+from treadle.history.base import Contents
 from treadle.history.changes import CHANGED_BY_OTHERS, ChangeKind, RewindChange, SkippedFile
-from treadle.history.content_store import ContentStore
 from treadle.history.git_changes import (
     HEAD,
     INDEX,
@@ -74,7 +74,7 @@ class RefStep(Struct, frozen=True):
         repository, ref = self.key
         return KeptRef(ref, self.now, self.then, repository, content)
 
-    def restore(self, root: Path, store: ContentStore) -> str:
+    def restore(self, root: Path, store: Contents) -> str:
         """Restore the ref, and say why if it stays. No commit is lost: if need be, HEAD's log names it."""
         name, ref = self.key
         state = read_repository_state(root, name, [ref])
@@ -113,7 +113,7 @@ class RefHistory:
         return [version for version in self.versions.get(key, ()) if version.seq > position]
 
     def add_interrupted_command(
-        self, fact: FilesKept, repositories: Sequence[KeptRepository], root: Path, store: ContentStore
+        self, fact: FilesKept, repositories: Sequence[KeptRepository], root: Path, store: Contents
     ) -> None:
         """Add what changed since a command that was cut off began. Nobody knows whether the command did it."""
         seen: set[tuple[Path, str]] = set()  # what linked worktrees have in common is added once
@@ -166,7 +166,7 @@ class RefPlan(Struct, frozen=True):
         return RefPlan(steps, self.states, (*self.skipped, *skipped))
 
 
-def compare_refs(history: RefHistory, root: Path, store: ContentStore, to: int, *, back: bool) -> RefPlan:
+def compare_refs(history: RefHistory, root: Path, store: Contents, to: int, *, back: bool) -> RefPlan:
     """Find every ref that differs from its value at a position. With `back`, the texts lead from now to then."""
     steps: list[RefStep] = []
     skipped: list[SkippedFile] = []
@@ -196,7 +196,7 @@ class _Comparison(Struct, frozen=True):
 
     state: RepositoryState
     since: Mapping[str, Sequence[_RefVersion]]
-    store: ContentStore
+    store: Contents
     back: bool
 
     def compare_ref(self, ref: str) -> RefStep | None:
@@ -254,7 +254,7 @@ class _Comparison(Struct, frozen=True):
         return self.since[branch][0].kept.before if branch in self.since else self.state.get_value(branch)
 
 
-def restore_refs(root: Path, store: ContentStore, steps: Sequence[RefStep]) -> list[SkippedFile]:
+def restore_refs(root: Path, store: Contents, steps: Sequence[RefStep]) -> list[SkippedFile]:
     """Move refs to their values then, and write the index. Each is done for itself, so that a repetition goes on."""
     skipped: list[SkippedFile] = []
     failed: set[str] = set()

@@ -18,14 +18,15 @@ from msgspec.structs import replace
 from treadle.engine.fold import fold
 from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
 from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, RunRequested, SessionCreated, validate_fact
+from treadle.history.base import Contents
 from treadle.history.changes import CHANGED_BY_OTHERS, ChangeKind, RewindChange, SkippedFile
 from treadle.history.content_store import ContentStore
 from treadle.history.git_rewind import RefHistory, RefStep, compare_refs, restore_refs
 from treadle.history.snapshot import FileTree, hash_workspace
 from treadle.log.base import Claim, Log
-from treadle.messages import Json
+from treadle.messages import Json, hash_content
 from treadle.tools.base import FILE_NOTE_PREFIX, FOLDER_NOTE, LEFT_NOTE, FileNote, ToolError, read_file_note
-from treadle.workspace.folder import FileContent, Folder, hash_content, render_diff
+from treadle.workspace.folder import FileContent, Folder, render_diff
 from treadle.workspace.worker_threads import run_in_thread
 
 RewindTarget: TypeAlias = Literal["files", "conversation", "both"]
@@ -124,7 +125,7 @@ class FileHistory:
                 return
             self.left.update((path, {digest}) for path, digest in left.items())
 
-    def load_open_trees(self, store: ContentStore) -> list[tuple[FilesKept, FileTree]]:
+    def load_open_trees(self, store: Contents) -> list[tuple[FilesKept, FileTree]]:
         """Load the lists of all files that commands stored before they were cut off."""
         trees: list[tuple[FilesKept, FileTree]] = []
         for fact in self.open_trees:
@@ -193,7 +194,7 @@ class _Plan(Struct, frozen=True):
 class Rewinder:
     """Compares and rewinds the files, the git refs and the conversation of one session."""
 
-    def __init__(self, runs: RunControl, session_id: str, store: ContentStore) -> None:
+    def __init__(self, runs: RunControl, session_id: str, store: Contents) -> None:
         self._runs, self._log = runs, runs.log
         self._id, self._store = session_id, store
 
@@ -310,8 +311,10 @@ class Rewinder:
         return Conflict(f"session {self._id} has an unfinished run; wait for it or cancel it, then rewind")
 
 
-def find_content_store(tools: Sequence[object]) -> ContentStore:
-    """Find the store that an agent's tools use; the one in the user's data folder if they have none."""
+def find_contents(log: Log, tools: Sequence[object]) -> Contents:
+    """Find the contents that an agent's tools store: in the log, in a folder of theirs, or in the data folder."""
+    if log.contents is not None:
+        return log.contents
     stores = (getattr(tool, "kept", None) for tool in tools)
     return next((store for store in stores if isinstance(store, ContentStore)), None) or ContentStore()
 
@@ -335,7 +338,7 @@ def _get_workspace(facts: Sequence[AnyFact]) -> Path:
     return Path(first.workspace or ".")
 
 
-def _build_plan(facts: Sequence[AnyFact], store: ContentStore, to: int, *, back: bool, force: bool = False) -> _Plan:
+def _build_plan(facts: Sequence[AnyFact], store: Contents, to: int, *, back: bool, force: bool = False) -> _Plan:
     """Find everything that differs from a position. With `back`, leave out what others changed, unless `force`."""
     history, root = FileHistory(facts), _get_workspace(facts)
     trees = history.load_open_trees(store)
@@ -355,7 +358,7 @@ def _build_plan(facts: Sequence[AnyFact], store: ContentStore, to: int, *, back:
 
 
 def _compare_files(
-    history: FileHistory, root: Path, store: ContentStore, to: int, *, back: bool
+    history: FileHistory, root: Path, store: Contents, to: int, *, back: bool
 ) -> tuple[list[_FileStep], list[SkippedFile]]:
     """Find every file that differs from its content at a position. With `back`, diffs lead from now to then."""
     steps: list[_FileStep] = []
@@ -383,7 +386,7 @@ def _compare_files(
     return steps, skipped
 
 
-def _compare_file(folder: Folder, store: ContentStore, then: KeptFile, *, back: bool) -> _FileStep | None:
+def _compare_file(folder: Folder, store: Contents, then: KeptFile, *, back: bool) -> _FileStep | None:
     above = (then.path[:end] for end, letter in enumerate(then.path) if letter == "/")
     is_blocked = folder.look_up(then.path) == "folder" or "file" in map(folder.look_up, above)
     now = None if is_blocked else folder.find(then.path)

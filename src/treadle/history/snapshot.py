@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from treadle.events import KeptFile
-from treadle.history.content_store import MAX_KEPT_BYTES, ContentStore, SeenFile
+from treadle.history.base import Contents, SeenFile
+from treadle.history.content_store import MAX_KEPT_BYTES
 from treadle.history.git_changes import (
     GitChanges,
     KeptRepository,
@@ -27,10 +28,11 @@ from treadle.history.git_changes import (
     keep_repository,
     read_repositories,
 )
+from treadle.messages import hash_content
 from treadle.permissions.paths import is_secret_folder, is_secret_name
 from treadle.sandbox.base import GitReport
 from treadle.tools.base import LEFT_NOTE, ToolContext
-from treadle.workspace.folder import O_PATH, hash_content, open_beneath
+from treadle.workspace.folder import O_PATH, open_beneath
 from treadle.workspace.worker_threads import run_in_thread
 
 MAX_FILES = 20_000
@@ -107,7 +109,7 @@ class Snapshot:
 
     reports: Sequence[GitReport] | None = None
 
-    def __init__(self, store: ContentStore, workspace: Path) -> None:
+    def __init__(self, store: Contents, workspace: Path) -> None:
         self.workspace = workspace
         self.left: dict[str, str] = {}
         self._found: Sequence[str] = ()
@@ -184,7 +186,7 @@ class Snapshot:
         self.left_out = _shorten_list(unknown, is_whole=True)
         return sorted(changed, key=lambda file: file.path)
 
-    def find_git_changes(self, store: ContentStore) -> GitChanges:
+    def find_git_changes(self, store: Contents) -> GitChanges:
         """Find the refs that have changed since, after `find_changes` has found the repositories."""
         if self.reports is not None:
             return compare_reports(self.workspace, self.reports, self._repositories, store)
@@ -196,7 +198,7 @@ class Snapshot:
 
 
 @asynccontextmanager
-async def record_changes(store: ContentStore, context: ToolContext) -> AsyncGenerator[Snapshot]:
+async def record_changes(store: Contents, context: ToolContext) -> AsyncGenerator[Snapshot]:
     """Record the changes of a command in the workspace, so that they can be rewound even if it is cut off."""
     snapshot = await run_in_thread(Snapshot, store, context.workspace)
     await context.services.record_kept_files((), tree=snapshot.tree, left_out=snapshot.left_out)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from treadle.errors import NotFound
 from treadle.events import AnyDelta, AnyFact, Event, Parent
+from treadle.history.base import Contents
 from treadle.memory.base import Memories
 
 SESSIONS_PER_PAGE = 200
@@ -280,6 +281,8 @@ class Log(ABC):
     """What this log has counted, for metrics, such as `claims`."""
     listener: Callable[[str], None] | None = None
     memories: Memories
+    contents: Contents | None = None
+    """Old contents of files, where the store keeps them itself. Otherwise each machine has its own."""
     shared: SharedValues
     observer: Observer | None = None
     on_drain: Callable[[], None] | None = None

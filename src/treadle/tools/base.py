@@ -20,6 +20,7 @@ from msgspec import Struct
 from treadle import events
 from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound, TreadleError
+from treadle.history.base import Contents
 from treadle.log.base import Claim, Log, Watch
 from treadle.memory.base import Memories
 from treadle.messages import NO_USAGE, Json, Part, ToolSpec, Usage
@@ -186,12 +187,13 @@ class PermissionAnswer(Struct, frozen=True):
 class ToolServices:
     """What a running call may do with its session's log. This base class is for tests and stores nothing.
 
-    `memories` is what is remembered across sessions. `helpers` gives parts of the work to other sessions. A call may
-    have neither. `claim` is the right to run its session: when another process takes the session over, every method
-    that writes raises `ClaimLost`.
+    `memories` is what is remembered across sessions. `contents` are those of the store, if it keeps old contents of
+    files itself. `helpers` gives parts of the work to other sessions. A call may have none of these. `claim` is the
+    right to run its session: when another process takes the session over, every method that writes raises `ClaimLost`.
     """
 
     memories: Memories | None = None
+    contents: Contents | None = None
     helpers: HelperHost | None = None
     claim: Claim | None = None
 

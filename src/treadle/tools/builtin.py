@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from treadle.history.content_store import ContentStore
+    from treadle.history.base import Contents
     from treadle.tools.base import Tool
 
 
@@ -25,8 +25,8 @@ def build_default_tools(
     `web` adds `fetch_url`. It is off by default because it lets in text of strangers and can send data out. It may be
     the address of a proxy. `network` names the hosts that sandboxed commands may reach (`example.org`,
     `*.example.org`, `registries` for the well-known package registries, `*` for all public hosts). `kept` is the
-    folder for old contents of changed files; the default is in the user's data folder. `granted` names secret files
-    that the tools may read and change.
+    folder for old contents of changed files; the default is in the user's data folder. A store that machines share
+    keeps them itself. `granted` names secret files that the tools may read and change.
     """
     from treadle.history.content_store import ContentStore
     from treadle.tools.ask_user import AskUser
@@ -57,7 +57,7 @@ def build_default_tools(
     return tools
 
 
-def build_file_tools(kept: ContentStore, *, granted: Sequence[str] = ()) -> list[Tool]:
+def build_file_tools(kept: Contents, *, granted: Sequence[str] = ()) -> list[Tool]:
     """Build read_file, write_file, edit_file, apply_patch, list_files and search_files.
 
     `granted` are paths or globs of secret files that the tools may read and change, such as `.env.test`.

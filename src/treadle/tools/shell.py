@@ -19,7 +19,7 @@ from msgspec import Meta, field
 from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
-from treadle.history.content_store import ContentStore
+from treadle.history.base import Contents
 from treadle.history.snapshot import record_changes
 from treadle.messages import Json, ToolSpec
 from treadle.permissions.data_flow import Trait
@@ -160,7 +160,7 @@ class Shell(Tool):
     def __init__(
         self,
         sandbox: Sandbox,
-        kept: ContentStore | None = None,
+        kept: Contents | None = None,
         *,
         network: bool = False,
         allow_hosts: tuple[str, ...] = (),
@@ -254,7 +254,8 @@ class Shell(Tool):
         output, in_sandbox = _Output(context), context.tier != "full"
         job = await self._build_job(parsed, context, output)
         run = self._sandbox.run_in_sandbox if in_sandbox else self._sandbox.run_on_host
-        recording = record_changes(self.kept, context) if self.kept and job.writable else contextlib.nullcontext()
+        contents = (context.services.contents or self.kept) if self.kept is not None else None
+        recording = record_changes(contents, context) if contents and job.writable else contextlib.nullcontext()
         try:
             async with recording as snapshot:
                 result = await run(job, output.feed)

@@ -16,7 +16,6 @@ import stat
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Self
 
@@ -52,11 +51,6 @@ class FileContent(Struct, frozen=True):
     path: str
     data: bytes
     mode: int
-
-
-def hash_content(data: bytes) -> str:
-    """Compute the hash that a content is known by."""
-    return sha256(data).hexdigest()
 
 
 class Folder:

@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Struct
 
 from treadle.events import KeptFile, Safety, Tier
-from treadle.history.content_store import ContentStore
-from treadle.messages import Json
+from treadle.history.base import Contents
+from treadle.messages import Json, hash_content
 from treadle.permissions.data_flow import Trait
 from treadle.permissions.paths import explain_write_risk, find_worktree_folder, is_secret_path
 from treadle.permissions.policy import Assessment
 from treadle.tools.base import FILE_NOTE_PREFIX, FileNote, ParsedArguments, ToolContext, ToolError, read_file_note
 from treadle.tools.function import Function, FunctionTool, ToolOptions
-from treadle.workspace.folder import MAX_FILE_BYTES, FileContent, Folder, hash_content, render_diff
+from treadle.workspace.folder import MAX_FILE_BYTES, FileContent, Folder, render_diff
 from treadle.workspace.worker_threads import run_in_thread
 
 _LASTING: frozenset[Trait] = frozenset(("lasting",))
@@ -43,7 +43,7 @@ class FileChange(Struct, frozen=True):
 class FileToolSettings(Struct, frozen=True):
     """What the file tools of one agent share: where old contents are kept, and which secrets they may touch."""
 
-    kept: ContentStore
+    kept: Contents
     granted: tuple[str, ...] = ()
 
 
@@ -110,7 +110,7 @@ async def apply_changes(settings: FileToolSettings, context: ToolContext, change
     secret = [change.path for change in changes if is_secret_path(change.path)]
     plain = [change for change in changes if change.path not in secret]
     contents = [change.before.data for change in plain if change.before is not None]
-    names = iter(await run_in_thread(settings.kept.put, *contents))
+    names = iter(await run_in_thread((context.services.contents or settings.kept).put, *contents))
     kept = [
         KeptFile(change.path, next(names), change.before.mode) if change.before is not None else KeptFile(change.path)
         for change in plain

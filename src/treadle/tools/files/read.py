@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from treadle.messages import ImagePart
+from treadle.messages import ImagePart, hash_content
 from treadle.tools.base import FILE_NOTE_PREFIX, FileNote, Tool, ToolContext, ToolResult, read_file_note
 from treadle.tools.files.other_names import READ_ARGUMENTS, READ_NAMES
 from treadle.tools.function import tool
-from treadle.workspace.folder import FileContent, Folder, NoSuchFile, decode_text, hash_content, split_lines
+from treadle.workspace.folder import FileContent, Folder, NoSuchFile, decode_text, split_lines
 from treadle.workspace.worker_threads import run_in_thread
 
 MAX_LINES = 2000

@@ -4,6 +4,7 @@
 
 has_bubblewrap() { test -x /usr/bin/bwrap; }
 has_chromium() { test -x /usr/bin/chromium; }
+has_iproute2() { command -v ip >/dev/null; }
 has_pgbouncer() { test -x /usr/sbin/pgbouncer || command -v pgbouncer >/dev/null; }
 has_postgresql() {
     for program in /usr/lib/postgresql/*/bin/postgres; do
@@ -31,7 +32,7 @@ install_packages() {
 }
 
 packages=
-for package in bubblewrap chromium postgresql pgbouncer; do
+for package in bubblewrap chromium iproute2 postgresql pgbouncer; do
     "has_$package" || packages="$packages $package"
 done
 if test "$packages" && test "$(id -u)" = 0 && command -v apt-get >/dev/null; then
@@ -47,4 +48,6 @@ has_postgresql ||
     echo "WARNING: no PostgreSQL 15 or newer: its tests are skipped; apt-get install postgresql" >&2
 has_pgbouncer ||
     echo "WARNING: no PgBouncer: the tests behind a pooler are skipped; apt-get install pgbouncer" >&2
+has_iproute2 ||
+    echo "WARNING: no iproute2 (ip): the tests of nodes on networks of their own are skipped; apt-get install iproute2" >&2
 exit 0

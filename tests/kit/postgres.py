@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from shutil import which
 from typing import Any, Literal, Self
@@ -29,6 +29,7 @@ from tests.kit.processes import (
     make_server_folder,
     wait_until,
 )
+from tests.kit.small_disk import mount_small_disk
 
 OLDEST_VERSION = 15
 USER = "treadle"
@@ -82,6 +83,7 @@ class PostgresServer:
     """A server of its own, with the superuser `treadle`.
 
     `durable` is what a fault needs: a server without it may lose everything when the machine fails, and is faster.
+    `disk_megabytes` puts its data on a disk of its own, which a test can fill. It needs about 60, and root.
     With a password the network asks for it by SCRAM; the socket in `folder` trusts, for the tests themselves.
     """
 
@@ -92,6 +94,7 @@ class PostgresServer:
         password: str = "",
         max_connections: int = 100,
         settings: Mapping[str, str] | None = None,
+        disk_megabytes: int = 0,
     ) -> None:
         programs = find_programs()
         assert programs is not None, find_missing_part()
@@ -101,6 +104,7 @@ class PostgresServer:
         self.log = self.folder / "server.log"
         self.port = find_free_port()
         self._guard = Guard(self.folder, "QUIT")
+        self._disk, self._disk_megabytes = ExitStack(), disk_megabytes
         self._process: ServerProcess | None = None
         self.settings = {
             "port": str(self.port),
@@ -172,6 +176,7 @@ class PostgresServer:
             self.thaw()
             self.stop("immediate")
         self._remove_shared_memory()
+        self._disk.close()
         shutil.rmtree(self.folder)
         self._guard.dismiss()
 
@@ -223,7 +228,8 @@ class PostgresServer:
         return False
 
     def _make_data(self) -> None:
-        self.data.mkdir(exist_ok=True)
+        if self._disk_megabytes:
+            self._disk.enter_context(mount_small_disk(self.data, self._disk_megabytes))
         shutil.copytree(make_template(self.programs), self.data, dirs_exist_ok=True)
         way = "scram-sha-256" if self.password else "trust"
         ways = (f"local {what} all trust\nhost {what} all all {way}\n" for what in ("all", "replication"))

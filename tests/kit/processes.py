@@ -16,6 +16,9 @@ PATIENCE = 60.0
 """Seconds that only a hang exceeds."""
 PORTS = range(15_000, 32_000)
 """Below the ports that the kernel gives to clients, so that a stopped server finds its port free again."""
+ENDED = ("", "Z", "X")
+STOPPED = ("T", *ENDED)
+"""States of a process that does nothing any more, as `ps` shows them."""
 # Is told which process to watch, a line each. The end of its input is the end of the tests.
 _GUARD = """
 pid=
@@ -25,6 +28,7 @@ if test "$pid"; then
     kill -CONT "$pid"
     while kill -0 "$pid"; do sleep 0.05; done
 fi
+umount --lazy "$2/data"
 rm -rf -- "$2"
 """
 
@@ -102,9 +106,9 @@ def read_state(pid: int) -> str:
         return ""
 
 
-def _wait_for_states(pids: Sequence[int], *states: str) -> None:
-    """Wait until each process has one of the states, or has ended."""
-    wait_until(lambda: all(read_state(pid) in ("", "Z", "X", *states) for pid in pids))
+def _wait_for_states(pids: Sequence[int], states: Sequence[str]) -> None:
+    """Wait until each process has one of the states."""
+    wait_until(lambda: all(read_state(pid) in states for pid in pids))
 
 
 class Guard:
@@ -164,7 +168,7 @@ class ServerProcess:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait(PATIENCE)
-        _wait_for_states(pids)
+        _wait_for_states(pids, ENDED)
         self._guard.watch(None)
 
     def freeze(self) -> list[int]:
@@ -176,7 +180,7 @@ class ServerProcess:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
             frozen += found
-            _wait_for_states(frozen, "T")
+            _wait_for_states(frozen, STOPPED)
             found = [pid for pid in list_descendants(self.pid) if pid not in frozen]
         return frozen
 

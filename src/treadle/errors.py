@@ -18,6 +18,7 @@ TreadleError
     ├── StoreFull            no room left on the disk
     ├── StoreBusy            other processes held the file for too long
     ├── StoreAway            the database cannot be reached now: try again soon
+    ├── StoreLostFacts       the database lost facts that it had acknowledged
     └── StoreDamaged         not a treadle store, or a broken one
 """
 
@@ -181,6 +182,10 @@ class StoreBusy(StoreError):
 
 class StoreAway(StoreError):
     """The database of the store cannot be reached now. Nothing that was recorded is lost."""
+
+
+class StoreLostFacts(StoreError):
+    """The database has fewer facts than it had acknowledged, as after a failover to a standby that lagged behind."""
 
 
 class StoreDamaged(StoreError):

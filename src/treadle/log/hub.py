@@ -172,9 +172,10 @@ class Hub:
             channel.epoch = 0
             self._drop_unused(session_id, channel)
 
-    def watch(self, session_id: str, after: int, head: int) -> Watch:
-        """Watch a session that exists and reaches `head`."""
-        return HubWatch(self, session_id, self._open_channel(session_id, head), after, is_catching_up=after < head)
+    def watch(self, session_id: str, after: int, head: int | None) -> Watch:
+        """Watch a session that reaches `head`. With None that is not known yet, nor whether the session exists."""
+        channel = self._open_channel(session_id, head or 0)
+        return HubWatch(self, session_id, channel, after, is_catching_up=head is None or after < head)
 
     def end_session(self, session_id: str) -> None:
         """End the watches of a session that was deleted."""
@@ -286,6 +287,7 @@ class HubWatch(Watch):
         facts = await self._hub.read(self._session_id, self._seq, BATCH)
         channel = self._channel
         reached = facts[-1].seq if facts else self._seq
+        channel.advance_head(reached)
         self._is_catching_up = bool(facts) and (len(facts) == BATCH or reached < channel.head)
         if not self._is_catching_up:
             self._index = max(self._index, channel.live_start)

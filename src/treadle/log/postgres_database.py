@@ -1,0 +1,296 @@
+"""A PostgreSQL database that is in use: connections, repeated attempts, and what its errors mean.
+
+Every call runs one statement, which the server commits by itself: a process that is frozen or cut off holds no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import errors as pg_errors
+from psycopg.abc import Params
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from treadle.errors import BadInput, StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
+from treadle.log.postgres_schema import migrate
+
+OLDEST_SERVER = 150000
+POOL_SIZE = 8
+PATIENCE = 2.5
+"""For how many seconds a statement is repeated while the database is away, unless the caller has more patience."""
+STATEMENT_SECONDS = 30.0
+"""After so many seconds without an answer a connection counts as dead."""
+CONNECT_SECONDS = 2.0
+PAUSE = 0.2
+"""Between two attempts."""
+_DEFAULTS = {
+    "application_name": "treadle",
+    "connect_timeout": str(int(CONNECT_SECONDS)),
+    "target_session_attrs": "read-write",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "8000",
+}
+_TRY_AGAIN = (
+    psycopg.InterfaceError,
+    pg_errors.ConnectionException,
+    pg_errors.AdminShutdown,
+    pg_errors.CrashShutdown,
+    pg_errors.CannotConnectNow,
+    pg_errors.IdleSessionTimeout,
+    pg_errors.DeadlockDetected,
+    pg_errors.SerializationFailure,
+    pg_errors.LockNotAvailable,
+    pg_errors.TooManyConnections,
+    pg_errors.ReadOnlySqlTransaction,  # the server has become a standby
+    pg_errors.ProtocolViolation,  # from a pooler that cannot reach the server
+)
+Row = tuple[Any, ...]
+
+
+class Address:
+    """The address of a store. `?listen=` is the one for the connection that waits for news, where a pooler cannot."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url.replace("postgres://", "postgresql://", 1))
+        fields = [field for field in parts.query.split("&") if field]
+        listen = [unquote(field[7:]) for field in fields if field.startswith("listen=")]
+        rest = "&".join(field for field in fields if not field.startswith("listen="))
+        try:
+            given = conninfo_to_dict(urlunsplit((*parts[:3], rest, parts.fragment)))
+            direct = self._read_listen(listen[-1], given) if listen else given
+        except (psycopg.ProgrammingError, ValueError) as error:
+            raise BadInput(
+                f"the URL of the store is wrong ({str(error).splitlines()[0]}); write postgresql://USER@HOST:PORT/DATABASE"
+            ) from None
+        self.conninfo = _write_conninfo(given)
+        self.listen_conninfo = _write_conninfo(direct)
+        hosts, ports = str(given.get("host") or ""), str(given.get("port") or "")
+        self.name = f"PostgreSQL at {hosts or 'the local socket'}{':' + ports if ports else ''}"
+        """The address for messages, without user and password."""
+
+    @staticmethod
+    def _read_listen(text: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Read `?listen=`: a whole URL, or HOST or HOST:PORT with everything else as in the store's URL."""
+        if "://" in text:
+            return {**given, **conninfo_to_dict(text)}
+        host, _, port = text.partition(":") if not text.startswith("/") else (text, "", "")
+        return {**given, "host": host, "port": port or given.get("port")}
+
+
+def shut_down(connection: psycopg.AsyncConnection[Row]) -> None:
+    """Shut a connection down. Who waits for an answer on it gets an error at once, and the server goes on.
+
+    The server must not be asked to cancel a statement: it would report a commit that no standby has.
+    """
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as shared:
+        shared.shutdown(socket.SHUT_RDWR)
+
+
+def _write_conninfo(given: Mapping[str, object]) -> str:
+    named = {name: str(value) for name, value in given.items() if value is not None}
+    return make_conninfo("", **{**_DEFAULTS, **named})
+
+
+class Connections:
+    """Up to `size` connections to one address, which are opened when they are needed."""
+
+    def __init__(self, conninfo: str, size: int) -> None:
+        self.conninfo, self.size = conninfo, size
+        self.is_pooled: bool | None = None
+        """Whether a pooler stands before the server. Unknown until the first connection."""
+        self._free: list[psycopg.AsyncConnection[Row]] = []
+        self._used: set[psycopg.AsyncConnection[Row]] = set()
+        self._slots = asyncio.Semaphore(size)
+
+    @property
+    def used(self) -> int:
+        """How many connections are at work."""
+        return len(self._used)
+
+    @asynccontextmanager
+    async def borrow(self) -> AsyncGenerator[psycopg.AsyncConnection[Row]]:
+        """Borrow a connection. One that failed, or whose work was cancelled, is closed."""
+        async with self._slots:
+            connection = self._free.pop() if self._free else await self._connect()
+            self._used.add(connection)
+            is_whole = False
+            try:
+                yield connection
+                is_whole = True
+            except psycopg.Error as error:
+                is_whole = not isinstance(error, _TRY_AGAIN) and not connection.broken
+                raise
+            finally:
+                self._used.discard(connection)
+                if is_whole and not connection.closed:
+                    self._free.append(connection)
+                else:
+                    await _close_quietly(connection)
+
+    def cut(self) -> None:
+        """Shut all connections down."""
+        for connection in (*self._used, *self._free):
+            shut_down(connection)
+
+    async def close(self) -> None:
+        """Close the connections that are free."""
+        while self._free:
+            await _close_quietly(self._free.pop())
+
+    async def _connect(self) -> psycopg.AsyncConnection[Row]:
+        async with asyncio.timeout(4 * CONNECT_SECONDS):  # of several hosts, the first may be dead
+            connection = await psycopg.AsyncConnection.connect(self.conninfo, autocommit=True)
+        try:
+            if self.is_pooled is None:
+                cursor = await connection.execute("SELECT pg_backend_pid()")
+                row = await cursor.fetchone()
+                self.is_pooled = row is not None and row[0] != connection.info.backend_pid
+            if self.is_pooled:
+                connection.prepare_threshold = None
+        except BaseException:
+            await _close_quietly(connection)
+            raise
+        return connection
+
+
+class Database:
+    """The database of a store: a few connections for everything, one for the owner's writes, and one for renewals."""
+
+    def __init__(self, address: Address, on_open: Callable[[], Awaitable[None]]) -> None:
+        self.address, self._on_open = address, on_open
+        self._is_open, self._opening = False, asyncio.Lock()
+        self.pool = Connections(address.conninfo, POOL_SIZE)
+        self.writer = Connections(address.conninfo, 1)
+        self.renewer = Connections(address.conninfo, 1)
+        self.waiting = 0
+        self.losses = 0
+        """How often a statement was repeated because nobody knows whether it was done."""
+        self.away_since: float | None = None
+        self.is_closed = False
+
+    async def open(self) -> None:
+        """Connect, and bring the tables up to date, if this was not done before."""
+        if not self._is_open:
+            await self.fetch("SELECT 1")
+
+    async def _prepare(self) -> None:
+        async with self._opening:
+            if self._is_open:
+                return
+            async with self.pool.borrow() as connection:
+                if connection.info.server_version < OLDEST_SERVER:
+                    version = connection.info.server_version // 10000
+                    raise StoreError(f"{self.address.name} has version {version}; treadle needs PostgreSQL 15 or newer")
+                await migrate(connection, self.address.name)
+            self._is_open = True
+        await self._on_open()
+
+    async def fetch(
+        self,
+        sql: str,
+        params: Params | None = None,
+        *,
+        through: Connections | None = None,
+        patience: float | None = PATIENCE,
+    ) -> list[Row]:
+        """Run one statement and return its rows. While the database is away, it is repeated as long as `patience` says.
+
+        Without a limit it is repeated until it is done. Then a `StoreAway` says that it may or may not have been done.
+        """
+        began, through, attempt = time.monotonic(), through or self.pool, 0
+        while True:
+            if self.is_closed:
+                raise StoreError("this log was closed; make a new one")
+            attempt += 1
+            try:
+                if not self._is_open:
+                    await self._prepare()
+                rows = await self._run(through, sql, params)
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                explained = self.explain(error)
+                is_over = patience is not None and time.monotonic() - began + PAUSE > patience
+                if is_over or not isinstance(explained, StoreAway | StoreFull):
+                    raise explained from error
+                if isinstance(explained, StoreFull) and patience is not None:
+                    raise explained from error
+                self.losses += 1
+                await asyncio.sleep(min(PAUSE * attempt, 1.0))
+            else:
+                self.away_since = None
+                return rows
+
+    async def execute(self, sql: str, params: Params | None = None, *, patience: float | None = PATIENCE) -> None:
+        """Run one statement that returns nothing. For the rest see `fetch`."""
+        await self.fetch(sql, params, patience=patience)
+
+    async def _run(self, through: Connections, sql: str, params: Params | None) -> list[Row]:
+        self.waiting += 1
+        try:
+            async with through.borrow() as connection:
+                timer = asyncio.get_running_loop().call_later(STATEMENT_SECONDS, through.cut)
+                try:
+                    cursor = await connection.cursor(binary=True).execute(sql.encode(), params)
+                    return await cursor.fetchall() if cursor.description is not None else []
+                finally:
+                    timer.cancel()
+        finally:
+            self.waiting -= 1
+
+    def cut(self) -> None:
+        """Shut all connections down, because the database does not answer. The next statements connect anew."""
+        for connections in (self.pool, self.writer, self.renewer):
+            connections.cut()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self.is_closed = True
+        for connections in (self.pool, self.writer, self.renewer):
+            await connections.close()
+
+    def explain(self, error: Exception) -> StoreError:
+        """Turn an error of the database into one that tells the user what it means and what to do."""
+        where, text = self.address.name, _first_line(error)
+        if isinstance(error, pg_errors.DiskFull):
+            return StoreFull(
+                f"no room left on the disk of {where}; nothing was written. Everything recorded before is safe: make "
+                "room and go on"
+            )
+        if isinstance(error, pg_errors.InvalidPassword | pg_errors.InvalidAuthorizationSpecification):
+            return StoreError(f"{where} refuses the user: {text}. Check the user and the password (PGPASSFILE)")
+        if isinstance(error, pg_errors.InvalidCatalogName):
+            return StoreError(f"{where}: {text}. Create the database with `createdb`, or name another one")
+        if isinstance(error, pg_errors.InsufficientPrivilege):
+            return StoreReadOnly(f"{where}: {text}. Give the user the rights to create and use the schema treadle")
+        if isinstance(error, pg_errors.DataCorrupted | pg_errors.IndexCorrupted):
+            return StoreDamaged(f"{where} is damaged: {text}. Restore a backup")
+        if isinstance(error, (*_TRY_AGAIN, OSError, TimeoutError)) or _has_no_state(error):
+            self.away_since = self.away_since or time.monotonic()
+            return StoreAway(f"{where} cannot be used now: {text or type(error).__name__}. Try again")
+        if isinstance(error, pg_errors.QueryCanceled):
+            return StoreBusy(f"{where} stopped a statement: {text}. Try again")
+        return StoreError(f"{where} cannot be used: {text}. Everything recorded before is safe")
+
+
+def _has_no_state(error: Exception) -> bool:
+    """Whether the error is about the connection, and not the answer of the server to a statement."""
+    return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of a message. No message of libpq holds the password."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "").removesuffix(".")
+
+
+async def _close_quietly(connection: psycopg.AsyncConnection[Row]) -> None:
+    with suppress(psycopg.Error, OSError):
+        await connection.close()

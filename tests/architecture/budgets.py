@@ -16,7 +16,7 @@ PARAMETERS = 6
 TOP_MODULES = 8
 USED_ONCE_PERCENT = 40
 """It may only fall."""
-SOURCE_LINES = 72_000
+SOURCE_LINES = 78_000
 """All of src/treadle. It rises only with a decision record."""
 
 # A provider's protocol: its reader and its writer in one file.

@@ -11,6 +11,7 @@ from tests.log.workers import Start, Worker
 from treadle.events import AgentConfig, Custom, MessageReceived, SessionCreated
 from treadle.log.base import Claim, Log
 from treadle.log.in_memory import InMemoryLog
+from treadle.log.postgres import PostgresLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import TextPart
 
@@ -51,11 +52,13 @@ def make() -> type[Make]:
     return Make
 
 
-@pytest.fixture(params=["memory", "sqlite-process", "sqlite-power"])
+@pytest.fixture(params=["memory", "sqlite-process", "sqlite-power", "postgres"])
 async def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[Log]:
     opened: Log
     if request.param == "memory":
         opened = InMemoryLog(clock=clock)
+    elif request.param == "postgres":
+        opened = PostgresLog(request.getfixturevalue("postgres_url"), clock=clock)
     else:
         durability = "power" if request.param == "sqlite-power" else "process"
         opened = SqliteLog(tmp_path / "log.db", durability=durability, clock=clock)

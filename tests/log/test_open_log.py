@@ -1,5 +1,6 @@
 """Which log a path, a URL or a log means."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from treadle.errors import BadInput
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.open_log import open_log
+from treadle.log.postgres import PostgresLog
 from treadle.log.sqlite import SqliteLog
 
 
@@ -23,9 +25,25 @@ def test_memory_is_not_stored_and_a_log_is_itself() -> None:
     assert isinstance(log, InMemoryLog) and open_log(log) is log
 
 
+async def test_a_url_of_postgresql_is_a_database_that_nothing_connects_to_yet() -> None:
+    log = open_log("postgresql://nobody@nowhere.invalid/none")
+    assert isinstance(log, PostgresLog) and log.is_shared
+    await log.close()
+
+
+def test_without_psycopg_a_url_of_postgresql_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "treadle.log.postgres", None)
+    with pytest.raises(BadInput, match=r"pip install 'treadle\[postgres\]'"):
+        open_log("postgresql://host/db")
+
+
 @pytest.mark.parametrize(
     ("store", "message"),
-    [("postgresql://host/db", "not available yet"), ("redis://host", "not a log"), ("", "not a log")],
+    [
+        ("redis://host", "not a log"),
+        ("", "not a log"),
+        ("postgresql://user@host:port/db", "the URL of the store is wrong"),
+    ],
 )
 def test_what_is_no_log_is_bad_input(store: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):

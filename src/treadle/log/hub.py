@@ -239,7 +239,7 @@ class HubWatch(Watch):
         while (event := self._take_next()) is None:
             if self._is_over():
                 raise StopAsyncIteration
-            if not self._is_behind() or not await self._catch_up():
+            if not self._is_behind() or not (await self._catch_up() or self._is_over()):
                 await self._wait()
         return event
 
@@ -283,16 +283,20 @@ class HubWatch(Watch):
         return event
 
     async def _catch_up(self) -> bool:
-        """Read missing facts from the log. True when there is an event to give."""
+        """Read missing facts from the log. True when there is an event to give, or more to read.
+
+        Facts that were stored during the read woke nobody.
+        """
+        channel, known = self._channel, self._channel.head
         facts = await self._hub.read(self._session_id, self._seq, BATCH)
-        channel = self._channel
+        is_moved = channel.head > known
         reached = facts[-1].seq if facts else self._seq
         channel.advance_head(reached)
         self._is_catching_up = bool(facts) and (len(facts) == BATCH or reached < channel.head)
         if not self._is_catching_up:
             self._index = max(self._index, channel.live_start)
         self._taken = [*reversed(facts)]
-        return bool(facts) or self._take_from_ring()
+        return bool(facts) or self._take_from_ring() or is_moved
 
     def _take_from_ring(self) -> bool:
         """Take all new events of the ring, unless facts before them are missing. True when there were any."""
@@ -330,10 +334,13 @@ class HubWatch(Watch):
 
 
 class HubStoreWatch(StoreWatch):
-    """One watcher of all sessions. It holds one batch at most and reads the next from the store when that is taken."""
+    """One watcher of all sessions. It holds one batch at most and reads the next from the store when that is taken.
 
-    def __init__(self, hub: Hub, after: int) -> None:
-        self._hub, self.start, self._cursor = hub, after, after
+    If the store ends before `after`, which a read shows, it goes on from `last`: the end when it began.
+    """
+
+    def __init__(self, hub: Hub, after: int, last: int = 0) -> None:
+        self._hub, self.start, self._cursor, self._last = hub, after, after, last
         self._taken: list[StoredFact] = []  # the next one is last
         self._waiter: asyncio.Future[None] | None = None
         self._is_closed = False
@@ -346,6 +353,8 @@ class HubStoreWatch(StoreWatch):
             facts, reached = await self._hub.read_store(self._cursor, BATCH)
             if self._is_closed:
                 raise StopAsyncIteration
+            if reached < self._cursor:
+                reached = min(reached, self._last)
             # A fact that was stored during the read woke nobody.
             if reached == self._cursor and changes == self._hub.store_changes:
                 await self._wait()

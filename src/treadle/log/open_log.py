@@ -7,6 +7,7 @@ from pathlib import Path
 from treadle.errors import BadInput, StoreFull, StoreReadOnly
 from treadle.log.base import Log
 from treadle.log.in_memory import InMemoryLog
+from treadle.secrets.store_url import is_postgres_url
 
 
 def open_log(store: str | Path | Log, *, read_only: bool = False) -> Log:
@@ -20,11 +21,10 @@ def open_log(store: str | Path | Log, *, read_only: bool = False) -> Log:
     if store == ":memory:":
         return InMemoryLog()
     if isinstance(store, str):
-        scheme = store.partition("://")[0].lower() if "://" in store else ""
-        if scheme in ("postgres", "postgresql"):
-            raise BadInput("PostgreSQL logs are not available yet; pass the path of an SQLite file")
-        if scheme or not store:
-            raise BadInput(f"{store!r} is not a log; pass a path, or ':memory:'")
+        if is_postgres_url(store):
+            return _open_postgres_log(store)
+        if "://" in store or not store:
+            raise BadInput(f"{store!r} is not a log; pass a path, postgresql://USER@HOST/DATABASE, or ':memory:'")
     from treadle.log.sqlite import SqliteLog
 
     try:
@@ -33,3 +33,13 @@ def open_log(store: str | Path | Log, *, read_only: bool = False) -> Log:
         if not read_only:
             raise
         return SqliteLog(store, read_only=True)
+
+
+def _open_postgres_log(url: str) -> Log:
+    try:
+        from treadle.log.postgres import PostgresLog
+    except ImportError as error:
+        raise BadInput(
+            f"a store on PostgreSQL needs psycopg ({error}); install it with `pip install 'treadle[postgres]'`"
+        ) from None
+    return PostgresLog(url)

@@ -32,20 +32,24 @@ from treadle.log.base import (
     Watch,
 )
 from treadle.log.hub import Hub, HubLog, HubStoreWatch
-from treadle.log.postgres_database import Address, Database
+from treadle.log.postgres_contents import PostgresContents
+from treadle.log.postgres_database import Database
 from treadle.log.postgres_nodes import Nodes, PostgresValues
 from treadle.log.postgres_wakeups import Wakeups
+from treadle.log.postgres_words import PostgresWords
 from treadle.log.postgres_writes import REFUSED, REPEATED, Append, OwnerWrites, finish
-from treadle.memory.store import InMemoryMemories
+from treadle.memory.postgres_memories import PostgresMemories
+from treadle.secrets.store_url import parse_postgres_url
 
 MAX_DEVIATION = 0.1
 """By how many seconds this machine's clock may differ from that of the database, before it is corrected."""
 _MAX_CACHED_NUMBERS = 10_000
 _POST = """SELECT treadle.post_facts(%s, %s, %s::bytea[], %s::jsonb, %s, %s::bigint, %s::bigint, %s::text,
     %s::text, %s::double precision, %s::text[], %s::text[], %s, %s::double precision)"""
-# Without a position there may be posts that the owner has not seen, so their wake-up is kept.
+# Without a position there may be posts that the owner has not seen, so their wake-up is kept. A session with facts that
+# this release cannot read is due at once, for a newer node.
 _RELEASE = """UPDATE treadle.sessions SET owner = '', lease = 0,
-    wake_at = CASE WHEN %(seq)s::integer IS NOT NULL THEN %(wake_at)s::double precision
+    wake_at = CASE WHEN min_reader > %(reader)s THEN 0 WHEN %(seq)s::integer IS NOT NULL THEN %(wake_at)s::double precision
         ELSE least(wake_at, %(wake_at)s::double precision) END,
     status = CASE WHEN %(waiting)s THEN 'waiting' ELSE status END
     WHERE num = %(num)s AND epoch = %(epoch)s AND owner = %(owner)s AND (%(seq)s::integer IS NULL OR head <= %(seq)s)
@@ -64,13 +68,15 @@ class PostgresLog(HubLog):
     def __init__(self, url: str, *, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock
         self._offset = 0.0
-        self.address = Address(url)
-        self._database = Database(self.address, on_open=self._measure_time)
+        self._url = parse_postgres_url(url)
+        self._database = Database(self._url, on_open=self._measure_time)
         self._writes = OwnerWrites(self._database, self._get_given_time)
         self._hub = Hub(self._read_batch, self._read_store, on_wait=self._start)
         self._wakeups = Wakeups(self._database, self._handle_heads, self._poll, self.now)
         self._nodes = Nodes(self._database, self._get_given_time)
-        self.memories = InMemoryMemories(self.now)
+        self.memories = PostgresMemories(self._database, self.now)
+        self.contents = self._contents = PostgresContents(url)
+        self._words = PostgresWords(self._database)
         self.shared = PostgresValues(self._database, self._get_given_time)
         self.counters = {"claims": 0.0, "takeovers": 0.0, "fenced_writes": 0.0}
         self._numbers: dict[str, int] = {}
@@ -191,6 +197,7 @@ class PostgresLog(HubLog):
             "seq": expected_seq,
             "wake_at": wake_at,
             "waiting": waiting,
+            "reader": rows.READER,
         }
         losses = self._database.losses
         released = await finish(self._database.fetch(_RELEASE, values))
@@ -262,7 +269,7 @@ class PostgresLog(HubLog):
         if found and found[0][:2] == (claim.epoch, claim.owner):
             head = found[0][2]
             if (known := self.get_head(claim.session_id)) > head:
-                return rows.build_facts_lost(self.address.name, claim.session_id, head, known)
+                return rows.build_facts_lost(self._url.shown, claim.session_id, head, known)
             return records.build_position_moved(claim, head, expected_seq)
         if not found:
             self._hub.mark_released(claim.session_id, claim.epoch)
@@ -292,14 +299,14 @@ class PostgresLog(HubLog):
         found = await self._database.fetch(rows.READ_BATCH, values, patience=None)
         if not found:
             await self._fetch_number(session_id)
-        return rows.read_facts(found)
+        return rows.read_next_facts(found)
 
     def watch(self, session_id: str, after: int = 0) -> Watch:
-        # The head is not known here. A watch of an unknown session raises the error when it reads.
-        return self._hub.watch(session_id, after, None)
+        # The head may not be known here. A watch of an unknown session raises the error when it reads.
+        return self._hub.watch(session_id, after, self.get_head(session_id) or None)
 
     def watch_all(self, after: int | None = None) -> StoreWatch:
-        return HubStoreWatch(self._hub, self._last_cursor if after is None else max(after, 0))
+        return HubStoreWatch(self._hub, self._last_cursor if after is None else max(after, 0), self._last_cursor)
 
     async def _read_store(self, after: int, count: int) -> tuple[list[StoredFact], int]:
         values = (after, count, records.BATCH_BYTES)
@@ -329,7 +336,7 @@ class PostgresLog(HubLog):
         return SessionPage(tuple(rows.build_info(row) for row in page), cursor)
 
     async def search(self, text: str, limit: int = 20) -> SearchHits:
-        return SearchHits()
+        return await self._words.search(text, limit)
 
     # ── the rest ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -390,10 +397,12 @@ class PostgresLog(HubLog):
         self._hub.close()
         if not self._database.is_closed:
             await self._wakeups.close()
+            await self._words.close()
             for task in self._updating:
                 task.cancel()
             with suppress(StoreError):
                 await self._nodes.leave()
+        self._contents.close()
         await self._database.close()
 
     async def _get_number(self, session_id: str) -> int:

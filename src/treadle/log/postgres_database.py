@@ -9,18 +9,18 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import errors as pg_errors
 from psycopg.abc import Params
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from treadle.errors import BadInput, StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
+from treadle.errors import StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
 from treadle.log.postgres_schema import migrate
+from treadle.secrets.store_url import HIDDEN, PostgresUrl, hide_password
 
 OLDEST_SERVER = 150000
 POOL_SIZE = 8
@@ -57,36 +57,6 @@ _TRY_AGAIN = (
 Row = tuple[Any, ...]
 
 
-class Address:
-    """The address of a store. `?listen=` is the one for the connection that waits for news, where a pooler cannot."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url.replace("postgres://", "postgresql://", 1))
-        fields = [field for field in parts.query.split("&") if field]
-        listen = [unquote(field[7:]) for field in fields if field.startswith("listen=")]
-        rest = "&".join(field for field in fields if not field.startswith("listen="))
-        try:
-            given = conninfo_to_dict(urlunsplit((*parts[:3], rest, parts.fragment)))
-            direct = self._read_listen(listen[-1], given) if listen else given
-        except (psycopg.ProgrammingError, ValueError) as error:
-            raise BadInput(
-                f"the URL of the store is wrong ({str(error).splitlines()[0]}); write postgresql://USER@HOST:PORT/DATABASE"
-            ) from None
-        self.conninfo = _write_conninfo(given)
-        self.listen_conninfo = _write_conninfo(direct)
-        hosts, ports = str(given.get("host") or ""), str(given.get("port") or "")
-        self.name = f"PostgreSQL at {hosts or 'the local socket'}{':' + ports if ports else ''}"
-        """The address for messages, without user and password."""
-
-    @staticmethod
-    def _read_listen(text: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Read `?listen=`: a whole URL, or HOST or HOST:PORT with everything else as in the store's URL."""
-        if "://" in text:
-            return {**given, **conninfo_to_dict(text)}
-        host, _, port = text.partition(":") if not text.startswith("/") else (text, "", "")
-        return {**given, "host": host, "port": port or given.get("port")}
-
-
 def shut_down(connection: psycopg.AsyncConnection[Row]) -> None:
     """Shut a connection down. Who waits for an answer on it gets an error at once, and the server goes on.
 
@@ -96,16 +66,16 @@ def shut_down(connection: psycopg.AsyncConnection[Row]) -> None:
         shared.shutdown(socket.SHUT_RDWR)
 
 
-def _write_conninfo(given: Mapping[str, object]) -> str:
-    named = {name: str(value) for name, value in given.items() if value is not None}
-    return make_conninfo("", **{**_DEFAULTS, **named})
+def build_conninfo(url: str) -> str:
+    """Build what libpq needs to connect. What the URL says itself counts before our defaults."""
+    return make_conninfo("", **{**_DEFAULTS, **conninfo_to_dict(url)})
 
 
 class Connections:
     """Up to `size` connections to one address, which are opened when they are needed."""
 
-    def __init__(self, conninfo: str, size: int) -> None:
-        self.conninfo, self.size = conninfo, size
+    def __init__(self, url: str, size: int) -> None:
+        self._conninfo, self.size = build_conninfo(url), size
         self.is_pooled: bool | None = None
         """Whether a pooler stands before the server. Unknown until the first connection."""
         self._free: list[psycopg.AsyncConnection[Row]] = []
@@ -149,7 +119,7 @@ class Connections:
 
     async def _connect(self) -> psycopg.AsyncConnection[Row]:
         async with asyncio.timeout(4 * CONNECT_SECONDS):  # of several hosts, the first may be dead
-            connection = await psycopg.AsyncConnection.connect(self.conninfo, autocommit=True)
+            connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
         try:
             if self.is_pooled is None:
                 cursor = await connection.execute("SELECT pg_backend_pid()")
@@ -166,12 +136,12 @@ class Connections:
 class Database:
     """The database of a store: a few connections for everything, one for the owner's writes, and one for renewals."""
 
-    def __init__(self, address: Address, on_open: Callable[[], Awaitable[None]]) -> None:
-        self.address, self._on_open = address, on_open
+    def __init__(self, url: PostgresUrl, on_open: Callable[[], Awaitable[None]]) -> None:
+        self.url, self._on_open = url, on_open
         self._is_open, self._opening = False, asyncio.Lock()
-        self.pool = Connections(address.conninfo, POOL_SIZE)
-        self.writer = Connections(address.conninfo, 1)
-        self.renewer = Connections(address.conninfo, 1)
+        self.pool = Connections(url.connect, POOL_SIZE)
+        self.writer = Connections(url.connect, 1)
+        self.renewer = Connections(url.connect, 1)
         self.waiting = 0
         self.losses = 0
         """How often a statement was repeated because nobody knows whether it was done."""
@@ -190,8 +160,8 @@ class Database:
             async with self.pool.borrow() as connection:
                 if connection.info.server_version < OLDEST_SERVER:
                     version = connection.info.server_version // 10000
-                    raise StoreError(f"{self.address.name} has version {version}; treadle needs PostgreSQL 15 or newer")
-                await migrate(connection, self.address.name)
+                    raise StoreError(f"{self.url.shown} has version {version}; treadle needs PostgreSQL 15 or newer")
+                await migrate(connection, self.url.shown)
             self._is_open = True
         await self._on_open()
 
@@ -259,7 +229,7 @@ class Database:
 
     def explain(self, error: Exception) -> StoreError:
         """Turn an error of the database into one that tells the user what it means and what to do."""
-        where, text = self.address.name, _first_line(error)
+        where, text = self.url.shown, self._read_first_line(error)
         if isinstance(error, pg_errors.DiskFull):
             return StoreFull(
                 f"no room left on the disk of {where}; nothing was written. Everything recorded before is safe: make "
@@ -280,15 +250,15 @@ class Database:
             return StoreBusy(f"{where} stopped a statement: {text}. Try again")
         return StoreError(f"{where} cannot be used: {text}. Everything recorded before is safe")
 
+    def _read_first_line(self, error: Exception) -> str:
+        """Return the first line of a message, without a password."""
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), "").removesuffix(".")
+        return hide_password(line.replace(self.url.password, HIDDEN) if self.url.password else line)
+
 
 def _has_no_state(error: Exception) -> bool:
     """Whether the error is about the connection, and not the answer of the server to a statement."""
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of a message. No message of libpq holds the password."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "").removesuffix(".")
 
 
 async def _close_quietly(connection: psycopg.AsyncConnection[Row]) -> None:

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from psycopg import AsyncConnection
 
 from treadle.errors import StoreTooNew
+from treadle.log.postgres_contents import CONTENT_TABLES
+from treadle.log.postgres_words import WORD_TABLES
+from treadle.memory.postgres_memories import MEMORY_TABLES
 
 LOCK = 7_472_646_400
 """The advisory lock of migrations. The next number is the lock of positions."""
@@ -255,7 +258,9 @@ _FUNCTIONS = (
             INSERT INTO treadle.keys VALUES (found.num, post_key, found.head + 1, found.head + cardinality(bodies));
             UPDATE treadle.sessions SET head = head + cardinality(bodies),
                 wake_at = CASE WHEN wakes THEN least(wake_at, moment) ELSE wake_at END WHERE num = found.num;
-            PERFORM treadle.change_session(found.num, changes);
+            IF changes IS NOT NULL THEN
+                PERFORM treadle.change_session(found.num, changes);
+            END IF;
             IF claimant IS NOT NULL AND (found.owner = '' OR found.lease <= moment) THEN
                 SELECT * INTO found FROM treadle.sessions WHERE num = found.num;
                 IF treadle.serves(found, agents, folders, reader) THEN
@@ -287,7 +292,7 @@ _FUNCTIONS = (
         END $$""",
 )
 
-MIGRATIONS: tuple[Migration, ...] = ((*_TABLES, *_FUNCTIONS),)
+MIGRATIONS: tuple[Migration, ...] = ((*_TABLES, *_FUNCTIONS, *WORD_TABLES, *MEMORY_TABLES, *CONTENT_TABLES),)
 
 
 async def migrate(connection: AsyncConnection, where: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:

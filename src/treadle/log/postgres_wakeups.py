@@ -18,7 +18,7 @@ import psycopg
 from msgspec import Struct
 
 from treadle.errors import StoreError
-from treadle.log.postgres_database import CONNECT_SECONDS, Database, Row, shut_down
+from treadle.log.postgres_database import CONNECT_SECONDS, Database, Row, build_conninfo, shut_down
 
 FLUSH_SECONDS = 0.01
 """News of so many seconds go into one message."""
@@ -118,7 +118,7 @@ class Wakeups:
             try:
                 async with asyncio.timeout(4 * CONNECT_SECONDS):
                     connection = await psycopg.AsyncConnection.connect(
-                        self._database.address.listen_conninfo, autocommit=True
+                        build_conninfo(self._database.url.listen), autocommit=True
                     )
                 async with connection:
                     await connection.execute(f"LISTEN {CHANNEL}")

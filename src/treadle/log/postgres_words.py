@@ -18,7 +18,7 @@ from treadle.log import records
 from treadle.log.base import SearchHit, SearchHits
 from treadle.log.full_text import extract_text, fold_words, make_snippet, split_search
 from treadle.log.word_vectors import SCORE_FUNCTION, build_query, build_vectors, build_word_query, count_words
-from treadle.memory.postgres import PostgresDatabase
+from treadle.memory.postgres_memories import PostgresDatabase
 
 PATIENCE = 1.0
 """For how many seconds a search indexes new facts before it answers."""

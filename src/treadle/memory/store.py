@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 _decoder = msgspec.json.Decoder(Memory)
 
 
-class Database(Protocol):
+class SqliteDatabase(Protocol):
     """An SQLite file with the tables of the log. Both properties give the connection; errors are translated.
 
     `write` runs a function in a transaction, as soon as no other process writes.
@@ -126,7 +126,7 @@ class InMemoryMemories(SearchableMemories):
 class SqliteMemories(SearchableMemories):
     """Memories in the file of an SQLite log."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Callable[[], float]) -> None:
         self._database, self._clock = database, clock
 
     async def _insert(self, memory: Memory) -> Memory:

@@ -49,7 +49,8 @@ _POST = """SELECT treadle.post_facts(%s, %s, %s::bytea[], %s::jsonb, %s, %s::big
 # Without a position there may be posts that the owner has not seen, so their wake-up is kept. A session with facts that
 # this release cannot read is due at once, for a newer node.
 _RELEASE = """UPDATE treadle.sessions SET owner = '', lease = 0,
-    wake_at = CASE WHEN min_reader > %(reader)s THEN 0 WHEN %(seq)s::integer IS NOT NULL THEN %(wake_at)s::double precision
+    wake_at = CASE WHEN min_reader > %(reader)s THEN 0
+        WHEN %(seq)s::integer IS NOT NULL THEN %(wake_at)s::double precision
         ELSE least(wake_at, %(wake_at)s::double precision) END,
     status = CASE WHEN %(waiting)s THEN 'waiting' ELSE status END
     WHERE num = %(num)s AND epoch = %(epoch)s AND owner = %(owner)s AND (%(seq)s::integer IS NULL OR head <= %(seq)s)

@@ -18,7 +18,7 @@ from psycopg import errors as pg_errors
 from psycopg.abc import Params
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from treadle.errors import StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
+from treadle.errors import StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 from treadle.log.postgres_schema import migrate
 from treadle.secrets.store_url import HIDDEN, PostgresUrl, hide_password
 
@@ -53,6 +53,12 @@ _TRY_AGAIN = (
     pg_errors.TooManyConnections,
     pg_errors.ReadOnlySqlTransaction,  # the server has become a standby
     pg_errors.ProtocolViolation,  # from a pooler that cannot reach the server
+)
+_OTHER_TABLES = (
+    pg_errors.UndefinedTable,
+    pg_errors.UndefinedColumn,
+    pg_errors.UndefinedFunction,
+    pg_errors.InvalidSchemaName,
 )
 Row = tuple[Any, ...]
 
@@ -239,6 +245,11 @@ class Database:
             return StoreError(f"{where} refuses the user: {text}. Check the user and the password (PGPASSFILE)")
         if isinstance(error, pg_errors.InvalidCatalogName):
             return StoreError(f"{where}: {text}. Create the database with `createdb`, or name another one")
+        if isinstance(error, _OTHER_TABLES):
+            return StoreTooNew(
+                f"{where} has not the tables that this treadle uses: {text}. A newer treadle has changed them, or "
+                "somebody dropped them. Nothing was written. Upgrade treadle"
+            )
         if isinstance(error, pg_errors.InsufficientPrivilege):
             return StoreReadOnly(f"{where}: {text}. Give the user the rights to create and use the schema treadle")
         if isinstance(error, pg_errors.DataCorrupted | pg_errors.IndexCorrupted):

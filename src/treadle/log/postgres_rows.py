@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle import events
-from treadle.errors import StoreError, StoreLostFacts
+from treadle.errors import StoreError, StoreLostFacts, StoreTooNew
 from treadle.events import AnyFact, stamp_fact
 from treadle.log.base import RESPONSES_AGENT, Claimant, SessionInfo, SessionQuery, StoredFact
 from treadle.log.records import NO_CHANGES, SessionChanges, parse_cursor, read_body
@@ -125,21 +125,36 @@ def read_facts(found: Sequence[Sequence[Any]]) -> list[AnyFact]:
     return [read_fact(seq, body) for seq, body in found]
 
 
+def read_next_facts(found: Sequence[Sequence[Any]]) -> list[AnyFact]:
+    """Decode the facts of one session for a watcher, up to one that cannot be read. Raises when that is the first."""
+    facts: list[AnyFact] = []
+    for seq, body in found:
+        try:
+            facts.append(read_fact(seq, body))
+        except StoreError:
+            if not facts:
+                raise
+            break
+    return facts
+
+
 def read_stored_facts(found: Sequence[Sequence[Any]], after: int) -> tuple[list[StoredFact], int]:
     """Decode the facts of all sessions and return the last position too.
 
-    The facts before one that cannot be read are returned first: the read that begins with it raises the error.
+    Facts of a newer release are left out: they must not hold up those of other sessions. The facts before a damaged
+    one are returned first, and the read that begins with it raises the error.
     """
     facts, reached = list[StoredFact](), after
     for position, session_id, seq, body in found:
-        if session_id is not None:
-            try:
-                fact = read_fact(seq, body)
-            except StoreError:
-                if reached == after:
-                    raise
-                break
-            facts.append(StoredFact(session_id, position, fact))
+        try:
+            if session_id is not None:
+                facts.append(StoredFact(session_id, position, read_fact(seq, body)))
+        except StoreTooNew:
+            pass
+        except StoreError:
+            if reached == after:
+                raise
+            break
         reached = position
     return facts, reached
 

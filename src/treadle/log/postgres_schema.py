@@ -306,7 +306,7 @@ async def migrate(connection: AsyncConnection, where: str, migrations: Sequence[
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
         version = await _read_version(connection, where, migrations)
         if version == 0:
-            await connection.execute("CREATE SCHEMA IF NOT EXISTS treadle")
+            await _create_schema(connection)
             await connection.execute(
                 "CREATE TABLE treadle.versions (version integer PRIMARY KEY, oldest_node integer NOT NULL)"
             )
@@ -317,10 +317,18 @@ async def migrate(connection: AsyncConnection, where: str, migrations: Sequence[
             await connection.execute("INSERT INTO treadle.versions VALUES (%s, %s)", (number, max(1, number - 1)))
 
 
+async def _create_schema(connection: AsyncConnection) -> None:
+    """Create the schema, unless an administrator has done so for a user that may not."""
+    cursor = await connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'treadle'")
+    if await cursor.fetchone() is None:
+        await connection.execute("CREATE SCHEMA treadle")
+
+
 async def _read_version(connection: AsyncConnection, where: str, migrations: Sequence[Migration]) -> int:
     """Read the version of the store, 0 for a new one. Refuse one that this release cannot use any more."""
-    cursor = await connection.execute("SELECT to_regclass('treadle.versions') IS NOT NULL")
-    if await cursor.fetchone() != (True,):
+    # What another process has just created is seen in this table at once, and by `to_regclass` only later.
+    cursor = await connection.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'treadle' AND tablename = 'versions'")
+    if await cursor.fetchone() is None:
         return 0
     cursor = await connection.execute("SELECT version, oldest_node FROM treadle.versions ORDER BY version DESC LIMIT 1")
     version, oldest = await cursor.fetchone() or (0, 0)

@@ -16,10 +16,16 @@ from msgspec.structs import replace
 from treadle.events import (
     AnyDelta,
     AnyFact,
+    CallFinished,
     CancelRequested,
     Delta,
     Event,
+    ModelFailed,
+    ModelReplied,
+    OutputDelta,
+    Progress,
     ReasoningDelta,
+    RunFinished,
     RunRequested,
     RunStarted,
     SignalDetected,
@@ -35,6 +41,8 @@ RING_BYTES = 2 * 1024 * 1024
 BATCH = 512
 FACTS_AT_ONCE = 1000
 """How many facts of a long log are read before others go on."""
+_ENDS = (ModelReplied, ModelFailed, TurnStarted, RunStarted, RunFinished)
+"""After one of these facts, no delta that follows an earlier position is shown."""
 _SHORT_EVENTS = (Delta, TurnStarted, RunStarted, RunRequested, CancelRequested, SignalDetected)
 
 TextFragment = TextDelta | ReasoningDelta
@@ -68,7 +76,9 @@ class Channel(Struct):
 
     `items` holds every fact after `floor` up to `head`. `start` is the index of its first item, `live_start` the index
     of the first event after the owner's last append: a late watcher still needs those, because they belong to the
-    reply that is being written. `trimmed_text` is their text, joined, as far as the ring has dropped it.
+    reply that is being written. `trimmed_text` is their text, joined, as far as the ring has dropped it. `ended` is the
+    last position that ended a reply, and `finished` the calls that have ended after it. Watchers that are behind
+    `start` get no deltas up to `torn_after`.
     """
 
     head: int
@@ -79,6 +89,9 @@ class Channel(Struct):
     start: int = 0
     live_start: int = 0
     trimmed_text: list[TextFragment] = []
+    ended: int = 0
+    finished: set[str] = set()
+    torn_after: int = -1
     epoch: int = 0
     watchers: int = 0
     waiters: set[asyncio.Future[None]] = set()
@@ -90,6 +103,7 @@ class Channel(Struct):
             facts = [fact for fact in facts if fact.seq > self.head]
         if not facts:
             return
+        from_owner = self._note_ends(facts) or from_owner
         if facts[0].seq > self.head + 1:
             self.floor = facts[0].seq - 1
         self.head = facts[-1].seq
@@ -103,11 +117,57 @@ class Channel(Struct):
                 self.items.clear()
                 self.size = 0
         if from_owner:
-            self.live_start = self.start + len(self.items)
-            self.trimmed_text = []
+            self.end_live()
         if len(self.items) >= self.capacity or self.size > RING_BYTES:
             self.trim()
         self.wake_waiters()
+
+    def add_delta(self, delta: AnyDelta) -> None:
+        """Add a delta to the reply that is being written."""
+        self.items.append(delta)
+        if len(self.items) >= self.capacity:
+            self.trim()
+        if self.waiters:
+            self.wake_waiters()
+
+    def is_over(self, delta: AnyDelta) -> bool:
+        """Whether a delta belongs to a reply or a call whose end is known."""
+        is_of_call = isinstance(delta, OutputDelta | Progress)
+        return delta.after < self.ended or (is_of_call and delta.call_id in self.finished)
+
+    def end_live(self) -> None:
+        """Show the deltas so far to no later watcher. They belong to a reply that has ended or begins anew."""
+        self.live_start, self.trimmed_text = self.start + len(self.items), []
+
+    def tear_live(self, after: int) -> None:
+        """Note that the reply after a position begins anew. Who watches now saw another beginning."""
+        self.torn_after = after
+        for item in self.items:
+            if not isinstance(item, Delta):
+                self.floor = max(self.floor, item.seq)
+        self.start += len(self.items) + 1  # one more than any watcher has taken
+        self.items.clear()
+        self.size = 0
+        self.end_live()
+
+    def note_read(self, facts: Sequence[AnyFact]) -> None:
+        """Note facts that a watcher has read from the log, perhaps before they came here."""
+        if self._note_ends(facts):
+            self.end_live()
+        if facts:
+            self.advance_head(facts[-1].seq)
+
+    def _note_ends(self, facts: Sequence[AnyFact]) -> bool:
+        """Note which replies and calls have ended. Returns whether the last reply was not known to have."""
+        known = self.ended
+        for fact in facts:
+            if fact.seq > self.ended:
+                if isinstance(fact, CallFinished):
+                    self.finished.add(fact.call_id)
+                elif isinstance(fact, _ENDS):
+                    self.ended = fact.seq
+                    self.finished.clear()
+        return self.ended > known
 
     def advance_head(self, head: int) -> None:
         """Note that the log reaches `head`. The facts are not at hand, so watchers have to read them."""
@@ -291,7 +351,10 @@ class HubWatch(Watch):
         facts = await self._hub.read(self._session_id, self._seq, BATCH)
         is_moved = channel.head > known
         reached = facts[-1].seq if facts else self._seq
-        channel.advance_head(reached)
+        channel.note_read(facts)
+        if not facts:
+            channel.advance_head(reached)
+        self._torn_after = max(self._torn_after, *(fact.seq - 1 for fact in facts if isinstance(fact, _ENDS)), -1)
         self._is_catching_up = bool(facts) and (len(facts) == BATCH or reached < channel.head)
         if not self._is_catching_up:
             self._index = max(self._index, channel.live_start)
@@ -308,7 +371,8 @@ class HubWatch(Watch):
         if self._is_joining and channel.trimmed_text and self._index == channel.live_start:
             new = [*channel.trimmed_text, *channel.items]
         elif self._index < channel.start:  # the ring dropped some deltas; no text is better than text with a hole
-            self._torn_after = next((event.after for event in new if isinstance(event, Delta)), self._torn_after)
+            torn_after = next((event.after for event in new if isinstance(event, Delta)), self._torn_after)
+            self._torn_after = max(torn_after, channel.torn_after)
         self._is_joining, self._index = False, end
         self._taken = [
             event
@@ -408,11 +472,7 @@ class HubLog(Log):
         if channel is None:
             return
         is_first = channel.start + len(channel.items) == channel.live_start
-        channel.items.append(delta)
-        if len(channel.items) >= channel.capacity:
-            channel.trim()
-        if channel.waiters:
-            channel.wake_waiters()
+        channel.add_delta(delta)
         if is_first and self.observer is not None:
             self.observer.on_first_delta(session_id)
 

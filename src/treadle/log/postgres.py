@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from treadle.errors import ClaimLost, NotFound, PositionMoved, StoreError, StoreLostFacts
-from treadle.events import AnyFact, serialize_event, stamp_fact
+from treadle.events import AnyDelta, AnyFact, serialize_event, stamp_fact
 from treadle.log import postgres_rows as rows
 from treadle.log import records
 from treadle.log.base import (
@@ -34,6 +34,7 @@ from treadle.log.base import (
 from treadle.log.hub import Hub, HubLog, HubStoreWatch
 from treadle.log.postgres_contents import PostgresContents
 from treadle.log.postgres_database import Database
+from treadle.log.postgres_live import FactUpdates, LiveText
 from treadle.log.postgres_nodes import Nodes, PostgresValues
 from treadle.log.postgres_wakeups import Wakeups
 from treadle.log.postgres_words import PostgresWords
@@ -73,16 +74,17 @@ class PostgresLog(HubLog):
         self._database = Database(self._url, on_open=self._measure_time)
         self._writes = OwnerWrites(self._database, self._get_given_time)
         self._hub = Hub(self._read_batch, self._read_store, on_wait=self._start)
-        self._wakeups = Wakeups(self._database, self._handle_heads, self._poll, self.now)
+        self.counters = {"claims": 0.0, "takeovers": 0.0, "fenced_writes": 0.0}
+        self._updates = FactUpdates(self._hub, self._tell_listener)
+        self._live = LiveText(self._hub, self._updates.handle, lambda seconds: self._wakeups.schedule(seconds))
+        self._wakeups = Wakeups(self._database, self._live, self._updates.handle, self._poll, self.counters)
         self._nodes = Nodes(self._database, self._get_given_time)
         self.memories = PostgresMemories(self._database, self.now)
         self.contents = self._contents = PostgresContents(url)
         self._words = PostgresWords(self._database)
         self.shared = PostgresValues(self._database, self._get_given_time)
-        self.counters = {"claims": 0.0, "takeovers": 0.0, "fenced_writes": 0.0}
         self._numbers: dict[str, int] = {}
         self._last_cursor = 0
-        self._updating: set[asyncio.Task[None]] = set()
         self._approval_key: bytes | None = None
 
     def _get_given_time(self) -> float | None:
@@ -176,6 +178,7 @@ class PostgresLog(HubLog):
     def _note_claim(self, claimed: rows.Claimed, owner: str, ttl: float) -> Claim:
         """Follow a session that was claimed."""
         self._cache_number(claimed.session_id, claimed.num)
+        self._live.take_over(claimed.session_id)
         self._hub.mark_claimed(claimed.session_id, claimed.epoch, claimed.head)
         self.counters["claims"] += 1
         self.counters["takeovers"] += claimed.is_takeover
@@ -219,6 +222,7 @@ class PostgresLog(HubLog):
 
     def _note_release(self, claim: Claim) -> None:
         self._hub.mark_released(claim.session_id, claim.epoch)
+        self._live.ask(claim.session_id)
         if claim.session_id not in self._hub.channels:
             self._numbers.pop(claim.session_id, None)
 
@@ -259,6 +263,7 @@ class PostgresLog(HubLog):
         assert claim is not None
         self.counters["fenced_writes"] += 1
         self._hub.mark_released(claim.session_id, claim.epoch)
+        self._live.ask(claim.session_id)
         return records.build_claim_lost(claim)
 
     async def _explain_refusal(
@@ -304,7 +309,14 @@ class PostgresLog(HubLog):
 
     def watch(self, session_id: str, after: int = 0) -> Watch:
         # The head may not be known here. A watch of an unknown session raises the error when it reads.
-        return self._hub.watch(session_id, after, self.get_head(session_id) or None)
+        watch = self._hub.watch(session_id, after, self.get_head(session_id) or None)
+        if self._wakeups.is_listening:  # otherwise it asks for all when it begins to listen
+            self._live.ask(session_id)
+        return watch
+
+    def publish(self, session_id: str, delta: AnyDelta) -> None:
+        super().publish(session_id, delta)
+        self._live.send(session_id, delta)
 
     def watch_all(self, after: int | None = None) -> StoreWatch:
         return HubStoreWatch(self._hub, self._last_cursor if after is None else max(after, 0), self._last_cursor)
@@ -399,8 +411,8 @@ class PostgresLog(HubLog):
         if not self._database.is_closed:
             await self._wakeups.close()
             await self._words.close()
-            for task in self._updating:
-                task.cancel()
+            self._updates.close()
+            self._live.close()
             with suppress(StoreError):
                 await self._nodes.leave()
         self._contents.close()
@@ -430,26 +442,8 @@ class PostgresLog(HubLog):
     def _start(self) -> None:
         self._wakeups.start()
 
-    def _handle_heads(self, heads: dict[str, int]) -> None:
-        """Show the facts of other nodes to those who watch here."""
-        self._hub.wake_store_waiters()
-        for session_id, head in heads.items():
-            channel = self._hub.channels.get(session_id)
-            if channel is not None and head > channel.head:
-                task = asyncio.create_task(self._update_channel(session_id, head))
-                self._updating.add(task)
-                task.add_done_callback(self._updating.discard)
-            elif channel is not None and not head:
-                self._hub.end_session(session_id)
-
-    async def _update_channel(self, session_id: str, head: int) -> None:
-        channel = self._hub.channels.get(session_id)
-        if channel is not None and channel.watchers and head - channel.head <= self._hub.ring:
-            with suppress(StoreError, NotFound):  # the watcher that reads gets the error
-                channel.add_facts(await self._read_batch(session_id, channel.head, self._hub.ring), from_owner=False)
-        if channel is not None and head > channel.head:
-            channel.advance_head(head)
-        if channel is not None and self.listener is not None and channel.epoch:
+    def _tell_listener(self, session_id: str) -> None:
+        if self.listener is not None:
             self.listener(session_id)
 
     async def _measure_time(self) -> None:
@@ -467,6 +461,6 @@ class PostgresLog(HubLog):
         names = list(self._hub.channels)
         sql = "SELECT id, head FROM treadle.sessions WHERE id = ANY (%s)"
         heads: dict[str, int] = dict(await self._database.fetch(sql, (names,))) if names else {}
-        self._handle_heads({name: heads.get(name, 0) for name in names})
+        self._updates.handle({name: heads.get(name, 0) for name in names})
         if await self._nodes.beat() and self.on_drain is not None:
             self.on_drain()

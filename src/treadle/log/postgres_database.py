@@ -72,6 +72,12 @@ def shut_down(connection: psycopg.AsyncConnection[Row]) -> None:
         shared.shutdown(socket.SHUT_RDWR)
 
 
+async def is_pooled(connection: psycopg.AsyncConnection[Row]) -> bool:
+    """Whether a pooler stands before the server: it makes up the process that it names to its clients."""
+    row = await (await connection.execute("SELECT pg_backend_pid()", prepare=False)).fetchone()
+    return row is not None and row[0] != connection.info.backend_pid
+
+
 def build_conninfo(url: str) -> str:
     """Build what libpq needs to connect. What the URL says itself counts before our defaults."""
     return make_conninfo("", **{**_DEFAULTS, **conninfo_to_dict(url)})
@@ -83,7 +89,7 @@ class Connections:
     def __init__(self, url: str, size: int) -> None:
         self._conninfo, self.size = build_conninfo(url), size
         self.is_pooled: bool | None = None
-        """Whether a pooler stands before the server. Unknown until the first connection."""
+        """Whether a pooler stood before the server when the last connection was made. None before the first one."""
         self._free: list[psycopg.AsyncConnection[Row]] = []
         self._used: set[psycopg.AsyncConnection[Row]] = set()
         self._slots = asyncio.Semaphore(size)
@@ -127,10 +133,7 @@ class Connections:
         async with asyncio.timeout(4 * CONNECT_SECONDS):  # of several hosts, the first may be dead
             connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
         try:
-            if self.is_pooled is None:
-                cursor = await connection.execute("SELECT pg_backend_pid()")
-                row = await cursor.fetchone()
-                self.is_pooled = row is not None and row[0] != connection.info.backend_pid
+            self.is_pooled = await is_pooled(connection)
             if self.is_pooled:
                 connection.prepare_threshold = None
         except BaseException:

@@ -1,7 +1,7 @@
-"""News between the nodes of a PostgreSQL log: that a session has new facts, and who is alive.
+"""News between the nodes of a PostgreSQL log: new facts, live text, and who watches what.
 
 News are hints. They travel by NOTIFY, apart from the writes that they tell of, and may be lost or late. A poll every
-two seconds finds the same, so that nothing depends on them.
+two seconds finds the facts, so that nothing depends on news.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol, TypeAlias
 
 import msgspec
 import psycopg
 from msgspec import Struct
 
 from treadle.errors import StoreError
-from treadle.log.postgres_database import CONNECT_SECONDS, Database, Row, build_conninfo, shut_down
+from treadle.events import AnyDelta
+from treadle.log.postgres_database import CONNECT_SECONDS, Database, Row, build_conninfo, is_pooled, shut_down
+from treadle.secrets.store_url import HIDDEN, hide_password
 
 FLUSH_SECONDS = 0.01
 """News of so many seconds go into one message."""
@@ -28,44 +31,119 @@ DEAF_POLL_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
 """After so many seconds without an answer the connections to the database count as dead."""
 MAX_PAYLOAD = 7900
-CHANNEL = "treadle"
+_MAX_WAITING = 1000
+"""How many messages may wait to be sent. What is more is dropped."""
+_STUCK_SECONDS = 60
+"""The server ends a connection that takes no news for so long. Otherwise its queue could fill."""
+# Everybody who may connect to the database could listen to a channel with a known name, or write to it.
+_MAKE_SECRET = "INSERT INTO treadle.secrets VALUES ('news', %s) ON CONFLICT DO NOTHING"
+_READ_SECRET = "SELECT value FROM treadle.secrets WHERE name = 'news'"
 
 _logger = logging.getLogger("treadle")
 
 
-class News(Struct, omit_defaults=True):
-    """One message: who sent it and when, and the heads of sessions that got facts."""
+class FactsStored(Struct, array_like=True, tag="facts"):
+    """A session reaches the position `head`. With 0 it was deleted."""
+
+    session_id: str
+    head: int
+
+
+class LiveWanted(Struct, array_like=True, tag="wanted"):
+    """A session is watched on another node. `from_start` asks for the text so far of the reply under way."""
+
+    session_id: str
+    from_start: bool = False
+
+
+class LivePiece(Struct, array_like=True, tag="live"):
+    """A delta from the owner with that epoch. `at` is how many letters of text and reasoning came before it."""
+
+    session_id: str
+    epoch: int
+    at: int
+    delta: AnyDelta
+
+
+NewsItem: TypeAlias = FactsStored | LiveWanted | LivePiece
+
+
+class _Message(Struct):
+    """What travels: who sent it, when by its own clock, and the items. One that is not known is left out."""
 
     node: str
     at: float
-    heads: dict[str, int] = {}
+    items: list[msgspec.Raw]
 
 
-_decoder = msgspec.json.Decoder(News)
+_encoder = msgspec.json.Encoder()
+_message_decoder = msgspec.json.Decoder(_Message)
+_item_decoder: msgspec.json.Decoder[NewsItem] = msgspec.json.Decoder(NewsItem)
+
+
+class LiveNews(Protocol):
+    """The part of the news that is about live text."""
+
+    def collect(self) -> list[NewsItem]:
+        """Take what is to be sent."""
+        ...
+
+    def receive(self, item: LiveWanted | LivePiece) -> None:
+        """Handle what another node sent."""
+        ...
+
+    def refresh(self, *, from_start: bool = False) -> None:
+        """Tell the other nodes again what is watched here, and with `from_start`, ask for the text so far."""
+        ...
+
+
+def encode_news(node: str, at: float, items: Sequence[NewsItem]) -> list[str]:
+    """Encode items as messages that NOTIFY can carry. An item that is too long for one is dropped."""
+    head = b'{"node":"%s","at":%.6f,"items":[' % (node.encode(), at)
+    messages: list[list[bytes]] = [[]]
+    room = size = MAX_PAYLOAD - len(head) - 2
+    for item in items:
+        try:
+            encoded = _encoder.encode(item)
+        except ValueError:  # half of a letter
+            continue
+        if len(encoded) > room:
+            continue
+        if size < len(encoded) + 1:
+            messages.append([])
+            size = room
+        messages[-1].append(encoded)
+        size -= len(encoded) + 1
+    return [(head + b",".join(message) + b"]}").decode() for message in messages if message]
 
 
 class Wakeups:
     """Sends and receives news, and polls, from its first use until it is closed.
 
-    `on_heads` gets sessions with their heads, `poll` asks the database for the same. `now` is the time of the store.
+    `on_heads` gets sessions with their heads, `poll` asks the database for the same. `counters` gets `wakeup_lag`: how
+    long the last message of this node took to the database and back.
     """
 
     def __init__(
         self,
         database: Database,
-        on_heads: Callable[[dict[str, int]], None],
+        live: LiveNews,
+        on_heads: Callable[[Mapping[str, int]], None],
         poll: Callable[[], Awaitable[None]],
-        now: Callable[[], float],
+        counters: dict[str, float],
     ) -> None:
-        self._database, self._on_heads, self._poll, self._now = database, on_heads, poll, now
-        self.node = os.urandom(6).hex()
-        self.lag = 0.0
+        self._database, self._live, self._on_heads, self._poll = database, live, on_heads, poll
+        self._counters = counters
+        self._counters["wakeup_lag"] = DEAF_POLL_SECONDS
+        self._node = os.urandom(6).hex()
+        self._channel = ""
         self._heads: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listening: psycopg.AsyncConnection[Row] | None = None
         self._is_unheard_since: float | None = None
+        self._is_warned = False
 
     @property
     def is_listening(self) -> bool:
@@ -75,8 +153,16 @@ class Wakeups:
     def tell(self, session_id: str, head: int) -> None:
         """Tell the other nodes soon that a session has facts up to `head`."""
         self._heads[session_id] = head
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+        self.schedule(FLUSH_SECONDS)
+
+    def schedule(self, seconds: float) -> None:
+        """Send what there is in so many seconds, or earlier."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._flush)
 
     def start(self) -> None:
         """Begin to receive news and to poll."""
@@ -95,23 +181,35 @@ class Wakeups:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    # ── sending ────────────────────────────────────────────────────────────────────────────────────────
+
     def _flush(self) -> None:
         self._timer = None
         if self._sending is not None and not self._sending.done():  # the next message takes more
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+            self.schedule(FLUSH_SECONDS)
             return
-        heads, self._heads = self._heads, {}
-        self._sending = asyncio.create_task(self._send(heads))
+        # Deltas come first: they were there before the facts that end their reply.
+        items = [*self._live.collect(), *(FactsStored(*entry) for entry in self._heads.items())]
+        self._heads = {}
+        if items:
+            self._sending = asyncio.create_task(self._send(items))
 
-    async def _send(self, heads: dict[str, int]) -> None:
-        names = list(heads)
-        per_message = MAX_PAYLOAD // (max(map(len, names)) + 16)
+    async def _send(self, items: Sequence[NewsItem]) -> None:
         with suppress(StoreError):  # the others find the facts when they poll
-            for start in range(0, len(names), per_message):
-                some = {name: heads[name] for name in names[start : start + per_message]}
-                payload = msgspec.json.encode(News(self.node, self._now(), some)).decode()
+            channel = await self._get_channel()
+            for payload in encode_news(self._node, time.monotonic(), items)[:_MAX_WAITING]:
                 self._is_unheard_since = self._is_unheard_since or time.monotonic()
-                await self._database.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload), patience=0)
+                await self._database.execute("SELECT pg_notify(%s, %s)", (channel, payload), patience=0)
+
+    async def _get_channel(self) -> str:
+        """Return the name of the channel, which only those know who can read the store."""
+        if not self._channel:
+            await self._database.execute(_MAKE_SECRET, (os.urandom(16),), patience=0)
+            ((secret,),) = await self._database.fetch(_READ_SECRET, patience=0)
+            self._channel = f"treadle_{bytes(secret).hex()}"
+        return self._channel
+
+    # ── receiving ──────────────────────────────────────────────────────────────────────────────────────
 
     async def _listen(self) -> None:
         while True:
@@ -121,31 +219,62 @@ class Wakeups:
                         build_conninfo(self._database.url.listen), autocommit=True
                     )
                 async with connection:
-                    await connection.execute(f"LISTEN {CHANNEL}")
-                    self._listening, self._is_unheard_since = connection, None
-                    await self._poll_quietly()  # what happened meanwhile
-                    async for note in connection.notifies():
-                        self._receive(note.payload)
-            except (psycopg.Error, OSError, TimeoutError) as error:
-                _logger.info("no news of other nodes can be received, so they are polled for: %s", error)
+                    if await is_pooled(connection):
+                        self._warn_of_pooler()
+                    else:
+                        await self._receive_from(connection)
+            except (psycopg.Error, OSError, TimeoutError, StoreError) as error:
+                text = hide_password(str(error).replace(self._database.url.password or HIDDEN, HIDDEN))
+                _logger.info("no news of other nodes can be received, so they are polled for: %s", text)
             finally:
                 self._listening = None
+                self._counters["wakeup_lag"] = DEAF_POLL_SECONDS
             await asyncio.sleep(DEAF_POLL_SECONDS)
+
+    async def _receive_from(self, connection: psycopg.AsyncConnection[Row]) -> None:
+        channel = await self._get_channel()
+        await connection.execute(f"SET tcp_user_timeout = '{_STUCK_SECONDS}s'".encode())
+        await connection.execute(f'LISTEN "{channel}"'.encode())
+        self._listening, self._is_unheard_since = connection, None
+        self._live.refresh(from_start=True)
+        await self._poll_quietly()  # what happened meanwhile
+        async for note in connection.notifies():
+            self._receive(note.payload)
+
+    def _warn_of_pooler(self) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            _logger.warning(
+                "%s goes through a pooler, which cannot pass on news of other nodes. New facts of other nodes show "
+                "after half a second, and their live text does not show. Add listen=HOST:PORT with the address of the "
+                "database itself to the URL of the store",
+                self._database.url.shown,
+            )
 
     def _receive(self, payload: str) -> None:
         try:
-            news = _decoder.decode(payload)
+            message = _message_decoder.decode(payload)
         except msgspec.MsgspecError:  # from a newer release
             return
-        if news.node == self.node:
+        if message.node == self._node:
             self._is_unheard_since = None
-        else:
-            self.lag = max(0.0, self._now() - news.at)
-            self._on_heads(news.heads)
+            self._counters["wakeup_lag"] = max(0.0, time.monotonic() - message.at)
+            return
+        heads: dict[str, int] = {}
+        for raw in message.items:
+            with suppress(msgspec.MsgspecError):
+                item = _item_decoder.decode(raw)
+                if isinstance(item, FactsStored):
+                    heads[item.session_id] = item.head
+                else:
+                    self._live.receive(item)
+        if heads:
+            self._on_heads(heads)
 
     async def _keep_polling(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS if self.is_listening else DEAF_POLL_SECONDS)
+            self._live.refresh()
             unheard = self._is_unheard_since
             if self._listening is not None and unheard is not None and time.monotonic() - unheard > SILENCE_SECONDS:
                 shut_down(self._listening)  # it does not even hear this node

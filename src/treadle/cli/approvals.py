@@ -19,7 +19,7 @@ from treadle.cli.find_session import open_command_store
 from treadle.cli.open_session import open_stored_session
 from treadle.cli.options import Parser, add_actions, add_session_argument, add_store_options, create_parser
 from treadle.cli.questions import AgentQuestion, describe_client_call
-from treadle.errors import BadInput
+from treadle.errors import BadInput, StoreTooNew
 from treadle.log.base import SessionInfo, SessionQuery
 from treadle.permissions.saved_rules import forget_rule, load_all_rules
 
@@ -87,7 +87,11 @@ async def _list_questions(args: argparse.Namespace) -> None:
         for status in ("running", "waiting"):  # a question can be open while another call of the same reply runs
             async for info in log.iterate_sessions(SessionQuery(status=status)):
                 session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
-                state = await session.state()
+                try:
+                    state = await session.state()
+                except StoreTooNew as error:
+                    console.print_note(f"session {info.id[:12]} is left out: {error}")
+                    continue
                 for question in (*state.pending, *state.client_calls):
                     if (info.id, question.call_id) not in shown:
                         _print_question(info, question, tools)

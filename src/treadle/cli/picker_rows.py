@@ -6,6 +6,7 @@ It gathers what can be picked, and says of the rest why not. It draws nothing.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from msgspec.structs import replace
 
 from treadle.app.settings import Settings, config_folder
 from treadle.cli.console import escape_controls, format_time_since
-from treadle.events import MessageReceived
+from treadle.errors import StoreTooNew
+from treadle.events import AnyFact, MessageReceived
 from treadle.log.base import Log, SessionInfo, SessionQuery
 from treadle.messages import render_parts
 
@@ -108,7 +110,9 @@ async def list_session_rows(log: Log, folder: Path | None = None, current: str =
     found.sort(key=lambda info: (info.status != "waiting", -info.updated_at))
     rows: list[PickerRow] = []
     for info in found:
-        facts = await log.read(info.id, limit=FIRST_FACTS)
+        facts = list[AnyFact]()
+        with suppress(StoreTooNew):  # it has a row all the same
+            facts = await log.read(info.id, limit=FIRST_FACTS)
         first = next((render_parts(fact.parts) for fact in facts if isinstance(fact, MessageReceived)), "")
         words = " ".join(first.split())
         status = "unfinished" if is_abandoned(info) else _STATUS_WORDS.get(info.status, info.status)

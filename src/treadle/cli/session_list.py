@@ -6,13 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 from treadle.app.compose import is_abandoned
 from treadle.app.settings import Settings
 from treadle.cli import console
 from treadle.cli.draw.glyphs import wants_ascii
+from treadle.errors import StoreTooNew
 from treadle.events import RunFinished
 from treadle.log.base import Log, SessionInfo, SessionQuery
 
@@ -61,8 +62,10 @@ async def sum_cost_of_today(log: Log) -> float:
             if info.created_at >= midnight:
                 cost += info.cost
             else:
-                runs = [one for one in await log.read(info.id) if isinstance(one, RunFinished) and one.at >= midnight]
-                cost += sum(one.usage.cost for one in runs)
+                with suppress(StoreTooNew):  # the others count all the same
+                    facts = await log.read(info.id)
+                    runs = [one for one in facts if isinstance(one, RunFinished) and one.at >= midnight]
+                    cost += sum(one.usage.cost for one in runs)
     return cost
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from treadle.errors import StoreTooNew
 from treadle.events import MessageReceived
 from treadle.log.base import Log, SessionInfo
 from treadle.messages import render_parts
@@ -19,12 +20,15 @@ class FirstWords:
         self._known: dict[str, str] = {}
 
     async def find(self, log: Log, info: SessionInfo) -> str:
-        """Find the first words of a session. Empty if it has a name or no message."""
+        """Find the first words of a session. Empty if it has a name or no message, or if a newer release wrote it."""
         if info.name:
             self._known.pop(info.id, None)
             return ""
         if info.id not in self._known:
-            facts = await log.read(info.id, limit=_FACTS_BEFORE)
+            try:
+                facts = await log.read(info.id, limit=_FACTS_BEFORE)
+            except StoreTooNew:
+                return ""
             first = next((fact for fact in facts if isinstance(fact, MessageReceived)), None)
             if first is None:
                 return ""

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from treadle import events
 from treadle.engine.fold import apply
 from treadle.engine.state import State
+from treadle.errors import StoreTooNew
 from treadle.events import AnyFact, ApprovalRequested, InputRequested
 from treadle.log.base import Log, SessionInfo
 
@@ -41,7 +42,7 @@ class OpenQuestions:
         self._followed: OrderedDict[str, _Followed] = OrderedDict()
 
     async def find(self, log: Log, info: SessionInfo) -> list[ApprovalRequested | InputRequested]:
-        """Find the open questions of a session. Only one with an unfinished run can have some."""
+        """Find the open questions of a session. One without an unfinished run, or of a newer release, has none."""
         if info.status not in ("running", "waiting"):
             self._followed.pop(info.id, None)
             return []
@@ -50,8 +51,11 @@ class OpenQuestions:
         if len(self._followed) > MAX_FOLLOWED:
             self._followed.popitem(last=False)
         if info.seq > followed.seq:
-            async for facts in log.read_in_pieces(info.id, followed.seq):
-                for fact in facts:
-                    if fact.seq == followed.seq + 1:  # somebody else may have read them meanwhile
-                        followed.add(fact)
+            try:
+                async for facts in log.read_in_pieces(info.id, followed.seq):
+                    for fact in facts:
+                        if fact.seq == followed.seq + 1:  # somebody else may have read them meanwhile
+                            followed.add(fact)
+            except StoreTooNew:  # a newer node knows them
+                return []
         return followed.state.pending

@@ -120,7 +120,9 @@ def build_refusal(error: Exception) -> Refusal:
             status = _MODEL_STATUSES.get(error.kind, 502)
             wait = error.retry_after or (RETRY_SECONDS if status == 429 else 0)
             return Refusal(status, f"model_{error.kind}", str(error), retry_after=wait, field=error.param)
-        case StoreDamaged() | StoreReadOnly() | StoreTooNew():  # waiting does not help
+        case StoreTooNew():
+            return Refusal(503, "store", str(error), "nothing was written; a node with a newer treadle can do this")
+        case StoreDamaged() | StoreReadOnly():  # waiting does not help
             return Refusal(503, "store", str(error), "nothing was written")
         case StoreError():
             return Refusal(503, "store", str(error), "nothing that was recorded is lost", retry_after=5)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from treadle import Answer, ApprovalRequested, Session
 from treadle.app.approval_preview import PartVerdict, build_preview
 from treadle.dialects.base import parse_approval_id
-from treadle.errors import Conflict, NotFound
+from treadle.errors import Conflict, NotFound, StoreTooNew
 from treadle.events import Decision, Safety
 from treadle.log.base import Log, SessionQuery
 from treadle.permissions.saved_rules import RuleBook, forget_rule, save_rule
@@ -99,7 +99,7 @@ async def list_approvals(service: CurrentService, token: Viewer) -> list[Pending
         while query is not None and len(found) < MAX_PENDING:
             page = await service.runtime.sessions(query)
             for info in page.sessions:
-                with suppress(NotFound):  # it was deleted meanwhile
+                with suppress(NotFound, StoreTooNew):  # it was deleted meanwhile, or a newer node asks
                     state = await (await service.open_to_read(info.id)).state()
                     questions = (PendingQuestion.from_fact(info.id, question) for question in state.pending)
                     found.update((question.id, question) for question in questions)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from treadle import Runtime
 from treadle.dialects.registry_events import COUNTED_FIELDS, RegistryDialect, RunStatus, SessionCounts, classify_run
-from treadle.errors import NotFound
+from treadle.errors import NotFound, StoreTooNew
 from treadle.log.base import Log, SessionInfo, Status, StoreWatch
 from treadle.server.streams import SHUTDOWN_COMMENT, PieceStream, encode_frames
 
@@ -64,9 +64,10 @@ class Registry:
         if len(self._counts) > _MAX_SESSIONS:
             self._counts.popitem(last=False)
         if counts.seq < info.seq:
-            for fact in await runtime.log.read(info.id, counts.seq):
-                if fact.seq > counts.seq:  # another request may have counted it meanwhile
-                    counts.add(fact)
+            with suppress(StoreTooNew):  # a newer node counts all of them
+                for fact in await runtime.log.read(info.id, counts.seq):
+                    if fact.seq > counts.seq:  # another request may have counted it meanwhile
+                        counts.add(fact)
         last, agent = counts.last, runtime.agents.get(info.agent)
         return AgentSession(
             session_id=info.id,
@@ -97,7 +98,7 @@ class AllSessionsStream(PieceStream):
                 session_id, fact = stored.session_id, stored.fact
                 if session_id not in dialects:
                     dialects[session_id] = RegistryDialect(session_id)
-                    with suppress(NotFound):  # it was deleted meanwhile
+                    with suppress(NotFound, StoreTooNew):  # it was deleted meanwhile, or a newer node writes it
                         for before in await log.read(session_id, limit=fact.seq - 1):
                             dialects[session_id].feed(before)
                 dialects.move_to_end(session_id)

@@ -32,7 +32,7 @@ async def test_a_url_of_postgresql_is_a_database_that_nothing_connects_to_yet() 
 
 
 def test_without_psycopg_a_url_of_postgresql_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "treadle.log.postgres", None)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(BadInput, match=r"pip install 'treadle\[postgres\]'"):
         open_log("postgresql://host/db")
 

@@ -36,10 +36,17 @@ def open_log(store: str | Path | Log, *, read_only: bool = False) -> Log:
 
 
 def _open_postgres_log(url: str) -> Log:
+    require_psycopg()
+    from treadle.log.postgres import PostgresLog
+
+    return PostgresLog(url)
+
+
+def require_psycopg() -> None:
+    """Raise `BadInput` where the package that PostgreSQL needs is not installed."""
     try:
-        from treadle.log.postgres import PostgresLog
+        import psycopg  # noqa: F401 - without it, the next import would fail in a way that says less
     except ImportError as error:
         raise BadInput(
             f"a store on PostgreSQL needs psycopg ({error}); install it with `pip install 'treadle[postgres]'`"
         ) from None
-    return PostgresLog(url)

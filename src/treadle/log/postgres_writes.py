@@ -6,8 +6,9 @@ So a busy node makes few commits, and each write is still refused or stored by i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -16,6 +17,8 @@ from treadle.log.base import Claim
 from treadle.log.postgres_database import Database
 from treadle.log.records import build_claim_lost
 
+CANCEL_SECONDS = 5.0
+"""How long a write goes on for a caller that was cancelled."""
 MAX_ITEMS, MAX_BYTES = 200, 4 * 1024 * 1024
 """How much goes into one statement."""
 STORED, REPEATED, REFUSED = 0, 1, 2
@@ -30,19 +33,36 @@ Result = TypeVar("Result")
 
 
 async def finish(work: Awaitable[Result]) -> Result:
-    """Wait for a write, also when the caller is cancelled meanwhile: what it decided must not stay unknown."""
-    task, cancelled = asyncio.ensure_future(work), None
-    while True:
+    """Wait for a write, also when the caller is cancelled meanwhile: what it decided should not stay unknown.
+
+    A caller that is cancelled while the database is away waits only for `CANCEL_SECONDS`. The write may still be done
+    later, as after a crash.
+    """
+    task, cancelled, until = asyncio.ensure_future(work), None, 0.0
+    while not task.done():
         try:
-            result = await asyncio.shield(task)
+            await asyncio.wait((task,), timeout=None if cancelled is None else max(until - time.monotonic(), 0.0))
         except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
+            if cancelled is None:
+                cancelled, until = error, time.monotonic() + CANCEL_SECONDS
             continue
         if cancelled is not None:
-            raise cancelled
-        return result
+            break
+    if cancelled is None:
+        return task.result()
+    _unknown.add(task)
+    task.add_done_callback(_forget_unknown)
+    raise cancelled
+
+
+_unknown = set[asyncio.Future[Any]]()
+"""Writes that nobody waits for any more."""
+
+
+def _forget_unknown(task: asyncio.Future[Any]) -> None:
+    _unknown.discard(task)
+    if not task.cancelled():
+        task.exception()  # nobody is left who could handle it
 
 
 class Append(Struct, eq=False):

@@ -1,0 +1,54 @@
+"""A database that goes away while a process uses it: the process waits for it, can leave without it, and goes on later."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kit.postgres import PostgresServer, require_postgres
+from treadle import Agent, Grant, Runtime, tool
+from treadle.events import CallFinished, Event, RunFinished
+from treadle.testing.scripted_model import Line, ScriptedModel, call
+
+GIVE_UP_SECONDS = 60.0
+"""Longer than any wait here, so that only a hang exceeds it."""
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    require_postgres()
+    with PostgresServer() as server:
+        yield server
+
+
+async def test_a_process_leaves_while_its_database_is_away_and_another_goes_on_later(server: PostgresServer) -> None:
+    url, ran, may_go_on = server.build_url(), list[str](), asyncio.Event()
+
+    @tool(safety="caution")
+    async def mark(text: str) -> str:
+        """Note a text, and wait until the test allows to go on."""
+        ran.append(text)
+        await may_go_on.wait()
+        return text
+
+    def build_agent(*script: Line) -> Agent:
+        return Agent(ScriptedModel(script), tools=[mark], name="agent", grant=Grant(approve=("mark",)))
+
+    async with asyncio.timeout(GIVE_UP_SECONDS):
+        async with Runtime(url, [build_agent(call("mark", text="once"))], lease=1.0) as runtime:
+            session = await runtime.create("agent")
+            await session.post("go")
+            while not ran:
+                await asyncio.sleep(0.01)
+            server.kill()
+            may_go_on.set()  # the result cannot be stored
+    server.start()
+    async with asyncio.timeout(GIVE_UP_SECONDS), Runtime(url, [build_agent("done")], lease=1.0) as runtime:
+        facts: list[Event] = []
+        async for event in runtime.log.watch(session.id):
+            facts.append(event)
+            if isinstance(event, RunFinished):
+                break
+    statuses = [fact.status for fact in facts if isinstance(fact, CallFinished)]
+    assert ran == ["once"] and statuses == ["interrupted"]
+    assert isinstance(facts[-1], RunFinished) and facts[-1].reason == "answered"

@@ -1,4 +1,4 @@
-"""A database that goes away while a process uses it: the process waits for it, can leave without it, and goes on later."""
+"""A database that goes away: a process that uses it waits for it, and can leave without it."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,12 +22,13 @@ def server() -> Iterator[PostgresServer]:
 
 
 async def test_a_process_leaves_while_its_database_is_away_and_another_goes_on_later(server: PostgresServer) -> None:
-    url, ran, may_go_on = server.build_url(), list[str](), asyncio.Event()
+    url, ran, has_begun, may_go_on = server.build_url(), list[str](), asyncio.Event(), asyncio.Event()
 
     @tool(safety="caution")
     async def mark(text: str) -> str:
         """Note a text, and wait until the test allows to go on."""
         ran.append(text)
+        has_begun.set()
         await may_go_on.wait()
         return text
 
@@ -38,8 +39,7 @@ async def test_a_process_leaves_while_its_database_is_away_and_another_goes_on_l
         async with Runtime(url, [build_agent(call("mark", text="once"))], lease=1.0) as runtime:
             session = await runtime.create("agent")
             await session.post("go")
-            while not ran:
-                await asyncio.sleep(0.01)
+            await has_begun.wait()
             server.kill()
             may_go_on.set()  # the result cannot be stored
     server.start()

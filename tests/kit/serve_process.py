@@ -5,13 +5,29 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kit.balancer import Balancer
 from tests.kit.fakes.server import Strict
 
 TREADLE = Path(sys.executable).with_name("treadle")
+SHARED_TOKEN = "shared-secret-of-the-tests"
+
+
+@dataclass
+class ServeProcess:
+    """A server that runs: its address, a token, its folder, and its process."""
+
+    address: str
+    token: str
+    home: Path
+    process: asyncio.subprocess.Process
+
+    def read_log(self) -> str:
+        return (self.home / "server.log").read_text("utf-8")
 
 
 @asynccontextmanager
@@ -22,6 +38,15 @@ async def start_server(
 
     `home` is a folder. The workspace is its subfolder `work`, and the server's messages are in `server.log`.
     """
+    async with start_process(home, provider, *options, program=program) as server:
+        yield server.address, server.token
+
+
+@asynccontextmanager
+async def start_process(
+    home: Path, provider: Strict | None, *options: str, program: Sequence[str] = (str(TREADLE),)
+) -> AsyncIterator[ServeProcess]:
+    """Serve as `start_server` does. The block may end the process too."""
     work, tokens, log = home / "work", home / "tokens.json", home / "server.log"
     work.mkdir(parents=True, exist_ok=True)
     command = [*program, "serve", "--port", "0", "--allow-root", "--store", str(home / "store.db")]
@@ -37,8 +62,42 @@ async def start_server(
         while not (found := re.search(r"treadle serves (\S+)", log.read_text("utf-8"))):
             assert server.returncode is None, log.read_text("utf-8")
             await asyncio.sleep(0.02)
-        yield found[1], json.loads(tokens.read_text("utf-8"))[0]["value"]
+        token = json.loads(tokens.read_text("utf-8"))[0]["value"]
+        yield ServeProcess(found[1], token, home, server)
     finally:
         if server.returncode is None:
             server.terminate()
         await server.wait()
+
+
+@asynccontextmanager
+async def start_nodes(
+    home: Path, provider: Strict | None, url: str, *options: str, count: int = 2
+) -> AsyncIterator[tuple[Balancer, list[ServeProcess]]]:
+    """Serve one database by several nodes with one workspace and one token, behind a balancer.
+
+    A node whose folder has tokens already keeps those.
+    """
+    work = home / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        balancer = await stack.enter_async_context(Balancer())
+        shared = ["--store", url, "--workspace", str(work), "--root", str(work), "--host-name", balancer.host]
+        starting = list[asyncio.Task[ServeProcess]]()
+        for number in range(count):
+            folder = home / f"node{number}"
+            if not (folder / "tokens.json").exists():
+                write_tokens(folder, {"name": "owner", "value": SHARED_TOKEN})
+            node = start_process(folder, provider, *shared, *options)
+            starting.append(asyncio.create_task(stack.enter_async_context(node)))
+        nodes = list(await asyncio.gather(*starting))
+        balancer.nodes += [node.address for node in nodes]
+        yield balancer, nodes
+
+
+def write_tokens(home: Path, *tokens: Mapping[str, object]) -> None:
+    """Write the file of a server's tokens."""
+    home.mkdir(parents=True, exist_ok=True)
+    file = home / "tokens.json"
+    file.touch(mode=0o600)
+    file.write_text(json.dumps(tokens), "utf-8")

@@ -20,6 +20,9 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 class ServerConfig:
     """The operator's configuration. Every request needs one of the `tokens`.
 
+    The tokens are read again from the `token_file` when it changes. On a store that several machines share, the tokens
+    of each server are valid on all of them.
+
     With `open_to_everyone` and no tokens, everybody who can connect may do everything, also run commands as you.
     `serve_app` then listens on this machine only. Where you mount the application, you decide who can connect.
 
@@ -33,6 +36,7 @@ class ServerConfig:
     """
 
     tokens: Sequence[Token] = ()
+    token_file: Path | None = None
     open_to_everyone: bool = False
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from treadle.errors import StoreError
 from treadle.messages import Json
 from treadle.server.config import LOOPBACK_NAMES, ServerConfig
 from treadle.server.logins import TOKEN_HEADERS, Tokens
@@ -59,6 +60,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _logger = logging.getLogger("treadle.server")
 CONNECTION_KEY = "treadle.connection"
 """Where the state of a request has its connection, if `treadle serve` accepted it."""
+STORE_RETRY_SECONDS = 5.0
 LOGIN_BYTES = 4096
 """How long a body may be before the sender has logged in."""
 
@@ -202,6 +204,12 @@ class Guard:
         path = get_path(scope)
         if scope["type"] == "http" and is_public(path, scope["method"]):
             return Token("nobody", "", frozenset())
+        try:
+            token = await self._tokens.find_elsewhere(headers, client)
+        except StoreError as error:  # the token may be valid, so it does not count as a wrong one
+            raise build_store_refusal(error) from None
+        if token is not None:
+            return token
         wait = self._tokens.wrong.seconds_until_retry(client)
         if not wait and (TOKEN_HEADERS & headers.keys() or "cookie" in headers):
             wait = await self._tokens.wrong.record(client)
@@ -334,6 +342,11 @@ async def _answer_head(app: AsgiApp, scope: AsgiScope, receive: Receive, send: S
         waiting.cancel()
         await asyncio.gather(answering, waiting, return_exceptions=True)
     await send({"type": "http.response.body", "body": b""})
+
+
+def build_store_refusal(error: StoreError) -> Refusal:
+    """The refusal of a request that the store cannot serve now. The client may send it again soon."""
+    return Refusal(503, "store", str(error), "nothing that was recorded is lost", retry_after=STORE_RETRY_SECONDS)
 
 
 def build_wrong_token_refusal(wait: float) -> Refusal:

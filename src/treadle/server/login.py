@@ -87,7 +87,7 @@ async def log_in_by_link(
             403, "used_up", "this login link was used already, or is too old", "`treadle serve` prints a new one"
         )
     answer = RedirectResponse(build_redirect(path), status_code=303)
-    _set_cookie(answer, request, service.tokens.sign_cookie(token), int(COOKIE_SECONDS))
+    _set_cookie(answer, request, await service.tokens.build_cookie(token), int(COOKIE_SECONDS))
     return answer
 
 
@@ -95,10 +95,11 @@ async def log_in_by_link(
 async def log_in(service: CurrentService, request: Request, body: LoginBody) -> Response:
     """Log in with a token: set the cookie. Wrong tokens are limited as in any other request."""
     _require_tokens(service)
+    client, wrong = request.client.host if request.client is not None else "", service.tokens.wrong
     token = service.tokens.find_by_value(body.token)
+    if token is None and not wrong.seconds_until_retry(client):
+        token = await service.tokens.find_shared(body.token)
     if token is None:
-        client = request.client.host if request.client is not None else ""
-        wrong = service.tokens.wrong
         if wait := wrong.seconds_until_retry(client) or await wrong.record(client):
             raise build_wrong_token_refusal(wait)
         raise Refusal(
@@ -109,7 +110,7 @@ async def log_in(service: CurrentService, request: Request, body: LoginBody) -> 
             field="token",
         )
     answer = Response(status_code=204)
-    _set_cookie(answer, request, service.tokens.sign_cookie(token), int(COOKIE_SECONDS))
+    _set_cookie(answer, request, await service.tokens.build_cookie(token), int(COOKIE_SECONDS))
     return answer
 
 
@@ -129,10 +130,13 @@ async def get_me(token: Viewer) -> MeView:
 
 @router.get("/v1/tokens")
 async def list_tokens(service: CurrentService, token: Viewer) -> list[TokenView]:
-    """List the tokens and what each may do. Their values are never shown."""
+    """List the tokens of this node, that of the request, and what each may do. Their values are never shown."""
+    own = service.tokens.list_tokens()
+    if token.id not in ("", *(one.id for one in own)):  # that of another node
+        own = (*own, token)
     return [
-        TokenView(name=one.name, rights=_list_rights(one), grant=show_grant(one.grant), current=one.name == token.name)
-        for one in service.tokens.list_tokens()
+        TokenView(name=one.name, rights=_list_rights(one), grant=show_grant(one.grant), current=one.id == token.id)
+        for one in own
     ]
 
 

@@ -133,6 +133,7 @@ def _build_config(settings: Settings, options: ServeOptions) -> tuple[Path, Serv
     hosts = [name.lower() if ":" in name else f"{name.lower()}:{options.port}" for name in (*own, *options.names)]
     config = ServerConfig(
         tokens=load_tokens(file),
+        token_file=file,
         hosts=hosts,
         origins=tuple(options.origins),
         roots=roots or (settings.folder,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from fnmatch import fnmatchcase
@@ -38,6 +39,7 @@ from treadle.server.registry import Registry
 from treadle.server.response_runs import ResponseRuns
 from treadle.server.static_files import StaticFiles
 from treadle.server.streams import OpenStreams
+from treadle.server.token_file import TokenKeeper
 from treadle.server.tokens import Right, Token
 
 AGENT_PREFIX = "agent:"
@@ -117,6 +119,7 @@ class Service:
         self.counting = asyncio.Semaphore(COUNTS_AT_ONCE)
         self.is_draining = False
         self.loader = ModelLoader(runtime, config.model_roots)
+        self._keeper = TokenKeeper(self.tokens, config.token_file)
         self._waiting: set[Run] = set()
         self._attached = False
         self.readiness = Readiness(runtime, self.loader, self.list_model_names)
@@ -133,7 +136,9 @@ class Service:
             self.prepare()
             self._attached = True
             self.runtime.log.observer = self.observer
-            self.tokens.use_store(self.runtime.log)
+            where = self.config.token_file or self.runtime.coordinator.owner
+            self.tokens.use_store(self.runtime.log, f"{socket.gethostname()} {where}")
+            self._keeper.start()
             self.responses.recover_later()
 
     @asynccontextmanager
@@ -144,6 +149,7 @@ class Service:
             self.attach()
             yield
             self.drain()
+            await self._keeper.close()
             await self.loader.close()
             await self.responses.close()
 

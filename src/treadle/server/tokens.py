@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import stat
@@ -22,15 +23,29 @@ RIGHTS: frozenset[Right] = frozenset(RIGHT_NAMES)
 
 
 class Token(Struct, frozen=True):
-    """A secret and what its holder may do. `grant` narrows every session that is created or used with it."""
+    """A secret and what its holder may do. `grant` narrows every session that is created or used with it.
+
+    Of a token that only another node has, `value` is empty and `known_id` is set.
+    """
 
     name: str
     value: str
     rights: frozenset[Right] = RIGHTS
     grant: Grant | None = None
+    known_id: str = ""
+
+    @property
+    def id(self) -> str:
+        """Identifies this token and its value, and reveals neither."""
+        return hash_token(self.value) if self.value else self.known_id
 
     def __repr__(self) -> str:
         return f"<token {self.name}: {', '.join(sorted(self.rights))}>"
+
+
+def hash_token(value: str) -> str:
+    """Compute the id of the token that has this value."""
+    return hashlib.sha256(f"token|{value}".encode("utf-8", "replace")).hexdigest()
 
 
 ANYONE = Token("anyone", "")

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import Store, build_agent, either_store, list_kinds, run_to_end, select_events, wait_for
 from treadle import Agent, ReasoningDelta, RunFinished, Session, TextDelta, ToolContext, tool
-from treadle.events import Delta, Event, Fact, ModelReplied, OutputDelta
+from treadle.events import Custom, Delta, Event, Fact, ModelReplied, OutputDelta
 from treadle.log import hub
 from treadle.messages import Reply, Request
 from treadle.testing import call
@@ -173,3 +173,21 @@ async def test_live_output_of_a_tool_is_seen_while_it_runs(store: Store) -> None
                 assert event.text == "1\n"
                 seen.set()
     assert run.outcome is not None and run.outcome.answer == "done"
+
+
+async def test_facts_that_are_stored_while_a_watcher_reads_are_not_missed() -> None:
+    stored: list[Fact] = [Custom(name="first", seq=1)]
+
+    async def read(session_id: str, after: int, limit: int) -> list[Any]:
+        found = [fact for fact in stored if fact.seq > after]
+        if len(stored) == 1:  # the answer is on its way, and does not have what is stored now
+            stored.append(RunFinished(run_id="r", reason="answered", seq=2))
+            channels.channels["s"].add_facts([stored[1]], from_owner=True)
+        return found
+
+    async def read_store(after: int, count: int) -> Any: ...
+
+    channels = hub.Hub(read, read_store)
+    watch = channels.watch("s", after=1, head=None)
+    assert await asyncio.wait_for(anext(watch), 60) == stored[1]
+    watch.close()

@@ -355,7 +355,7 @@ class HubWatch(Watch):
         if not facts:
             channel.advance_head(reached)
         self._torn_after = max(self._torn_after, *(fact.seq - 1 for fact in facts if isinstance(fact, _ENDS)), -1)
-        self._is_catching_up = bool(facts) and (len(facts) == BATCH or reached < channel.head)
+        self._is_catching_up = len(facts) == BATCH or (reached < channel.head and (bool(facts) or is_moved))
         if not self._is_catching_up:
             self._index = max(self._index, channel.live_start)
         self._taken = [*reversed(facts)]

@@ -1,4 +1,4 @@
-"""`treadle store`: check, back up, recover and shrink the store, and delete old sessions."""
+"""`treadle store`: check, back up, recover, shrink and copy the store, and delete old sessions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,12 +18,18 @@ from treadle.cli import console
 from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
 from treadle.secrets.store_url import is_postgres_url
 
+if TYPE_CHECKING:
+    from treadle.app.store_copy import CopySummary
+
+MAX_LEFT_OUT = 20
 EXAMPLES = """\
   treadle store check
   treadle store backup ~/backups/treadle.db
   treadle store recover                     save what is still readable in a damaged store
   treadle store vacuum                      give the space of deleted sessions back
   treadle store prune --older-than 90d --keep-named --dry-run
+  treadle store copy ~/.local/share/treadle/treadle.db postgresql://treadle@db/treadle
+  treadle store copy postgresql://treadle@db/treadle laptop.db --session 3f2a91
 
 A backup may be made while a server runs. `retention = "90d"` in config.toml lets `treadle serve` prune by itself."""
 
@@ -43,12 +49,20 @@ def parser() -> Parser:
     prune.add_argument("--keep-named", action="store_true", help="keep the sessions that you named")
     prune.add_argument("--dry-run", action="store_true", help="only list what would be deleted")
     for action in actions.choices.values():
-        action.add_argument("--json", action="store_true", help="one JSON document on stdout")
         add_store_options(action)
+    copy = actions.add_parser("copy", help="copy sessions to another store, a file or a database; it can be repeated")
+    copy.add_argument("source", metavar="FROM", help="the store to copy from: a path or a URL. It is not changed")
+    copy.add_argument("target", metavar="TO", help="the store to copy to; it is created if there is none")
+    copy.add_argument("--session", metavar="ID", action="append", help="only this one and its helpers; can be repeated")
+    copy.add_argument("--dry-run", action="store_true", help="only compare, and say what would be copied")
+    for action in actions.choices.values():
+        action.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return options
 
 
 def main(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
+    if args.action == "copy":
+        return copy(args)
     settings = load_command_settings(args).settings
     if args.action == "prune":
         return prune(args, settings)
@@ -155,6 +169,47 @@ async def prune(args: argparse.Namespace, settings: Settings) -> int:
     document = {"deleted": [info.id for info in old], "dry_run": args.dry_run, "freed": freed}
     output.print_result(document, f"{what}, {_format_size(freed)} given back" if freed else what)
     return 0
+
+
+async def copy(args: argparse.Namespace) -> int:
+    """Copy the sessions of one store to another one."""
+    from treadle.app.store_copy import copy_store
+
+    output = _Output(args)
+    try:
+        found = await copy_store(
+            args.source, args.target, output.report, sessions=args.session or (), dry_run=args.dry_run
+        )
+    finally:
+        output.end_progress()
+    is_whole = not found.left_out
+    output.print_result({"ok": is_whole, **msgspec.structs.asdict(found)}, *describe_copy(found))
+    return 0 if is_whole else 1
+
+
+def describe_copy(found: CopySummary) -> list[str]:
+    """Describe what a copy did."""
+    would = "would be " if found.dry_run else ""
+    added = f"{found.facts} facts, {found.artifacts} artifacts, {found.memories} memories"
+    lines = [
+        f"{found.target}: {found.copied} sessions {would}copied, {found.extended} {would}extended, "
+        f"{found.unchanged} unchanged ({added}){'' if found.dry_run else '; read again and compared'}"
+    ]
+    if found.went_on:
+        lines.append(f"{len(found.went_on)} sessions have gone on there since they were copied; they were left alone")
+    if found.lost_contents:
+        lines.append(f"{found.lost_contents} old contents of files are no longer kept; a rewind cannot restore them")
+    if found.approvals == "void":
+        lines.append(
+            f"{found.target} had sessions before, so it keeps its own secret: to allow a call that waits for an "
+            "approval does not run it, and its agent may ask anew"
+        )
+    lines += (f"  left out: {one.id}: {one.why}" for one in found.left_out[:MAX_LEFT_OUT])
+    if len(found.left_out) > MAX_LEFT_OUT:
+        lines.append(f"  left out: {len(found.left_out) - MAX_LEFT_OUT} more; --json lists all")
+    if not found.dry_run:
+        lines.append(f"{found.source} was not changed. Go on with these sessions in only one of the two stores")
+    return lines
 
 
 def _format_size(size: int) -> str:

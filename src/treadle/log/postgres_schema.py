@@ -12,6 +12,7 @@ from psycopg import AsyncConnection
 
 from treadle.errors import StoreTooNew
 from treadle.log.postgres_contents import CONTENT_TABLES
+from treadle.log.postgres_incoming import build_incoming_tables
 from treadle.log.postgres_words import WORD_TABLES
 from treadle.memory.postgres_memories import MEMORY_TABLES
 
@@ -292,7 +293,9 @@ _FUNCTIONS = (
         END $$""",
 )
 
-MIGRATIONS: tuple[Migration, ...] = ((*_TABLES, *_FUNCTIONS, *WORD_TABLES, *MEMORY_TABLES, *CONTENT_TABLES),)
+_INCOMING = build_incoming_tables(POSITION_LOCK)
+
+MIGRATIONS: tuple[Migration, ...] = ((*_TABLES, *_FUNCTIONS, *WORD_TABLES, *MEMORY_TABLES, *CONTENT_TABLES, *_INCOMING),)
 
 
 async def migrate(connection: AsyncConnection, where: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -306,7 +309,9 @@ async def migrate(connection: AsyncConnection, where: str, migrations: Sequence[
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
         version = await _read_version(connection, where, migrations)
         if version == 0:
-            await _create_schema(connection)
+            cursor = await connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'treadle'")
+            if await cursor.fetchone() is None:  # an administrator may have made it for a user that may not
+                await connection.execute("CREATE SCHEMA treadle")
             await connection.execute(
                 "CREATE TABLE treadle.versions (version integer PRIMARY KEY, oldest_node integer NOT NULL)"
             )
@@ -315,13 +320,6 @@ async def migrate(connection: AsyncConnection, where: str, migrations: Sequence[
                 await connection.execute(statement.encode())
             # A node of the release before may go on beside this one, so it is the oldest that can use the store.
             await connection.execute("INSERT INTO treadle.versions VALUES (%s, %s)", (number, max(1, number - 1)))
-
-
-async def _create_schema(connection: AsyncConnection) -> None:
-    """Create the schema, unless an administrator has done so for a user that may not."""
-    cursor = await connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'treadle'")
-    if await cursor.fetchone() is None:
-        await connection.execute("CREATE SCHEMA treadle")
 
 
 async def _read_version(connection: AsyncConnection, where: str, migrations: Sequence[Migration]) -> int:

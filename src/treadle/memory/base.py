@@ -62,7 +62,11 @@ class Memories(ABC):
 
         Raises `BadInput` for a text that is empty, too long, or looks like a secret.
         """
-        return await self._insert(replace(memory, text=_validate_text(memory.text)))
+        return await self._insert(replace(memory, text=_validate_text(memory.text), id=""))
+
+    async def restore(self, memory: Memory) -> Memory:
+        """Store a memory of another store with its id and time. Return the one that has its text already, if any."""
+        return await self._insert(memory)
 
     async def edit(self, memory_id: str, text: str) -> Memory:
         """Change the text of a memory. Raises `NotFound`, and `BadInput` as `add` does."""

@@ -45,8 +45,8 @@ class SqliteDatabase(Protocol):
 
 
 def complete_memory(memory: Memory, now: float) -> Memory:
-    """Give a new memory its id and time."""
-    return replace(memory, id=f"mem_{os.urandom(8).hex()}", at=memory.at or now)
+    """Give a new memory its id and time. One that is restored has both."""
+    return replace(memory, id=memory.id or f"mem_{os.urandom(8).hex()}", at=memory.at or now)
 
 
 def build_not_found(memory_id: str) -> NotFound:

@@ -9,9 +9,9 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg_errors
@@ -19,6 +19,7 @@ from psycopg.abc import Params
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from treadle.errors import StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
+from treadle.log.postgres_binary import BinaryConnection
 from treadle.log.postgres_schema import migrate
 from treadle.secrets.store_url import HIDDEN, PostgresUrl, hide_password
 
@@ -61,6 +62,7 @@ _OTHER_TABLES = (
     pg_errors.InvalidSchemaName,
 )
 Row = tuple[Any, ...]
+Result = TypeVar("Result")
 
 
 def shut_down(connection: psycopg.AsyncConnection[Row]) -> None:
@@ -90,8 +92,8 @@ class Connections:
         self._conninfo, self.size = build_conninfo(url), size
         self.is_pooled: bool | None = None
         """Whether a pooler stood before the server when the last connection was made. None before the first one."""
-        self._free: list[psycopg.AsyncConnection[Row]] = []
-        self._used: set[psycopg.AsyncConnection[Row]] = set()
+        self._free: list[BinaryConnection] = []
+        self._used: set[BinaryConnection] = set()
         self._slots = asyncio.Semaphore(size)
 
     @property
@@ -100,7 +102,7 @@ class Connections:
         return len(self._used)
 
     @asynccontextmanager
-    async def borrow(self) -> AsyncGenerator[psycopg.AsyncConnection[Row]]:
+    async def borrow(self) -> AsyncGenerator[BinaryConnection]:
         """Borrow a connection. One that failed, or whose work was cancelled, is closed."""
         async with self._slots:
             connection = self._free.pop() if self._free else await self._connect()
@@ -129,9 +131,9 @@ class Connections:
         while self._free:
             await _close_quietly(self._free.pop())
 
-    async def _connect(self) -> psycopg.AsyncConnection[Row]:
+    async def _connect(self) -> BinaryConnection:
         async with asyncio.timeout(4 * CONNECT_SECONDS):  # of several hosts, the first may be dead
-            connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+            connection = await BinaryConnection.connect(self._conninfo, autocommit=True)
         try:
             self.is_pooled = await is_pooled(connection)
             if self.is_pooled:
@@ -174,19 +176,32 @@ class Database:
             self._is_open = True
         await self._on_open()
 
-    async def fetch(
-        self,
-        sql: str,
-        params: Params | None = None,
-        *,
-        through: Connections | None = None,
-        patience: float | None = PATIENCE,
-    ) -> list[Row]:
+    async def fetch(self, sql: str, params: Params | None = None, *, patience: float | None = PATIENCE) -> list[Row]:
         """Run one statement and return its rows. While the database is away, it is repeated as long as `patience` says.
 
         Without a limit it is repeated until it is done. Then a `StoreAway` says that it may or may not have been done.
         """
-        began, through, attempt = time.monotonic(), through or self.pool, 0
+
+        async def run(connection: BinaryConnection) -> list[Row]:
+            cursor = await connection.cursor(binary=True).execute(sql.encode(), params)
+            return await cursor.fetchall() if cursor.description is not None else []
+
+        return await self._repeat(run, self.pool, patience)
+
+    async def execute(self, sql: str, params: Params | None = None, *, patience: float | None = PATIENCE) -> None:
+        """Run one statement that returns nothing. For the rest see `fetch`."""
+        await self.fetch(sql, params, patience=patience)
+
+    async def run(
+        self, sql: bytes, values: Sequence[bytes | None], *, through: Connections, patience: float | None = PATIENCE
+    ) -> list[bytes]:
+        """Run one statement in binary form. For the rest see `fetch`."""
+        return await self._repeat(lambda connection: connection.run(sql, values), through, patience)
+
+    async def _repeat(
+        self, run: Callable[[BinaryConnection], Awaitable[Result]], through: Connections, patience: float | None
+    ) -> Result:
+        began, attempt = time.monotonic(), 0
         while True:
             if self.is_closed:
                 raise StoreError("this log was closed; make a new one")
@@ -194,7 +209,7 @@ class Database:
             try:
                 if not self._is_open:
                     await self._prepare()
-                rows = await self._run(through, sql, params)
+                result = await self._run(run, through)
             except (psycopg.Error, OSError, TimeoutError) as error:
                 explained = self.explain(error)
                 is_over = patience is not None and time.monotonic() - began + PAUSE > patience
@@ -206,20 +221,15 @@ class Database:
                 await asyncio.sleep(min(PAUSE * attempt, 1.0))
             else:
                 self.away_since = None
-                return rows
+                return result
 
-    async def execute(self, sql: str, params: Params | None = None, *, patience: float | None = PATIENCE) -> None:
-        """Run one statement that returns nothing. For the rest see `fetch`."""
-        await self.fetch(sql, params, patience=patience)
-
-    async def _run(self, through: Connections, sql: str, params: Params | None) -> list[Row]:
+    async def _run(self, run: Callable[[BinaryConnection], Awaitable[Result]], through: Connections) -> Result:
         self.waiting += 1
         try:
             async with through.borrow() as connection:
                 timer = asyncio.get_running_loop().call_later(STATEMENT_SECONDS, through.cut)
                 try:
-                    cursor = await connection.cursor(binary=True).execute(sql.encode(), params)
-                    return await cursor.fetchall() if cursor.description is not None else []
+                    return await run(connection)
                 finally:
                     timer.cancel()
         finally:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from treadle.errors import TreadleError
+from treadle.log import postgres_binary as binary
 from treadle.log.base import Claim
 from treadle.log.postgres_database import Database
 from treadle.log.records import build_claim_lost
@@ -23,10 +24,10 @@ MAX_ITEMS, MAX_BYTES = 200, 4 * 1024 * 1024
 """How much goes into one statement."""
 STORED, REPEATED, REFUSED = 0, 1, 2
 """What became of an append."""
-_APPEND = """SELECT treadle.append_facts(%s::bigint[], %s::bigint[], %s::text[], %s::integer[], %s::integer[],
-    %s::jsonb[], %s::bytea[])"""
-_RENEW = """SELECT treadle.renew_claims(%s::bigint[], %s::bigint[], %s::text[], %s::double precision[],
-    %s::double precision)"""
+_APPEND = b"""SELECT treadle.append_facts($1::bigint[], $2::bigint[], $3::text[], $4::integer[], $5::integer[],
+    $6::jsonb[], $7::bytea[])"""
+_RENEW = b"""SELECT treadle.renew_claims($1::bigint[], $2::bigint[], $3::text[], $4::double precision[],
+    $5::double precision)"""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -65,6 +66,18 @@ def _forget_unknown(task: asyncio.Future[Any]) -> None:
         task.exception()  # nobody is left who could handle it
 
 
+class WriteFuture(asyncio.Future[Result]):
+    """What becomes of a write. As with `finish`, a caller that is cancelled waits for it. It needs no task."""
+
+    _is_unwanted = False
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not self._is_unwanted and not self.done():
+            self._is_unwanted = True
+            self.get_loop().call_later(CANCEL_SECONDS, super().cancel, msg)
+        return False  # the task is cancelled when this future is done
+
+
 class Append(Struct, eq=False):
     """Facts to store, as JSON, after the position `seq`. `changes` is JSON for the session's entry, or None."""
 
@@ -96,16 +109,16 @@ class Batcher(Generic[Item, Result]):
         self, write: Callable[[list[Item]], Awaitable[Sequence[Result]]], measure: Callable[[Item], int]
     ) -> None:
         self._write, self._measure = write, measure
-        self._pending: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._pending: list[tuple[Item, WriteFuture[Result]]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def add(self, item: Item) -> Result:
         """Write an item, and return what became of it. A caller that is cancelled still waits for that."""
-        future = asyncio.get_running_loop().create_future()
+        future: WriteFuture[Result] = WriteFuture()
         self._pending.append((item, future))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
-        return await finish(future)
+        return await future
 
     async def _run(self) -> None:
         while self._pending:
@@ -113,18 +126,17 @@ class Batcher(Generic[Item, Result]):
             try:
                 results = await self._write([item for item, _ in batch])
             except TreadleError as error:
-                for _, future in batch:
-                    future.set_exception(error)
+                _fail(batch, error)
             except BaseException as error:  # the loop ends, or a bug
-                for _, future in batch:
-                    future.set_exception(RuntimeError(f"the write was given up: {error!r}"))
+                _fail(batch, RuntimeError(f"the write was given up: {error!r}"))
                 raise
             else:
                 for (_, future), result in zip(batch, results, strict=True):
-                    future.set_result(result)
+                    if not future.done():
+                        future.set_result(result)
         self._task = None
 
-    def _take_batch(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+    def _take_batch(self) -> list[tuple[Item, WriteFuture[Result]]]:
         count, size = 0, 0
         for item, _ in self._pending[:MAX_ITEMS]:
             size += self._measure(item)
@@ -133,6 +145,13 @@ class Batcher(Generic[Item, Result]):
             count += 1
         batch, self._pending = self._pending[:count], self._pending[count:]
         return batch
+
+
+def _fail(batch: Sequence[tuple[object, WriteFuture[Any]]], error: Exception) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # a caller that was cancelled meanwhile does not ask for it
 
 
 class OwnerWrites:
@@ -152,42 +171,42 @@ class OwnerWrites:
         order = sorted(range(len(items)), key=lambda index: items[index].num)
         batch = [items[index] for index in order]
         losses = self._database.losses
-        rows = await self._database.fetch(
+        rows = await self._database.run(
             _APPEND,
             (
-                [item.num for item in batch],
-                [item.claim.epoch for item in batch],
-                [item.claim.owner for item in batch],
-                [item.seq for item in batch],
-                [len(item.bodies) for item in batch],
-                [item.changes for item in batch],
-                [body for item in batch for body in item.bodies],
+                binary.pack_int8([item.num for item in batch]),
+                binary.pack_int8([item.claim.epoch for item in batch]),
+                binary.pack_texts([item.claim.owner for item in batch]),
+                binary.pack_int4([item.seq for item in batch]),
+                binary.pack_int4([len(item.bodies) for item in batch]),
+                binary.pack_jsons([item.changes for item in batch]),
+                binary.pack_bytes([body for item in batch for body in item.bodies]),
             ),
             through=self._database.writer,
             patience=None,
         )
         may_be_own = losses != self._database.losses
         results = [AppendResult(0)] * len(items)
-        for index, (result,) in zip(order, rows, strict=True):
-            results[index] = AppendResult(*result, may_be_own=may_be_own)
+        for index, row in zip(order, rows, strict=True):
+            results[index] = AppendResult(*binary.unpack_int8(row), may_be_own=may_be_own)
         return results
 
     async def _renew(self, items: list[tuple[int, Claim]]) -> list[bool]:
         order = sorted(range(len(items)), key=lambda index: items[index][0])
         batch = [items[index] for index in order]
-        rows = await self._database.fetch(
+        rows = await self._database.run(
             _RENEW,
             (
-                [num for num, _ in batch],
-                [claim.epoch for _, claim in batch],
-                [claim.owner for _, claim in batch],
-                [claim.ttl for _, claim in batch],
-                self._clock(),
+                binary.pack_int8([num for num, _ in batch]),
+                binary.pack_int8([claim.epoch for _, claim in batch]),
+                binary.pack_texts([claim.owner for _, claim in batch]),
+                binary.pack_doubles([claim.ttl for _, claim in batch]),
+                binary.pack_double(self._clock()),
             ),
             through=self._database.renewer,
             patience=None,
         )
         results = [False] * len(items)
-        for index, (renewed,) in zip(order, rows, strict=True):
-            results[index] = renewed
+        for index, row in zip(order, rows, strict=True):
+            results[index] = binary.unpack_bool(row)
         return results

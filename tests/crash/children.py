@@ -72,14 +72,17 @@ def kill(child: ForkServerProcess) -> None:
 
 
 def freeze(child: ForkServerProcess, store: Path, *, writing: bool = False) -> None:
-    """Freeze the child at once, but not during a write: SQLite has one writer for the whole file.
+    """Freeze the child at once. SQLite has one writer for the whole file, so there it is not frozen during a write.
 
-    With `writing` it is frozen in the middle of one, and nobody else can write until it continues.
+    With `writing` it is frozen in the middle of one, and nobody else can write until it continues. A store that is no
+    file is a database, which ends a write by itself.
     """
+    if not store.exists():
+        _stop(child)
+        return
     with closing(sqlite3.connect(store, timeout=0, isolation_level=None)) as db:
         while True:
-            _signal(child, signal.SIGSTOP)
-            wait_until(lambda: _is_stopped(child))
+            _stop(child)
             is_writing = False
             try:
                 db.execute("BEGIN IMMEDIATE")
@@ -90,6 +93,11 @@ def freeze(child: ForkServerProcess, store: Path, *, writing: bool = False) -> N
                 return
             thaw(child)
             time.sleep(0.0005 if writing else 0)
+
+
+def _stop(child: ForkServerProcess) -> None:
+    _signal(child, signal.SIGSTOP)
+    wait_until(lambda: _is_stopped(child))
 
 
 def thaw(child: ForkServerProcess) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.crash.notes import Notes, compute_digest
+from tests.crash.notes import Notes, compute_digest, open_reporting_log
 from tests.crash.worker import REPORT, STEER, UNSAFE
 from tests.kit.sessions import check_settled, select_events
 from tests.kit.strict import check_request
@@ -13,7 +13,7 @@ from treadle.engine.context import Projection
 from treadle.engine.fold import fold
 from treadle.engine.state import OUTCOME_UNKNOWN
 from treadle.events import AnyFact, CallFinished, CallStarted, MessageReceived, ModelReplied, RunFinished, TurnStarted
-from treadle.log.base import SessionQuery
+from treadle.log.base import Log, SessionQuery
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Request, ToolSpec, render_parts
 
@@ -34,9 +34,10 @@ class CheckCounts:
 async def check_store(notes: Notes) -> CheckCounts:
     """Check every session of the store against its own log and against the notes."""
     assert notes.read("trouble") == []
-    log = SqliteLog(notes.store)
+    log = open_reporting_log(notes)
     try:
-        log.check_integrity()
+        if isinstance(log, SqliteLog):
+            log.check_integrity()
         counts = CheckCounts()
         facts: dict[str, list[AnyFact]] = {}
         page = await log.list_sessions(SessionQuery(limit=1000))
@@ -57,7 +58,7 @@ async def check_store(notes: Notes) -> CheckCounts:
 
 
 def _check_acknowledged(notes: Notes, facts: dict[str, list[AnyFact]], counts: CheckCounts) -> None:
-    for session_id, seq, digest in notes.read("acknowledged"):
+    for session_id, seq, digest, _ in notes.read("acknowledged"):
         stored = facts[session_id]
         assert int(seq) <= len(stored), f"fact {seq} of {session_id} was acknowledged and is lost"
         assert compute_digest(stored[int(seq) - 1]) == digest, f"fact {seq} of {session_id} is another one"
@@ -113,7 +114,7 @@ def _check_answers(facts: list[AnyFact]) -> None:
     assert _has_sweep(facts) == (STEER in texts)
 
 
-async def _check_artifacts(log: SqliteLog, session_id: str, facts: list[AnyFact]) -> None:
+async def _check_artifacts(log: Log, session_id: str, facts: list[AnyFact]) -> None:
     for fact in select_events(facts, CallFinished):
         if fact.tool == "report" and fact.status == "ok":
             assert fact.truncation is not None

@@ -18,7 +18,8 @@ import msgspec
 
 from treadle.errors import ClaimLost
 from treadle.events import AnyFact, serialize_event
-from treadle.log.base import Claim, PostResult
+from treadle.log.base import Claim, Log, PostResult
+from treadle.log.postgres import PostgresLog
 from treadle.log.sqlite import SqliteLog
 
 P = ParamSpec("P")
@@ -26,13 +27,22 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Notes:
-    """A folder with one store and append-only notes. A note that a kill has cut off has no end mark and is ignored."""
+    """A folder with one store and append-only notes. A note that a kill has cut off has no end mark and is ignored.
+
+    With a `url` the store is that database, and not a file in the folder.
+    """
 
     folder: Path
+    url: str = ""
 
     @property
     def store(self) -> Path:
         return self.folder / "store.db"
+
+    @property
+    def lease(self) -> float:
+        """For how long a process that was killed keeps its sessions at most. Who shares its file sees that it died."""
+        return 1.0 if self.url else 30.0
 
     def write(self, name: str, *words: object) -> None:
         line = " ".join(str(word).replace("\n", " ") for word in words)
@@ -55,15 +65,15 @@ def compute_digest(fact: AnyFact) -> str:
     return hashlib.blake2b(serialize_event(msgspec.structs.replace(fact, seq=0, at=0.0)), digest_size=8).hexdigest()
 
 
-class ReportingLog(SqliteLog):
-    """A log that writes down acknowledged facts and refused writes.
+class _Reports(Log):
+    """Writes down acknowledged facts and refused writes of a log.
 
     With `dies_at` it kills its process right before (at n - 0.5) or right after (at n) the nth write.
     """
 
-    def __init__(self, notes: Notes, dies_at: float = 0) -> None:
-        super().__init__(notes.store)
-        self._notes, self._dies_at, self._writes = notes, dies_at, 0
+    notes: Notes
+    dies_at: float = 0
+    _reported: float = 0
 
     async def append(
         self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], *args: Any, **options: Any
@@ -72,16 +82,16 @@ class ReportingLog(SqliteLog):
         try:
             await super().append(claim, expected_seq, facts, *args, **options)
         except ClaimLost:
-            self._notes.write("refused", os.getpid(), claim.session_id, claim.epoch, "append")
+            self.notes.write("refused", os.getpid(), claim.session_id, claim.epoch, "append")
             raise
         self._may_die()
-        self._write_acknowledged(claim.session_id, facts)
+        self._write_acknowledged(claim.session_id, facts, claim.epoch)
 
     async def renew(self, claim: Claim) -> None:
         try:
             await super().renew(claim)
         except ClaimLost:
-            self._notes.write("refused", os.getpid(), claim.session_id, claim.epoch, "renew")
+            self.notes.write("refused", os.getpid(), claim.session_id, claim.epoch, "renew")
             raise
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], *args: Any, **options: Any) -> PostResult:
@@ -92,13 +102,35 @@ class ReportingLog(SqliteLog):
         return posted
 
     def _may_die(self) -> None:
-        self._writes += 0.5
-        if self._writes == self._dies_at:
+        self._reported += 0.5
+        if self._reported == self.dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _write_acknowledged(self, session_id: str, facts: Sequence[AnyFact]) -> None:
+    def _write_acknowledged(self, session_id: str, facts: Sequence[AnyFact], epoch: int = 0) -> None:
+        """Write down each fact with the epoch of its writer. A post has none."""
         for fact in facts:
-            self._notes.write("acknowledged", session_id, fact.seq, compute_digest(fact))
+            self.notes.write("acknowledged", session_id, fact.seq, compute_digest(fact), epoch)
+
+
+class ReportingLog(_Reports, SqliteLog):
+    """A log in a file that reports."""
+
+    def __init__(self, notes: Notes, dies_at: float = 0) -> None:
+        super().__init__(notes.store)
+        self.notes, self.dies_at = notes, dies_at
+
+
+class ReportingPostgresLog(_Reports, PostgresLog):
+    """A log in a database that reports."""
+
+    def __init__(self, notes: Notes, dies_at: float = 0) -> None:
+        super().__init__(notes.url)
+        self.notes, self.dies_at = notes, dies_at
+
+
+def open_reporting_log(notes: Notes, dies_at: float = 0) -> ReportingLog | ReportingPostgresLog:
+    """Open the store of the notes."""
+    return ReportingPostgresLog(notes, dies_at) if notes.url else ReportingLog(notes, dies_at)
 
 
 class _ErrorRecorder(logging.Handler):

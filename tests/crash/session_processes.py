@@ -9,11 +9,10 @@ import time
 from collections.abc import AsyncGenerator
 
 from tests.crash.children import wait_until
-from tests.crash.notes import Notes, ReportingLog, child_process
+from tests.crash.notes import Notes, child_process, open_reporting_log
 from tests.kit.fake_model import FakeModel
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, TextPart, ToolContext, later, tool
-from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.errors import AlreadyAnswered
 from treadle.events import MessageReceived, Safety, TextDelta
 from treadle.messages import Call, Reply, Request, ResultMessage, Usage, UserMessage, render_parts
@@ -123,11 +122,11 @@ def build_obedient_agent(notes: Notes, pause: float = 0.05) -> Agent:
 
 
 @child_process
-async def run_order(notes: Notes, order: str, lease: float = LEASE_SECONDS) -> None:
+async def run_order(notes: Notes, order: str, lease: float = 0) -> None:
     """Send the order to the session named `one`, run it, and write down how it ended."""
-    log = ReportingLog(notes)
+    log = open_reporting_log(notes)
     async with (
-        Runtime(log, [build_obedient_agent(notes)], lease=lease, recover=False) as runtime,
+        Runtime(log, [build_obedient_agent(notes)], lease=lease or notes.lease, recover=False) as runtime,
         runtime.session(name="one") as session,
         session.run(order, key="order") as run,
     ):
@@ -137,9 +136,9 @@ async def run_order(notes: Notes, order: str, lease: float = LEASE_SECONDS) -> N
 
 
 @child_process
-async def serve_sessions(notes: Notes, lease: float = LEASE_SECONDS) -> None:
+async def serve_sessions(notes: Notes, lease: float = 0) -> None:
     """Run all sessions that are due, until killed."""
-    async with Runtime(ReportingLog(notes), [build_obedient_agent(notes)], lease=lease):
+    async with Runtime(open_reporting_log(notes), [build_obedient_agent(notes)], lease=lease or notes.lease):
         notes.write("serving", os.getpid())
         await asyncio.Event().wait()
 
@@ -147,7 +146,7 @@ async def serve_sessions(notes: Notes, lease: float = LEASE_SECONDS) -> None:
 @child_process
 async def count_turns(notes: Notes, name: str, sessions: int, calls: int) -> None:
     """Run some sessions with many turns at once."""
-    log = ReportingLog(notes)
+    log = open_reporting_log(notes)
     async with Runtime(log, [build_obedient_agent(notes, pause=0)], recover=False) as runtime:
 
         async def count(number: int) -> None:
@@ -162,7 +161,7 @@ async def count_turns(notes: Notes, name: str, sessions: int, calls: int) -> Non
 @child_process
 async def approve_call(notes: Notes, session_id: str, call_id: str, by: str) -> None:
     """Approve a call as soon as all processes are ready, and write down who was first."""
-    log = ReportingLog(notes)
+    log = open_reporting_log(notes)
     other = Agent(ObedientModel(notes), name="other")  # this process can answer, but cannot run the session
     async with Runtime(log, [other], recover=False) as runtime:
         notes.write("ready", by)
@@ -179,7 +178,7 @@ async def approve_call(notes: Notes, session_id: str, call_id: str, by: str) -> 
 @child_process
 async def post_messages(notes: Notes, session_id: str, name: str, messages: int) -> None:
     """Post a number of messages as fast as possible."""
-    log = ReportingLog(notes)
+    log = open_reporting_log(notes)
     for number in range(messages):
         message = MessageReceived(id=f"{name}-{number}", parts=(TextPart("tick"),))
         await log.post(session_id, [message], key=message.id)
@@ -192,4 +191,4 @@ async def open_store_at(notes: Notes, instant: float) -> None:
     """Open the store at a given time, so that several processes do it at once."""
     while time.monotonic() < instant:
         pass
-    await ReportingLog(notes).close()
+    await open_reporting_log(notes).close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from tests.crash.children import freeze, run_child, start_fork_server, thaw, wait_until
 from tests.crash.invariants import check_store
-from tests.crash.notes import Notes, ReportingLog, child_process
+from tests.crash.notes import Notes, child_process, open_reporting_log
 from tests.crash.test_kill import finish
 from tests.crash.worker import Job, work
 from treadle import Agent, Runtime, Session, ToolContext, tool
@@ -24,8 +25,7 @@ LEASE = 0.6
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_frozen_worker_is_replaced_and_does_nothing_twice(tmp_path: Path, seed: int) -> None:
-    notes = Notes(tmp_path)
+async def test_a_frozen_worker_is_replaced_and_does_nothing_twice(notes: Notes, seed: int) -> None:
     start_fork_server()
     with run_child(work, notes, Job(most=6, at_once=6, lease=LEASE, pace=100)) as frozen:  # for ten seconds and more
         wait_until(lambda: notes.read("lines"))
@@ -43,8 +43,8 @@ async def test_a_frozen_worker_is_replaced_and_does_nothing_twice(tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_worker_frozen_in_a_write_delays_the_others_and_nothing_is_lost(tmp_path: Path, seed: int) -> None:
-    notes, instants = Notes(tmp_path), random.Random(seed)
+async def test_a_worker_frozen_in_a_write_delays_the_others_and_nothing_is_lost(notes: Notes, seed: int) -> None:
+    instants = random.Random(seed)
     start_fork_server()
     with run_child(work, notes, Job(most=4, at_once=4, lease=LEASE, pace=20)) as frozen:
         wait_until(lambda: notes.read("lines"))
@@ -61,7 +61,15 @@ async def test_a_worker_frozen_in_a_write_delays_the_others_and_nothing_is_lost(
     assert (await check_store(notes)).sessions == 8
 
 
-def build_command_agent(notes: Notes, *script: object) -> Agent:
+async def try_late(notes: Notes, name: str, attempt: Coroutine[Any, Any, object]) -> None:
+    try:
+        await attempt
+        notes.write("late", name, "was written")
+    except Exception as error:
+        notes.write("late", name, type(error).__name__)
+
+
+def build_command_agent(notes: Notes, attempts: list[asyncio.Task[None]], *script: object) -> Agent:
     """Build an agent whose command changes a file, waits, and then tries everything that a call can write."""
     kept = ContentStore(notes.folder / "kept")
 
@@ -74,17 +82,12 @@ def build_command_agent(notes: Notes, *script: object) -> Agent:
                 while not notes.read("go"):  # noqa: ASYNC110 - from another process
                     await asyncio.sleep(0.005)
         finally:
-            attempts = {
+            late = {
                 "note": context.services.save_note("late.note", "late"),
                 "files": context.services.record_kept_files([]),
                 "memory": remember.run(remember.parse('{"text": "late"}'), context),
             }
-            for name, attempt in attempts.items():
-                try:
-                    await attempt
-                    notes.write("late", name, "was written")
-                except Exception as error:
-                    notes.write("late", name, type(error).__name__)
+            attempts.extend(asyncio.create_task(try_late(notes, name, attempt)) for name, attempt in late.items())
         return "much\n" * 10_000
 
     command.kept = kept  # type: ignore[attr-defined] # where a rewind looks for it
@@ -94,20 +97,22 @@ def build_command_agent(notes: Notes, *script: object) -> Agent:
 @child_process
 async def run_command(notes: Notes) -> None:
     """Run the command in a session, and leave it when somebody else has taken it over."""
-    agent = build_command_agent(notes, call("command"))
-    async with Runtime(ReportingLog(notes), [agent], lease=LEASE, recover=False) as runtime:
+    attempts: list[asyncio.Task[None]] = []
+    agent = build_command_agent(notes, attempts, call("command"))
+    async with Runtime(open_reporting_log(notes), [agent], lease=LEASE, recover=False) as runtime:
         session = await runtime.create(workspace=notes.folder / "workspace")
         await session.send("go")
         await runtime.coordinator.wait_until_idle(session.id)
+        await asyncio.gather(*attempts)
 
 
-async def test_a_call_of_a_frozen_process_writes_nothing_after_the_takeover(tmp_path: Path) -> None:
-    notes, made = Notes(tmp_path), tmp_path / "workspace" / "made.txt"
+async def test_a_call_of_a_frozen_process_writes_nothing_after_the_takeover(notes: Notes) -> None:
+    made = notes.folder / "workspace" / "made.txt"
     made.parent.mkdir()
     with run_child(run_command, notes) as frozen:
         wait_until(lambda: notes.read("changed"))
         freeze(frozen, notes.store)
-        agent, log = build_command_agent(notes, "It was broken off."), ReportingLog(notes)
+        agent, log = build_command_agent(notes, [], "It was broken off."), open_reporting_log(notes)
         async with Runtime(log, [agent], lease=LEASE) as runtime:
             (info,) = (await runtime.sessions()).sessions
             session: Session = Session(runtime.coordinator, agent, info.id)
@@ -122,7 +127,7 @@ async def test_a_call_of_a_frozen_process_writes_nothing_after_the_takeover(tmp_
             assert frozen.exitcode == 0, notes.read("trouble")
             assert await session.facts() == before
             assert [fact.status for fact in before if isinstance(fact, CallFinished)] == ["interrupted"]
-            assert notes.read("late") == [[name, "ClaimLost"] for name in ("note", "files", "memory")]
+            assert sorted(notes.read("late")) == [[name, "ClaimLost"] for name in ("files", "memory", "note")]
             assert await log.memories.list() == []
             rewound = await session.rewind(len(before), "files")
             assert rewound.changes == () and made.read_text() == "by the frozen process"

@@ -18,8 +18,10 @@ from tests.crash.worker import Job, work
 from tests.kit.fakes.travel import WIRES
 
 SEEDS = 4
-KILLS = 26  # for each seed: 104 in all
+KILLS, SHARED_KILLS = 26, 5  # for each seed: 104 in all in a file; in a database each costs a lease
 SPREES, MORE_KILLS = 40, 5
+SHARED_STRIDE = 9
+"""In a database the test of every instant takes a minute, so it takes every ninth one."""
 
 
 def finish(notes: Notes, job: Job) -> float:
@@ -43,7 +45,7 @@ async def kill_at_random(
     for spree in range(SPREES):
         for _ in range(kills if spree == 0 else MORE_KILLS):
             child = start(work, notes, job)
-            child.join(instants.uniform(0, whole))
+            child.join(instants.uniform(0, whole + notes.lease if notes.url else whole))
             assert child.exitcode is None, (child.exitcode, notes.read("trouble"))
             kill(child)
         finish(notes, Job(at_once=at_once, wire=wire))
@@ -54,11 +56,11 @@ async def kill_at_random(
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_a_worker_killed_at_random_loses_nothing_and_does_nothing_twice(tmp_path: Path, seed: int) -> None:
+async def test_a_worker_killed_at_random_loses_nothing_and_does_nothing_twice(notes: Notes, seed: int) -> None:
     def hit(counts: CheckCounts) -> bool:
         return bool(counts.statuses["interrupted"] and counts.reruns and counts.steered)
 
-    counts = await kill_at_random(Notes(tmp_path), seed, KILLS, hit)
+    counts = await kill_at_random(notes, seed, SHARED_KILLS if notes.url else KILLS, hit)
     assert counts.acknowledged > 100
 
 
@@ -68,10 +70,10 @@ async def test_a_worker_killed_at_random_sends_no_request_that_a_provider_reject
     assert counts.acknowledged > 50
 
 
-async def test_a_worker_killed_before_or_after_any_write_loses_nothing(tmp_path: Path) -> None:
-    for halves in count(1):
-        (tmp_path / str(halves)).mkdir()
-        notes = Notes(tmp_path / str(halves))
+async def test_a_worker_killed_before_or_after_any_write_loses_nothing(make_notes: Callable[[], Notes]) -> None:
+    is_shared = bool(make_notes().url)
+    for halves in count(1, SHARED_STRIDE if is_shared else 1):
+        notes = make_notes()
         child = start(work, notes, Job(most=1, pace=0, dies_at=halves / 2))
         child.join(300)
         if child.exitcode == 0:
@@ -83,13 +85,14 @@ async def test_a_worker_killed_before_or_after_any_write_loses_nothing(tmp_path:
     assert halves > 40, "there are more than twenty writes in the plan"
 
 
-async def test_a_worker_killed_while_it_creates_the_store_leaves_a_usable_store(tmp_path: Path) -> None:
-    instants = random.Random(0)
-    for attempt in range(12):
-        (tmp_path / str(attempt)).mkdir()
-        notes = Notes(tmp_path / str(attempt))
+async def test_a_worker_killed_while_it_creates_the_store_leaves_a_usable_store(
+    make_notes: Callable[[], Notes],
+) -> None:
+    instants, is_shared = random.Random(0), bool(make_notes().url)
+    for _ in range(5 if is_shared else 12):
+        notes = make_notes()
         child = start(work, notes, Job(most=1))
-        child.join(instants.uniform(0.005, 0.06))
+        child.join(instants.uniform(0.005, 0.2 if is_shared else 0.06))
         kill(child)
         finish(notes, Job(most=1, pace=0))
         assert (await check_store(notes)).sessions == 1

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.crash.children import join_all, start, wait_until
-from tests.crash.notes import Notes
+from tests.crash.notes import Notes, open_reporting_log
 from tests.crash.session_processes import run_order
 from tests.kit.sessions import select_events
 from treadle.engine.state import OUTCOME_UNKNOWN
 from treadle.events import AnyFact, CallFinished, CallStarted, RunFinished
 from treadle.log.base import SessionQuery
-from treadle.log.sqlite import SqliteLog
 
 PROGRAM = '''
 import asyncio, sys, time
@@ -71,7 +70,7 @@ async def read_facts_after_deaths(notes: Notes, order: str, deaths: int) -> list
         child.join(60)
         assert child.exitcode == -signal.SIGKILL, notes.read("trouble")
     join_all(notes, start(run_order, notes, order))
-    log = SqliteLog(notes.store)
+    log = open_reporting_log(notes)
     (info,) = (await log.list_sessions(SessionQuery())).sessions
     facts = await log.read(info.id)
     await log.close()
@@ -89,9 +88,8 @@ async def read_facts_after_deaths(notes: Notes, order: str, deaths: int) -> list
     ],
 )
 async def test_an_interrupted_call_runs_again_only_if_it_is_safe_and_at_most_three_times(
-    tmp_path: Path, order: str, deaths: int, status: str, attempts: list[int], lines: int
+    notes: Notes, order: str, deaths: int, status: str, attempts: list[int], lines: int
 ) -> None:
-    notes = Notes(tmp_path)
     facts = await read_facts_after_deaths(notes, order, deaths)
     (finished,) = select_events(facts, CallFinished)
     assert finished.status == status and (status == "ok" or finished.output == OUTCOME_UNKNOWN)

@@ -13,12 +13,11 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from tests.crash.notes import Notes, ReportingLog, child_process
+from tests.crash.notes import Notes, child_process, open_reporting_log
 from tests.kit.fake_model import FakeModel
 from tests.kit.fakes.travel import open_wire_model
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, ToolContext, tool
-from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.events import ApprovalRequested, CallFinished, InputRequested, Safety, TextDelta
 from treadle.log.base import SessionQuery
 from treadle.messages import Call, ModelMessage, Reply, Request, ResultMessage, Usage, UserMessage, render_parts
@@ -140,15 +139,15 @@ class Job:
 
     most: int = 0
     at_once: int = 3
-    lease: float = LEASE_SECONDS
+    lease: float = 0
     pace: float = 1.0
     dies_at: float = 0
     wire: str = ""
 
 
 async def _run(notes: Notes, job: Job, model: Model | None) -> None:
-    log = ReportingLog(notes, job.dies_at)
-    async with Runtime(log, [build_planned_agent(notes, job.pace, model)], lease=job.lease) as runtime:
+    log = open_reporting_log(notes, job.dies_at)
+    async with Runtime(log, [build_planned_agent(notes, job.pace, model)], lease=job.lease or notes.lease) as runtime:
         page = await runtime.sessions(SessionQuery(limit=1000))
         known = {info.name: info.status for info in page.sessions}
         todo = [name for name, status in known.items() if status != "answered"]

@@ -28,7 +28,6 @@ from tests.crash.session_processes import (
 )
 from tests.kit.sessions import PATIENCE, finish_run, select_events, wait_for
 from treadle import CallFinished, CallStarted, RunFinished, Runtime, Session, TextPart
-from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.errors import StoreBusy
 from treadle.events import (
     AnyFact,
@@ -39,7 +38,7 @@ from treadle.events import (
     ModelReplied,
     TurnStarted,
 )
-from treadle.log.base import SessionQuery
+from treadle.log.base import LEASE_SECONDS, SessionQuery
 from treadle.log.sqlite import SqliteLog
 
 PROCESSES = 8
@@ -100,7 +99,7 @@ async def test_eight_processes_run_two_hundred_turns_each_on_one_file(notes: Not
         assert {lines[f"{session_id}:step-{number}"] for number in range(TURNS - 1)} == {1}
     acknowledged = notes.read("acknowledged")
     assert len(acknowledged) == sum(len(one) - 2 for one in facts.values())  # made with its name in one go
-    assert all(compute_digest(facts[session_id][int(seq) - 1]) == digest for session_id, seq, digest in acknowledged)
+    assert all(compute_digest(facts[session_id][int(seq) - 1]) == digest for session_id, seq, digest, _ in acknowledged)
 
 
 def test_processes_that_make_the_same_new_store_at_once_all_get_it(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from tests.architecture.tree import (
 
 KNOT_MODULES = 4
 PUBLIC_NAMES = 30
-WALK_FILES = {"treadle run": 51, "POST messages": 51}  # they rise only with a decision record
+WALK_FILES = {"treadle run": 53, "POST messages": 53}  # they rise only with a decision record
 LATE_IMPORTS = {"aiohttp", "fastapi", "uvicorn", "rich", "prompt_toolkit", "openai", "anthropic", "mcp"}
 # Folders of tests that no folder of src has: what the tests share, and tests of the whole.
 TEST_FOLDERS = {"architecture", "cluster", "crash", "kit", "pins", "soak", "web", "clients", "seeds"}

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from treadle.engine.setup import Clock, Gate, Middleware, RecoveryStrategy, Setup
 from treadle.errors import BadInput
-from treadle.events import AgentConfig, Grant, Limits, Parent, SessionCreated
+from treadle.events import AgentConfig, Grant, Limits, Parent, SessionConfigured, SessionCreated
 from treadle.knowledge.base import Knowledge
 from treadle.log.base import Log
 from treadle.messages import Sampling
@@ -236,3 +238,24 @@ def _check_types(agent: Agent[Any]) -> None:
         raise BadInput(f"on_error={agent.on_error!r} is not one of {get_args(Recovery)}, nor a function")
     if agent.output is not None:
         build_output_schema(agent.output)
+
+
+def apply_configuration(setup: Setup, configured: SessionConfigured) -> Setup:
+    """Replace settings of the agent by those of the session. Where a tool has the name of the client's, it wins."""
+    config = replace(setup.config, sampling=configured.sampling or setup.config.sampling)
+    check = setup.check_output
+    if configured.output_schema is not None and check is None:
+        config = replace(config, output_schema=configured.output_schema or None)
+        kind = dict[str, Any] if configured.output_schema.get("type") == "object" else Any
+        check = partial(check_output, kind) if configured.output_schema else None
+    own = {*setup.tools, *setup.aliases}
+    specs = tuple(spec for spec in configured.client_tools or () if spec.name not in own)
+    return replace(
+        setup,
+        config=config,
+        check_output=check,
+        limits=configured.limits or setup.limits,
+        approval_ttl=configured.approval_ttl or setup.approval_ttl,
+        specs=(*setup.specs, *specs),
+        client_tools=frozenset(spec.name for spec in specs),
+    )

@@ -7,7 +7,8 @@ from contextlib import suppress
 from types import TracebackType
 
 from treadle import events
-from treadle.engine.coordinator import Coordinator, Follower
+from treadle.engine.coordinator import Coordinator
+from treadle.engine.session_entry import Follower
 from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
 from treadle.log.base import Watch

@@ -8,7 +8,6 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -16,11 +15,12 @@ from typing import Any, Unpack
 import msgspec
 from msgspec.structs import replace
 
-from treadle.agent import Agent, SessionOptions
+from treadle.agent import Agent, SessionOptions, apply_configuration
 from treadle.engine.access import PLAN_HELPER_INSTRUCTIONS, PLAN_INSTRUCTIONS, ParentAccess
-from treadle.engine.coordinator import LEASE_SECONDS, Coordinator
+from treadle.engine.coordinator import Coordinator
 from treadle.engine.model_call import ask_quietly
-from treadle.engine.setup import Gate, Setup, later
+from treadle.engine.node import LogClock, build_node, list_roots
+from treadle.engine.setup import Clock, Gate, Setup, later
 from treadle.engine.state import State
 from treadle.errors import BadInput, ClaimLost, Conflict, NotFound
 from treadle.events import (
@@ -34,8 +34,10 @@ from treadle.events import (
     validate_fact,
 )
 from treadle.log.base import (
+    LEASE_SECONDS,
     SESSION_ID_RULE,
     Claim,
+    Claimant,
     Log,
     SearchHits,
     SessionPage,
@@ -44,13 +46,12 @@ from treadle.log.base import (
     is_session_id,
 )
 from treadle.log.open_log import open_log
-from treadle.log.owner import make_owner_name
+from treadle.log.owner import make_node_name, make_owner_name
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
 from treadle.models.base import Model, Summarizer
 from treadle.permissions.policy import WEB_OFF, find_narrowest_tier, is_web_off, limit_access
 from treadle.secrets.keyring import Keyring
 from treadle.session import Session, SessionOpener, generate_session_id
-from treadle.typed_output import check_output
 
 AfterAnswer = Callable[[Session, State, Setup], Awaitable[None]]
 _logger = logging.getLogger("treadle")
@@ -121,7 +122,8 @@ class Runtime:
     """`async with Runtime("work.db", [agent]) as runtime:` runs every session of these agents in one store.
 
     Inside the block, it continues unfinished sessions, and every session that others post to. `recover=False`
-    switches this off. When the block ends, each run stops at a fact and can be resumed.
+    switches this off. When the block ends, each run stops at a fact and can be resumed. A claim that is not renewed
+    for `lease` seconds lapses. With `roots`, it runs only sessions whose workspace is in one of these folders.
     """
 
     def __init__(
@@ -132,11 +134,15 @@ class Runtime:
         recover: bool = True,
         lease: float = LEASE_SECONDS,
         grace: float = 0.0,
+        roots: Sequence[str | Path] | None = None,
     ) -> None:
         self.agents = {agent.name: agent for agent in agents}
         if len(self.agents) < len(agents):
             raise BadInput("two agents have the same name; a stored session finds its agent by the name")
+        if not lease > 0:
+            raise BadInput(f"lease is {lease}; it must be a number of seconds")
         self._store, self._recover, self._lease, self._grace = store, recover, lease, grace
+        self._roots = None if roots is None else list_roots(roots)
         self._open: dict[str, SessionUse] = {}
         self._models: dict[str, Model] = {}
         self._recent: OrderedDict[str, RecentSession] = OrderedDict()
@@ -145,8 +151,8 @@ class Runtime:
         self.gate: Gate | None = None
         """The gate of sessions that have none, and whose agent has none."""
         self.resolve_model: Callable[[str], Model] | None = None
-        self.apply_rules: Callable[[Grant, Path], Grant] | None = None
         """Finds the models that no agent has. Without it, their names are those of the catalog."""
+        self.apply_rules: Callable[[Grant, Path], Grant] | None = None
         self.after_answer: list[AfterAnswer] = []
         """Functions that are called in the background after every answer, such as `name_session`."""
         self._background: set[asyncio.Task[None]] = set()
@@ -155,11 +161,15 @@ class Runtime:
     async def __aenter__(self) -> Runtime:
         for agent in self.agents.values():
             agent.resolve_model()
-        self._log = open_log(self._store)
-        clock = next((agent.clock for agent in self.agents.values()), None)
-        self._coordinator = Coordinator(
-            self.log, self._build_setup, make_owner_name(), agents=tuple(self.agents), ttl=self._lease, clock=clock
-        )
+        log = self._log = open_log(self._store)
+        clock = next((agent.clock for agent in self.agents.values()), Clock())
+        clock = self._choose_clock(clock)
+        owner = make_node_name() if log.is_shared else make_owner_name()
+        claimant = Claimant(owner, self._lease, tuple(self.agents), self._roots)
+        self._coordinator = Coordinator(log, self._build_setup, claimant, clock=clock)
+        if log.is_shared and self.agents:
+            await log.join(build_node(claimant, log.now()))
+            log.on_drain = self._begin_draining
         self._coordinator.on_rest = self._handle_rest
         self._coordinator.on_kept = self._measure_recent
         if self._recover:
@@ -171,6 +181,7 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stop_background()
+        self.log.on_drain = None
         await self.coordinator.close(self._grace)
         await self._stop_background()  # for the answers that were given meanwhile
         if not isinstance(self._store, Log):
@@ -179,6 +190,20 @@ class Runtime:
             await agent.close()
         for model in self._models.values():
             await model.close()
+
+    async def drain(self) -> None:
+        """Hand all sessions over to other nodes, and take no more. Sessions can still be read and posted to."""
+        await self.coordinator.drain(self._grace)
+
+    def _begin_draining(self) -> None:
+        if not self.coordinator.is_closed:
+            task = asyncio.create_task(self.drain())
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    def _choose_clock(self, clock: Clock) -> Clock:
+        """Choose the clock of the store where several machines share it, unless the agent has one of its own."""
+        return LogClock(self.log) if self.log.is_shared and type(clock) is Clock else clock
 
     @property
     def coordinator(self) -> Coordinator:
@@ -378,10 +403,11 @@ class Runtime:
         agent, configured = self._get_agent(state.agent), state.configured
         opened = self._open.get(created.session_id) or SessionUse()
         setup = await agent.setup(created, opened.gate or agent.gate or self.gate)
+        setup = replace(setup, clock=self._choose_clock(setup.clock))
         instructions, attachments, sources = setup.config.instructions, None, ()
         if configured is not None:
             instructions = configured.instructions or instructions
-            setup = _apply_configuration(setup, configured)
+            setup = apply_configuration(setup, configured)
         narrower = [grant for grant in opened.grants if grant not in created.grants]
         is_project_off = agent.knowledge is not None and not agent.knowledge.allows_web(setup.workspace)
         if is_project_off or (configured is not None and configured.web is False):
@@ -429,27 +455,6 @@ class Runtime:
             keyring = next((one for one in secrets if isinstance(one, Keyring)), None)
             self._models[name] = resolve_model(name, keyring=keyring)
         return self._models[name]
-
-
-def _apply_configuration(setup: Setup, configured: SessionConfigured) -> Setup:
-    """Replace settings of the agent by those of the session. Where a tool has the name of the client's, it wins."""
-    config = replace(setup.config, sampling=configured.sampling or setup.config.sampling)
-    check = setup.check_output
-    if configured.output_schema is not None and check is None:
-        config = replace(config, output_schema=configured.output_schema or None)
-        kind = dict[str, Any] if configured.output_schema.get("type") == "object" else Any
-        check = partial(check_output, kind) if configured.output_schema else None
-    own = {*setup.tools, *setup.aliases}
-    specs = tuple(spec for spec in configured.client_tools or () if spec.name not in own)
-    return replace(
-        setup,
-        config=config,
-        check_output=check,
-        limits=configured.limits or setup.limits,
-        approval_ttl=configured.approval_ttl or setup.approval_ttl,
-        specs=(*setup.specs, *specs),
-        client_tools=frozenset(spec.name for spec in specs),
-    )
 
 
 async def name_session(session: Session[Any], state: State, setup: Setup) -> None:

@@ -35,11 +35,13 @@ class RuntimeOptions(TypedDict, total=False):
     """How a runtime starts and ends: see `Runtime`.
 
     With `follow_up`, which is the default, it names sessions and drafts skills after an answer, if the settings enable
-    it. Without `needs_model` it also starts when no model can be used: its agents then wait for one.
+    it. Without `needs_model` it also starts when no model can be used: its agents then wait for one. `roots` count
+    where several machines share the store. The folder of worktrees is one of them.
     """
 
     recover: bool
     grace: float
+    roots: Sequence[Path]
     follow_up: bool
     needs_model: bool
 
@@ -91,7 +93,9 @@ async def open_runtime(
     rules.list_rules()  # a file that cannot be read is said now, and not in the middle of a run
     built = build_agents(settings, model, mcp_tools, keyring)
     recover, grace = options.get("recover", True), options.get("grace", 0.0)
-    runtime = Runtime(log, list(built.agents.values()), recover=recover, grace=grace)
+    roots = [*options.get("roots", [settings.folder]), settings.worktree_parent] if log.is_shared else None
+    agents = list(built.agents.values())
+    runtime = Runtime(log, agents, recover=recover, lease=settings.lease, grace=grace, roots=roots)
     runtime.apply_rules = rules.apply
     follow_up = options.get("follow_up", True)
     if follow_up and settings.auto_name:

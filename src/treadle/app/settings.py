@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from treadle.app.hook_settings import HookSettings
 from treadle.errors import BadInput, NotFound
 from treadle.events import TURN_CEILING, Limits, Tier
+from treadle.log.base import LEASE_SECONDS
 from treadle.messages import Json
 from treadle.permissions.paths import find_config_folder as config_folder
 from treadle.permissions.paths import find_data_folder as data_folder
@@ -29,6 +30,7 @@ from treadle.permissions.paths import find_worktree_folder
 from treadle.secrets.store_url import hide_password, is_postgres_url, parse_postgres_url
 
 MAX_CEILING = 10_000
+MAX_LEASE = 3600
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
 WORKSPACE_KEYS = frozenset(
     (
@@ -90,6 +92,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reach; `registries` stands for the well-known package registries. `approve_flow` names the calls that may let
     private data out after text of others, or is true for all. `keep_loaded` is how many seconds the engine of an
     embedded model stays loaded after a command.
+    `lease` is for how many seconds a process may be silent before another one takes its sessions over.
     `worktree` is the folder that a session works in instead of the workspace whose settings and rules hold for it.
     """
 
@@ -117,6 +120,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_cost: float | None = None
     timeout: float | None = None
     retry_seconds: float = Limits().retry_seconds
+    lease: float = LEASE_SECONDS
     system_prompt: str = ""
     web: bool = False
     web_proxy: str = ""
@@ -147,6 +151,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise BadInput(f"max_calls is {self.max_calls}; it must not be negative")
         if not self.retry_seconds >= 0:
             raise BadInput(f"retry_seconds is {self.retry_seconds}; it must not be negative. 0 means no retry")
+        if not 1 <= self.lease <= MAX_LEASE:
+            raise BadInput(f"lease is {self.lease:g}; it must be from 1 to {MAX_LEASE} seconds. The default is 10")
         if not self.keep_loaded >= 0:
             raise BadInput(f"keep_loaded is {self.keep_loaded}; write a number of seconds, or 0 to keep nothing loaded")
         for key in ("max_tokens", "max_cost", "timeout"):

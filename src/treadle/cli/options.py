@@ -158,6 +158,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-cost", metavar="USD")
     limits.add_argument("--timeout", metavar="SECONDS", help="wall time")
     limits.add_argument("--retry-seconds", metavar="N", help="wait for an overloaded provider; default: 600")
+    about = "others take over after this silence; default: 10"
+    parser.add_argument("--lease", metavar="SECONDS", help=about)
     add_store_options(parser)
 
 

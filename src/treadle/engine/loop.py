@@ -22,28 +22,27 @@ from treadle.engine.fold import apply, fold
 from treadle.engine.hook_points import DueHooks, Effect
 from treadle.engine.permission_request import CallEnvironment
 from treadle.engine.reply import build_reply_facts
-from treadle.engine.setup import Lease, Setup, SetupBuilder
+from treadle.engine.setup import Lease, Setup, SetupBuilder, wait_for_store
 from treadle.engine.state import CallState, State
 from treadle.engine.tool_call import STOPPED_OUTCOME, build_finish_fact, build_start_fact, build_tool_context, run_tool
-from treadle.errors import ModelError, PositionMoved, describe_error
+from treadle.errors import PositionMoved
 from treadle.events import AnyFact, CallFinished, SignalDetected, stamp_fact
-from treadle.log.base import Log
 
 
 class Loop:
     """Runs one session for as long as there is something to do."""
 
     def __init__(
-        self, log: Log, lease: Lease, build_setup: SetupBuilder, setup: Setup, state: State, projection: Projection
+        self, lease: Lease, build_setup: SetupBuilder, setup: Setup, state: State, projection: Projection
     ) -> None:
-        self.log, self.lease, self.build_setup, self.setup = log, lease, build_setup, setup
+        self.log, self.lease, self.build_setup, self.setup = lease.log, lease, build_setup, setup
         self.state, self.projection, self._configured = state, projection, state.configured
-        self.session_id = lease.claim.session_id
+        self.session_id, self._hooks = lease.claim.session_id, DueHooks()
         self._buffer, self._writing = list[AnyFact](), asyncio.Lock()
-        self._is_behind, self._is_released = log.get_head(self.session_id) > state.seq, False
+        self._is_behind = self.log.get_head(self.session_id) > state.seq
+        self._is_released = self._is_leaving = False
         self._run_scope, self._call_scope, self._pause_scope = CancelScope(), CancelScope(), CancelScope()
         self._check_task: asyncio.Task[None] | None = None
-        self._hooks = DueHooks()
 
     async def run(self) -> steps.Rest:
         """Do one step after another, until there is nothing to do."""
@@ -52,14 +51,17 @@ class Loop:
                 if self._is_behind:
                     await self.catch_up()
                 if self.state.configured != self._configured or await self.setup.has_new_parent_access():
-                    self.setup, self._configured = await self.build_setup(self.state), self.state.configured
+                    self.setup = await wait_for_store(lambda: self.build_setup(self.state))
+                    self._configured = self.state.configured
                 step = steps.next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
-                if (hook := self._hooks.find(self.setup, self.state, step)) is not None:
-                    await self._perform(hook)
-                    continue
+                hook = self._hooks.find(self.setup, self.state, step)
+                if self._is_leaving and (hook or isinstance(step, steps.AskModel | steps.Work | steps.Compact)):
+                    step, hook = steps.Rest(wake_at=0.0), None  # it is due at once, for another process
                 match step:
+                    case _ if hook is not None:
+                        await self._perform(hook)
                     case steps.Record() if step.key:  # if somebody stored this key first, the log's fact counts
-                        await self.log.post(self.session_id, step.facts, step.key, wake=False, claim=self.lease.claim)
+                        await self.lease.post(step.facts, step.key)
                         await self.catch_up()
                     case steps.Record():
                         self._record(*step.facts)
@@ -75,7 +77,7 @@ class Loop:
                             await self._flush(release=step == steps.Rest())
                             if self._is_released:
                                 return step
-                        elif (pause := step.measure_pause(self.setup.clock.now())) is None:
+                        elif self._is_leaving or (pause := step.measure_pause(self.setup.clock.now())) is None:
                             return step
                         elif not self._is_behind:
                             with suppress(TimeoutError), self._pause_scope:
@@ -88,7 +90,7 @@ class Loop:
         self._is_behind = False
         if await self._flush():
             await self.lease.renew_if_due(0)  # a process that lost its claim must not act on a new owner's facts
-            for fact in await self.log.read(self.session_id, after=self.state.seq):
+            for fact in await self.lease.read(self.state.seq):
                 apply(self.state, fact)
 
     def _record(self, *facts: AnyFact) -> None:
@@ -109,7 +111,7 @@ class Loop:
                 if facts:
                     await self.log.append(self.lease.claim, facts[0].seq - 1, facts, release=release)
             except PositionMoved:
-                self.state, self.projection = fold(await self.log.read(self.session_id)), Projection()
+                self.state, self.projection = fold(await self.lease.read()), Projection()
                 self._record(*(fact for fact in facts if isinstance(fact, steps.EFFECT_FACTS)))
                 return False
         self._is_released = release
@@ -119,8 +121,7 @@ class Loop:
 
     async def release(self, rest: steps.Rest) -> bool:
         """Give the session back, unless the last write did. False when others posted: there is more to do."""
-        seq, claim = self.state.seq, self.lease.claim
-        return self._is_released or await self.log.release(claim, seq, rest.wake_at, waiting=rest.waiting)
+        return self._is_released or await self.lease.release(self.state.seq, rest.wake_at, waiting=rest.waiting)
 
     # ── being stopped ──────────────────────────────────────────────────────────────────────────────────
 
@@ -132,8 +133,13 @@ class Loop:
             self._check_task = asyncio.create_task(self._stop_if_asked())
 
     async def _stop_if_asked(self) -> None:
-        if any(map(steps.stops_run, await self.log.read(self.session_id, self.state.seq - len(self._buffer)))):
+        if any(map(steps.stops_run, await self.lease.read(self.state.seq - len(self._buffer)))):
             self._run_scope.stop()
+
+    def leave(self) -> None:
+        """End the run after the step under way. Another process goes on with it."""
+        self._is_leaving = True
+        self._pause_scope.stop()
 
     def _stop_in_time(self) -> CancelScope:
         """A scope that ends when the run's time is over, or as soon as somebody stops the run."""
@@ -144,20 +150,14 @@ class Loop:
     async def _ask_model(self, attempt: int) -> None:
         if not await self._flush():
             return
-        said, facts, failure = list[str](), list[AnyFact](), None
+        said = list[str]()
         try:
             with self._stop_in_time():
                 request = model_call.build_request(self.setup, self.state, self.projection)
-                reply = await model_call.ask_model(self.setup, self.log, request, self.state.seq, said)
+                reply = await model_call.ask_model(self.setup, self.lease, request, self.state.seq, said)
             facts = build_reply_facts(self.state, request, reply, self.setup.polling, self.setup.check_output)
-        except ModelError as error:
-            failure = error
-        except TimeoutError as error:
-            kind = "cancelled" if self._run_scope.was_stopped else "network"
-            failure = ModelError(str(error) or "stopped", kind=kind)
-        except Exception as error:  # a bug in an adapter or in middleware is recorded and ends the run
-            failure = ModelError(describe_error(error))
-        if failure is not None:
+        except Exception as error:
+            failure = model_call.explain_failure(error, was_stopped=self._run_scope.was_stopped)
             facts = [model_call.build_failure_fact(self.setup, self.state, failure, attempt, "".join(said))]
         if self._is_behind:
             await self.catch_up()
@@ -209,23 +209,22 @@ class Loop:
         finally:
             for call in running:
                 call.cancel()
-            if running:
-                ended = await asyncio.gather(*running, return_exceptions=True)
+            ended = await asyncio.gather(*running, return_exceptions=True)
             for limit in limits:
                 limit.close()
         for ready, fact in zip(batch, (None, *ended), strict=True):
             if self.state.calls[ready.call.call.id].finished is None:
                 if not isinstance(fact, CallFinished):
-                    fact = await build_finish_fact(self.log, self.lease.claim, ready, STOPPED_OUTCOME)
+                    fact = await build_finish_fact(self.lease, ready, STOPPED_OUTCOME)
                 await self._record_result(fact)
 
     async def _run_call(self, ready: ReadyCall, limit: CancelScope) -> CallFinished:
         """Run a call, and again while the recovery says so. Return its result, which the caller records."""
-        environment = CallEnvironment(self.setup, self.log, self.lease.claim, ready, (self._run_scope, limit))
+        environment = CallEnvironment(self.setup, self.lease, ready, (self._run_scope, limit))
         context = build_tool_context(environment, self.state.notes)
         while True:
             outcome = await run_tool(ready, context, self.setup.redactor, limit)
-            fact = await build_finish_fact(self.log, self.lease.claim, ready, outcome, self.setup.model.window)
+            fact = await build_finish_fact(self.lease, ready, outcome, self.setup.model.window)
             if outcome.status not in ("error", "timed_out"):
                 return fact
             recovery = self.setup.choose_recovery(ready.tool, outcome.text, context.attempt)

@@ -10,12 +10,11 @@ from msgspec.structs import force_setattr, replace
 from treadle.engine import compaction
 from treadle.engine.context import Projection, write_calls_as_text
 from treadle.engine.reply import MarkSplitter, split_marks
-from treadle.engine.setup import Setup, check_returned_type
+from treadle.engine.setup import Lease, Setup, check_returned_type
 from treadle.engine.state import MAX_PAUSE_SECONDS, OWN_ERRORS, State
 from treadle.engine.steps import MIN_PAUSE_SECONDS, compute_wrap_up_seconds
-from treadle.errors import LONGEST_WAIT, ModelError, describe_error, describe_wait
+from treadle.errors import LONGEST_WAIT, ClaimLost, ModelError, describe_error, describe_wait
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
-from treadle.log.base import Log
 from treadle.messages import Reply, Request, SignedReasoning, estimate_request, replace_surrogates
 from treadle.models.base import ModelEvent, Summarizer
 
@@ -50,9 +49,9 @@ def build_request(setup: Setup, state: State, projection: Projection) -> Request
     )
 
 
-async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: list[str]) -> Reply:
+async def ask_model(setup: Setup, lease: Lease, request: Request, after: int, said: list[str]) -> Reply:
     """Get the model's reply, streamed to the watchers. `said` collects its text, in case the stream breaks off."""
-    splitter, publish, session_id = MarkSplitter(), log.publish, request.session_id
+    splitter, publish, session_id = MarkSplitter(), lease.log.publish, request.session_id
     began, first = setup.clock.now(), list[float]()
 
     def show(event: ModelEvent) -> None:
@@ -69,7 +68,7 @@ async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: 
             force_setattr(event, "after", after)
             publish(session_id, event)
 
-    reply = await _get_reply(setup, request, show)
+    reply = await _get_reply(setup, request, show, lease)
     return replace(reply, first_token=first[0]) if first else reply
 
 
@@ -79,12 +78,16 @@ async def ask_quietly(setup: Setup, request: Request) -> Reply:
     return replace(reply, text=replace_surrogates(split_marks(reply.text).text))
 
 
-async def _get_reply(setup: Setup, request: Request, show: Callable[[ModelEvent], None] | None = None) -> Reply:
+async def _get_reply(
+    setup: Setup, request: Request, show: Callable[[ModelEvent], None] | None = None, lease: Lease | None = None
+) -> Reply:
     original, reply = request, None
     for middleware in setup.middleware:
         request = check_returned_type(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
     if request.messages is not original.messages and request.render_cache is original.render_cache:
         request = replace(request, render_cache={})  # the adapter rendered the original messages into the old one
+    if lease is not None and setup.middleware:  # it may have taken long
+        await lease.renew_if_due()
     async with aclosing(setup.model.stream(request)) as events:
         async for event in events:
             if show is not None:
@@ -97,6 +100,20 @@ async def _get_reply(setup: Setup, request: Request, show: Callable[[ModelEvent]
     for middleware in setup.middleware:
         reply = check_returned_type(await middleware.on_post_llm(reply), Reply, middleware, "on_post_llm")
     return reply if reply.model else replace(reply, model=setup.model.name)
+
+
+def explain_failure(error: Exception, *, was_stopped: bool) -> ModelError:
+    """Turn what a model call raised into a model error. A bug in an adapter or in middleware ends the run.
+
+    Raises `ClaimLost` itself: then another owner goes on with the session.
+    """
+    if isinstance(error, ClaimLost):
+        raise error
+    if isinstance(error, ModelError):
+        return error
+    if isinstance(error, TimeoutError):
+        return ModelError(str(error) or "stopped", kind="cancelled" if was_stopped else "network")
+    return ModelError(describe_error(error))
 
 
 def build_failure_fact(setup: Setup, state: State, error: ModelError, attempt: int, said: str) -> ModelFailed:

@@ -18,11 +18,10 @@ from treadle.engine.authorize import ReadyCall, compute_digest
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.flow_check import find_flow_risk
 from treadle.engine.fold import apply
-from treadle.engine.setup import Answer, Gate, Setup, build_answer_fact, describe_denial
+from treadle.engine.setup import Answer, Gate, Lease, Setup, build_answer_fact, describe_denial
 from treadle.engine.state import CallState, State
 from treadle.engine.steps import build_answer_key
 from treadle.errors import Conflict
-from treadle.log.base import Claim, Log
 from treadle.messages import Json
 from treadle.permissions.data_flow import Trait
 from treadle.permissions.policy import Assessment, Verdict, choose_strictest
@@ -45,11 +44,10 @@ _logger = logging.getLogger("treadle")
 
 
 class CallEnvironment(Struct, frozen=True):
-    """Where a call runs: its session's setup, log and claim, and the `limits` of its time."""
+    """Where a call runs: its session's setup and lease, and the `limits` of its time."""
 
     setup: Setup
-    log: Log
-    claim: Claim
+    lease: Lease
     ready: ReadyCall
     limits: Sequence[CancelScope] = ()
 
@@ -58,7 +56,7 @@ class PermissionRequests:
     """The requests of one running call. It asks one question at a time, and each host or folder once."""
 
     def __init__(self, environment: CallEnvironment) -> None:
-        self._setup, self._log, self._claim = environment.setup, environment.log, environment.claim
+        self._setup, self._log, self._claim = environment.setup, environment.lease.log, environment.lease.claim
         self._ready, self._limits = environment.ready, environment.limits
         self._call_id = environment.ready.call.call.id
         self._state = State()

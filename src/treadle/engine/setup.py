@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -17,7 +18,7 @@ from treadle.engine.access import ParentAccess
 from treadle.engine.context import Attachments
 from treadle.engine.hook_result import HookCall, HookResult, HookSession
 from treadle.engine.state import CallState, State
-from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired
+from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, StoreAway
 from treadle.errors import MessageRefused as MessageRefused
 from treadle.log.base import Claim, Log
 from treadle.messages import Json, Part, Reply, Request, ToolSpec
@@ -27,6 +28,10 @@ from treadle.secrets.redact import Redactor
 from treadle.tools.base import HelperHost, Recovery, Tool
 
 TOOL_ATTEMPTS = 3
+EFFECT_SHARE = 2 / 3
+"""No effect starts when this share of a lease has passed without a renewal."""
+AWAY_SECONDS = 0.2
+"""How long a run waits before it asks a store again that is away."""
 
 Value = TypeVar("Value")
 
@@ -162,23 +167,81 @@ class Clock:
         await asyncio.sleep(seconds)
 
 
+class Stopwatch:
+    """Measures the seconds since it was made, by two clocks, of which the later one counts.
+
+    A wall clock may be set back, and a monotonic clock stands still while a laptop sleeps.
+    """
+
+    __slots__ = ("_monotonic", "_wall")
+
+    def __init__(self) -> None:
+        self._monotonic, self._wall = time.monotonic(), time.time()
+
+    def measure(self) -> float:
+        """Return the seconds that have passed."""
+        return max(time.monotonic() - self._monotonic, time.time() - self._wall)
+
+
 class Lease:
-    """A claim on a session, and the last time at which it was known to be valid."""
+    """A claim on a session, when this process asked for it last, and what an owner does with it.
 
-    def __init__(self, log: Log, claim: Claim) -> None:
+    The time counts from the question and not from the answer: a frozen process may read the answer much later.
+    """
+
+    def __init__(self, log: Log, claim: Claim, asked: Stopwatch | None = None) -> None:
         self.log, self.claim = log, claim
-        self._renewed, self._renewed_wall = time.monotonic(), time.time()
+        self._asked = asked or Stopwatch()
 
-    async def renew_if_due(self, share: float = 2 / 3) -> None:
-        """Renew the claim when that share of its time has passed; raises `ClaimLost`. Call it before an effect.
+    def is_due(self, share: float) -> bool:
+        """Whether that share of the lease has passed without a renewal."""
+        return self._asked.measure() > self.claim.ttl * share
 
-        The time is taken from two clocks, and the later one counts: a wall clock may be set back, and a monotonic
-        clock stands still while a laptop sleeps.
+    async def renew_if_due(self, share: float = EFFECT_SHARE) -> None:
+        """Renew the claim when that share of its time has passed. Call it before an effect.
+
+        It returns only with a lease that is young enough for one. Raises `ClaimLost` when another owner has taken over.
         """
-        limit, now, wall = self.claim.ttl * share, time.monotonic(), time.time()
-        if now - self._renewed > limit or wall - self._renewed_wall > limit:
-            await self.log.renew(self.claim)
-            self._renewed, self._renewed_wall = now, wall
+        if self.is_due(share):
+            await self._renew()
+        while self.is_due(EFFECT_SHARE):  # the answer came too late
+            await self._renew()
+
+    async def read(self, after: int = 0) -> list[events.AnyFact]:
+        """Read the session's facts after a position."""
+        return await wait_for_store(lambda: self.log.read(self.claim.session_id, after))
+
+    async def post(self, facts: Sequence[events.AnyFact], key: str) -> None:
+        """Store facts that anyone may store. If somebody stored this key first, nothing is added."""
+        await wait_for_store(lambda: self.log.post(self.claim.session_id, facts, key, wake=False, claim=self.claim))
+
+    async def put_artifact(self, data: bytes) -> str:
+        """Store a text as an artifact, and return its id."""
+        put = partial(self.log.put_artifact, self.claim.session_id, data, claim=self.claim)
+        return await wait_for_store(put)
+
+    async def release(self, seq: int, wake_at: float | None, *, waiting: bool) -> bool:
+        """Give the session back. Returns False when others posted after the position `seq`."""
+        return await wait_for_store(lambda: self.log.release(self.claim, seq, wake_at, waiting=waiting))
+
+    async def _renew(self) -> None:
+        asked = Stopwatch()
+        await self.log.renew(self.claim)
+        if asked.measure() < self._asked.measure():  # another renewal may have been asked for later
+            self._asked = asked
+
+
+async def wait_for_store(action: Callable[[], Awaitable[Value]]) -> Value:
+    """Repeat a read, or a write with a key, until the store answers: a database that is away must not end a run."""
+    is_waiting = False
+    while True:
+        try:
+            return await action()
+        except StoreAway as error:
+            if not is_waiting:
+                _logger.warning("a run waits for its store: %s", error)
+            is_waiting = True
+            await asyncio.sleep(AWAY_SECONDS)
 
 
 RecoveryStrategy = Callable[[str, str, int], Recovery]
@@ -217,7 +280,7 @@ class Setup(Struct, frozen=True):
 
     async def has_new_parent_access(self) -> bool:
         """Whether the access of a session that started this one has changed since this setup was built."""
-        return self.parents is not None and await self.parents.update()
+        return self.parents is not None and await wait_for_store(self.parents.update)
 
     def find_tool(self, name: str) -> Tool | None:
         """Find a tool that is offered, or that calls of another tool can resolve to."""

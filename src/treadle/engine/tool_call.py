@@ -6,6 +6,7 @@ It decides nothing about what may run: `authorize` does. A model reads output wi
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import threading
 import time
@@ -20,7 +21,7 @@ from treadle import events
 from treadle.engine.authorize import ReadyCall
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.permission_request import CallEnvironment, PermissionRequests
-from treadle.engine.setup import Setup
+from treadle.engine.setup import Lease, Setup
 from treadle.errors import BadInput, NotFound, describe_error
 from treadle.log.base import Artifact, Claim, Log
 from treadle.messages import NO_USAGE, Call, Json, Part, TextPart, Usage, replace_surrogates
@@ -197,14 +198,13 @@ def build_start_fact(setup: Setup, claim: Claim, ready: ReadyCall, attempt: int)
 
 
 async def build_finish_fact(
-    log: Log, claim: Claim, ready: ReadyCall, outcome: CallOutcome, window: int | None = None
+    lease: Lease, ready: ReadyCall, outcome: CallOutcome, window: int | None = None
 ) -> events.CallFinished:
     """Build the fact that a call ended.
 
     Output over the cap is stored whole as an artifact, and the fact has its head and tail.
     """
-    put = partial(log.put_artifact, claim.session_id, claim=claim)
-    text, truncation = await _keep_output(put, outcome.text, ready.tool.cap, window)
+    text, truncation = await _keep_output(lease.put_artifact, outcome.text, ready.tool.cap, window)
     return events.CallFinished(
         call_id=ready.call.call.id,
         tool=ready.tool.name,
@@ -273,15 +273,15 @@ class LogToolServices(ToolServices):
     """
 
     def __init__(self, environment: CallEnvironment) -> None:
-        setup, log, claim = environment.setup, environment.log, environment.claim
+        setup, lease, log = environment.setup, environment.lease, environment.lease.log
         self.memories, self.helpers, self._redactor = log.memories, setup.helpers, setup.redactor
         self.contents = log.contents
-        self._log, self._session_id, self._call_id = log, claim.session_id, environment.ready.call.call.id
-        self.claim = self._claim = claim
+        self._log, self._session_id, self._call_id = log, lease.claim.session_id, environment.ready.call.call.id
+        self.claim, self._lease = lease.claim, lease
         self._environment = environment
         self._requests: PermissionRequests | None = None
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._after = log.get_head(claim.session_id)
+        self._after = log.get_head(self._session_id)
         self._live: RedactedStream | None = None
 
     def progress(self, message: str, done: float | None = None, total: float | None = None) -> None:
@@ -303,7 +303,7 @@ class LogToolServices(ToolServices):
 
     async def save_note(self, name: str, data: Json) -> None:
         fact = events.validate_fact(events.Custom(name=name, data=self._redactor.redact_value(data)))
-        await self._log.post(self._session_id, [fact], wake=False, claim=self._claim)
+        await self._lease.post([fact], f"note:{os.urandom(8).hex()}")
 
     async def record_kept_files(
         self,
@@ -316,10 +316,10 @@ class LogToolServices(ToolServices):
         fact = events.FilesKept(
             call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out), refs=tuple(refs)
         )
-        await self._log.post(self._session_id, [events.validate_fact(fact)], wake=False, claim=self._claim)
+        await self._lease.post([events.validate_fact(fact)], f"files:{os.urandom(8).hex()}")
 
     async def check_claim(self) -> None:
-        await self._log.renew(self._claim)
+        await self._lease.renew_if_due(0)
 
     async def request_permission(self, tool: str, arguments: dict[str, Json], why: str) -> PermissionAnswer:
         self._requests = self._requests or PermissionRequests(self._environment)
@@ -333,7 +333,7 @@ def build_tool_context(environment: CallEnvironment, notes: Mapping[str, Json]) 
     """Build the context that the tool receives."""
     setup, ready, services = environment.setup, environment.ready, LogToolServices(environment)
     return ToolContext(
-        environment.claim.session_id,
+        environment.lease.claim.session_id,
         ready.call.call.id,
         setup.workspace,
         ready.attempt,

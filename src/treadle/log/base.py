@@ -20,6 +20,8 @@ from treadle.events import AnyDelta, AnyFact, Event, Parent
 from treadle.history.base import Contents
 from treadle.memory.base import Memories
 
+LEASE_SECONDS = 10.0
+"""For how long a claim holds without a renewal, unless the user sets it."""
 SESSIONS_PER_PAGE = 200
 RESPONSES_AGENT = "treadle.responses"
 """The agent of sessions that only store responses of bare models. They are listed only when it is asked for."""
@@ -285,6 +287,8 @@ class Log(ABC):
     """Old contents of files, where the store keeps them itself. Otherwise each machine has its own."""
     shared: SharedValues
     observer: Observer | None = None
+    on_due: Callable[[], None] | None = None
+    """Called in this process when another node has left a session to whoever claims it first. It is a hint."""
     on_drain: Callable[[], None] | None = None
     """Called in this process when somebody asked its node to hand its sessions over."""
 

@@ -19,6 +19,11 @@ def make_owner_name() -> str:
     return f"{_get_host()}:{_read_namespace()}:{pid}:{_read_start_time(pid)}:{os.urandom(4).hex()}"
 
 
+def make_node_name() -> str:
+    """Make a name that people can read and type, for a process whose store other machines share."""
+    return f"{_get_host()}:{os.getpid()}:{os.urandom(3).hex()}"
+
+
 def is_gone(owner: str) -> bool:
     """Whether that process ran here and has certainly ended. False when in doubt."""
     parts = owner.split(":")

@@ -32,7 +32,6 @@ from treadle.models.base import Model
 from treadle.server.agent_responses import AgentResponse, AgentResponses
 from treadle.server.event_feed import EventFeed
 from treadle.server.stored_responses import (
-    LEASE_SECONDS,
     OUTPUT,
     ClaimedTurn,
     OutputRecord,
@@ -320,7 +319,7 @@ class ResponseRuns:
 
     async def _renew(self, claimed: ClaimedTurn) -> None:
         while True:
-            await asyncio.sleep(LEASE_SECONDS / 3)
+            await asyncio.sleep(claimed.claim.ttl / 3)
             try:
                 await self._runtime.log.renew(claimed.claim)
             except StoreError as error:  # the store may work again next time

@@ -82,7 +82,9 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
         if settings.retention:
             await stack.enter_async_context(run_retention(log, parse_age(settings.retention)))
         keyring = open_keyring(settings)
-        opened = await open_runtime(stack, settings, log, keyring, grace=options.grace, needs_model=False)
+        opened = await open_runtime(
+            stack, settings, log, keyring, grace=options.grace, roots=config.roots, needs_model=False
+        )
         agents = opened.built.agents
         if config.agent not in agents:
             raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(agents)}")

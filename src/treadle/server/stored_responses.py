@@ -35,7 +35,6 @@ from treadle.server.guard import Refusal
 from treadle.server.tokens import Token
 from treadle.session import generate_session_id
 
-LEASE_SECONDS = 30.0
 INPUT, OUTPUT, DELETED = "responses.input", "responses.output", "responses.deleted"
 CONVERSATION, ITEMS, ITEM_DELETED = "responses.conversation", "responses.items", "responses.item_deleted"
 _ID = re.compile(r"[a-z]+_([0-9a-f]{32})(?:_(\d{1,10}))?(?:_\w+)?", re.ASCII)
@@ -349,8 +348,8 @@ class ResponseStore:
 
     async def claim(self, session_id: str = "") -> Claim | None:
         """Become the one who answers in a session, or in any session whose process has gone."""
-        owner = self._runtime.coordinator.owner
-        return await self._runtime.log.claim(owner, LEASE_SECONDS, session_id, (RESPONSES_AGENT,))
+        claimant = self._runtime.coordinator.claimant
+        return await self._runtime.log.claim(claimant.owner, claimant.ttl, session_id, (RESPONSES_AGENT,))
 
     async def record_output(self, claimed: ClaimedTurn, output: OutputRecord) -> OutputRecord:
         """Store how a response ended. Returns the output that counts, which may be an earlier one."""

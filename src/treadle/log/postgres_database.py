@@ -29,6 +29,8 @@ PATIENCE = 2.5
 """For how many seconds a statement is repeated while the database is away, unless the caller has more patience."""
 STATEMENT_SECONDS = 30.0
 """After so many seconds without an answer a connection counts as dead."""
+STUCK_SECONDS = 4.0
+"""The same, while no new connection can be made either."""
 CONNECT_SECONDS = 2.0
 PAUSE = 0.2
 """Between two attempts."""
@@ -93,7 +95,7 @@ class Connections:
         self.is_pooled: bool | None = None
         """Whether a pooler stood before the server when the last connection was made. None before the first one."""
         self._free: list[BinaryConnection] = []
-        self._used: set[BinaryConnection] = set()
+        self._used: dict[BinaryConnection, float] = {}
         self._slots = asyncio.Semaphore(size)
 
     @property
@@ -106,7 +108,7 @@ class Connections:
         """Borrow a connection. One that failed, or whose work was cancelled, is closed."""
         async with self._slots:
             connection = self._free.pop() if self._free else await self._connect()
-            self._used.add(connection)
+            self._used[connection] = time.monotonic()
             is_whole = False
             try:
                 yield connection
@@ -115,7 +117,7 @@ class Connections:
                 is_whole = not isinstance(error, _TRY_AGAIN) and not connection.broken
                 raise
             finally:
-                self._used.discard(connection)
+                del self._used[connection]
                 if is_whole and not connection.closed:
                     self._free.append(connection)
                 else:
@@ -124,6 +126,12 @@ class Connections:
     def cut(self) -> None:
         """Shut all connections down."""
         for connection in (*self._used, *self._free):
+            shut_down(connection)
+
+    def cut_stuck(self) -> None:
+        """Shut those down that have been at work for long. The others may still get their answer."""
+        late = time.monotonic() - STUCK_SECONDS
+        for connection in [one for one, since in self._used.items() if since < late]:
             shut_down(connection)
 
     async def close(self) -> None:
@@ -212,6 +220,8 @@ class Database:
                 result = await self._run(run, through)
             except (psycopg.Error, OSError, TimeoutError) as error:
                 explained = self.explain(error)
+                if isinstance(error, OSError | TimeoutError) or _has_no_state(error):
+                    self._cut_stuck()
                 is_over = patience is not None and time.monotonic() - began + PAUSE > patience
                 if is_over or not isinstance(explained, StoreAway | StoreFull):
                     raise explained from error
@@ -234,6 +244,11 @@ class Database:
                     timer.cancel()
         finally:
             self.waiting -= 1
+
+    def _cut_stuck(self) -> None:
+        """Give up connections that do not answer, because the database cannot be reached."""
+        for connections in (self.pool, self.writer, self.renewer):
+            connections.cut_stuck()
 
     def cut(self) -> None:
         """Shut all connections down, because the database does not answer. The next statements connect anew."""

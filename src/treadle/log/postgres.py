@@ -77,7 +77,9 @@ class PostgresLog(HubLog):
         self.counters = {"claims": 0.0, "takeovers": 0.0, "fenced_writes": 0.0}
         self._updates = FactUpdates(self._hub, self._tell_listener)
         self._live = LiveText(self._hub, self._updates.handle, lambda seconds: self._wakeups.schedule(seconds))
-        self._wakeups = Wakeups(self._database, self._live, self._updates.handle, self._poll, self.counters)
+        self._wakeups = Wakeups(
+            self._database, self._live, self._updates.handle, self._tell_due_listener, self._poll, self.counters
+        )
         self._nodes = Nodes(self._database, self._get_given_time)
         self.memories = PostgresMemories(self._database, self.now)
         self.contents = self._contents = PostgresContents(url)
@@ -158,6 +160,8 @@ class PostgresLog(HubLog):
         if claimant is not None and values[4]:
             found = rows.Claimed(num, session_id, last, int(values[4]), bool(values[5]))
             taken = self._note_claim(found, claimant.owner, claimant.ttl)
+        elif wake and not self._is_claimed_here(session_id):
+            self._wakeups.tell_due()
         return PostResult(tuple(facts), is_new=True, claim=taken)
 
     async def claim(
@@ -182,6 +186,8 @@ class PostgresLog(HubLog):
         self._hub.mark_claimed(claimed.session_id, claimed.epoch, claimed.head)
         self.counters["claims"] += 1
         self.counters["takeovers"] += claimed.is_takeover
+        if claimed.is_takeover:  # the owner's other sessions may be due too
+            self._wakeups.tell_due()
         self._start()
         return Claim(claimed.session_id, owner, claimed.epoch, ttl)
 
@@ -214,6 +220,8 @@ class PostgresLog(HubLog):
                     return False
                 raise refusal
         self._note_release(claim)
+        if wake_at is not None and wake_at <= self.now():
+            self._wakeups.tell_due()
         return bool(released)
 
     async def _is_released(self, claim: Claim) -> bool:
@@ -445,6 +453,14 @@ class PostgresLog(HubLog):
     def _tell_listener(self, session_id: str) -> None:
         if self.listener is not None:
             self.listener(session_id)
+
+    def _tell_due_listener(self) -> None:
+        if self.on_due is not None:
+            self.on_due()
+
+    def _is_claimed_here(self, session_id: str) -> bool:
+        channel = self._hub.channels.get(session_id)
+        return channel is not None and bool(channel.epoch)
 
     async def _measure_time(self) -> None:
         """Measure how far this machine's clock is from that of the database, and how far the log reaches."""

@@ -56,6 +56,7 @@ class _Shown(Struct, eq=False):
     count: int = 0
     held: list[LivePiece] = []
     asked_at: float = 0.0
+    asks_again: bool = False
 
 
 def _is_text(delta: AnyDelta) -> TypeGuard[TextDelta | ReasoningDelta]:
@@ -306,13 +307,20 @@ class LiveText:
             shown.after, shown.count = delta.after, 0
         missing = piece.at - shown.count
         if missing > 0:
-            if time.monotonic() - shown.asked_at > ASK_AGAIN_SECONDS:
-                self.ask(piece.session_id)
+            if not shown.asks_again:
+                shown.asks_again = True
+                wait = shown.asked_at + ASK_AGAIN_SECONDS - time.monotonic()
+                asyncio.get_running_loop().call_later(wait, self._ask_again, piece.session_id, shown)
         elif len(delta.text) > -missing:
             shown.count = piece.at + len(delta.text)
             if missing:
                 delta = replace(delta, text=delta.text[-missing:])
             channel.add_delta(delta)
+
+    def _ask_again(self, session_id: str, shown: _Shown) -> None:
+        shown.asks_again = False
+        if self._shown.get(session_id) is shown:
+            self.ask(session_id)
 
     def _hold(self) -> None:
         if self._timer is None:

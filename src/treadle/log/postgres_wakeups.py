@@ -49,6 +49,10 @@ class FactsStored(Struct, array_like=True, tag="facts"):
     head: int
 
 
+class SessionsDue(Struct, array_like=True, tag="due"):
+    """Sessions were left to whoever claims them first."""
+
+
 class LiveWanted(Struct, array_like=True, tag="wanted"):
     """A session is watched on another node. `from_start` asks for the text so far of the reply under way."""
 
@@ -65,11 +69,11 @@ class LivePiece(Struct, array_like=True, tag="live"):
     delta: AnyDelta
 
 
-NewsItem: TypeAlias = FactsStored | LiveWanted | LivePiece
+NewsItem: TypeAlias = FactsStored | SessionsDue | LiveWanted | LivePiece
 
 
 class _Message(Struct):
-    """What travels: who sent it, when by its own clock, and the items. One that is not known is left out."""
+    """What travels."""
 
     node: str
     at: float
@@ -117,11 +121,25 @@ def encode_news(node: str, at: float, items: Sequence[NewsItem]) -> list[str]:
     return [(head + b",".join(message) + b"]}").decode() for message in messages if message]
 
 
+def decode_news(payload: str) -> tuple[str, float, list[NewsItem]] | None:
+    """Decode a message: who sent it, when by its own clock, and what. What is from a newer release is left out."""
+    items: list[NewsItem] = []
+    try:
+        message = _message_decoder.decode(payload)
+    except msgspec.MsgspecError:
+        return None
+    for raw in message.items:
+        with suppress(msgspec.MsgspecError):
+            items.append(_item_decoder.decode(raw))
+    return message.node, message.at, items
+
+
 class Wakeups:
     """Sends and receives news, and polls, from its first use until it is closed.
 
-    `on_heads` gets sessions with their heads, `poll` asks the database for the same. `counters` gets `wakeup_lag`: how
-    long the last message of this node took to the database and back.
+    `on_heads` gets sessions with their heads, and `on_due` is called when there is something to claim. `poll` asks the
+    database for the same. `counters` gets `wakeup_lag`: how long the last message of this node took to the database and
+    back.
     """
 
     def __init__(
@@ -129,15 +147,18 @@ class Wakeups:
         database: Database,
         live: LiveNews,
         on_heads: Callable[[Mapping[str, int]], None],
+        on_due: Callable[[], None],
         poll: Callable[[], Awaitable[None]],
         counters: dict[str, float],
     ) -> None:
-        self._database, self._live, self._on_heads, self._poll = database, live, on_heads, poll
+        self._database, self._live, self._poll = database, live, poll
+        self._on_heads, self._on_due = on_heads, on_due
         self._counters = counters
         self._counters["wakeup_lag"] = DEAF_POLL_SECONDS
         self._node = os.urandom(6).hex()
         self._channel = ""
         self._heads: dict[str, int] = {}
+        self._has_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -153,6 +174,11 @@ class Wakeups:
     def tell(self, session_id: str, head: int) -> None:
         """Tell the other nodes soon that a session has facts up to `head`."""
         self._heads[session_id] = head
+        self.schedule(FLUSH_SECONDS)
+
+    def tell_due(self) -> None:
+        """Tell the other nodes soon that there is something to claim."""
+        self._has_due = True
         self.schedule(FLUSH_SECONDS)
 
     def schedule(self, seconds: float) -> None:
@@ -190,7 +216,9 @@ class Wakeups:
             return
         # Deltas come first: they were there before the facts that end their reply.
         items = [*self._live.collect(), *(FactsStored(*entry) for entry in self._heads.items())]
-        self._heads = {}
+        if self._has_due:
+            items.append(SessionsDue())
+        self._heads, self._has_due = {}, False
         if items:
             self._sending = asyncio.create_task(self._send(items))
 
@@ -252,22 +280,22 @@ class Wakeups:
             )
 
     def _receive(self, payload: str) -> None:
-        try:
-            message = _message_decoder.decode(payload)
-        except msgspec.MsgspecError:  # from a newer release
+        decoded = decode_news(payload)
+        if decoded is None:
             return
-        if message.node == self._node:
+        node, at, items = decoded
+        if node == self._node:
             self._is_unheard_since = None
-            self._counters["wakeup_lag"] = max(0.0, time.monotonic() - message.at)
+            self._counters["wakeup_lag"] = max(0.0, time.monotonic() - at)
             return
         heads: dict[str, int] = {}
-        for raw in message.items:
-            with suppress(msgspec.MsgspecError):
-                item = _item_decoder.decode(raw)
-                if isinstance(item, FactsStored):
-                    heads[item.session_id] = item.head
-                else:
-                    self._live.receive(item)
+        for item in items:
+            if isinstance(item, FactsStored):
+                heads[item.session_id] = item.head
+            elif isinstance(item, SessionsDue):
+                self._on_due()
+            else:
+                self._live.receive(item)
         if heads:
             self._on_heads(heads)
 

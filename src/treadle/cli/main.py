@@ -17,7 +17,7 @@ COMMANDS = {
     "chat": "talk to an agent, and steer it while it works",
     "serve": "serve sessions over HTTP, with a web page",
     "sessions": "list, show, trace, search, resume, continue, fork, rename, export, import, delete",
-    "store": "check, back up, recover and shrink the store; delete old sessions",
+    "store": "check, back up, recover, shrink and copy the store; delete old sessions",
     "approvals": "answer the questions of agents, in any session",
     "attach": "watch and steer a session that another process runs",
     "models": "list the models, set the default, download weights",
@@ -39,6 +39,7 @@ LIST_COMMANDS = ("sessions", "approvals", "models", "skills", "hooks", "memory")
 BUSY_COMMANDS = ("run", "serve")
 """Commands that do many steps. The others are over, or wait for a person, before a faster event loop would pay."""
 
+_HIDDEN_WORDS = "TREADLE_HIDDEN_WORDS"
 _HELP = """\
 usage: treadle ["MESSAGE"] [OPTIONS]      open a chat, and send the message
        treadle COMMAND [OPTIONS]
@@ -61,7 +62,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _hide_passwords(sys.argv[1:]) if argv is None else list(argv)
     _prepare_streams()
     try:
         code = _run_command(words)
@@ -83,6 +84,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _report_error(words, text, 2 if isinstance(error, BadInput) else 1)
         except OSError:  # the terminal is closed
             return _silence(sys.stdout, sys.stderr)
+
+
+def _hide_passwords(words: list[str]) -> list[str]:
+    """Start this program again if its words show a password, as every user of the machine sees them.
+
+    The new process gets the words in its environment, which only its user sees, and drops them there.
+    """
+    hidden = os.environ.pop(_HIDDEN_WORDS, "")
+    if not hidden and (sys.platform == "win32" or not any("postgres" in word and "@" in word for word in words)):
+        return words
+    import json
+
+    from treadle.secrets.store_url import hide_password
+
+    if hidden:
+        return json.loads(hidden)
+    shown = [hide_password(word) for word in sys.orig_argv]
+    if shown != sys.orig_argv:
+        os.environ[_HIDDEN_WORDS] = json.dumps(words)
+        os.execv(sys.executable, [sys.executable, *shown[1:]])
+    return words
 
 
 def _prepare_streams() -> None:

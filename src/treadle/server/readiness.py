@@ -13,7 +13,7 @@ from treadle.errors import StoreFull, TreadleError
 from treadle.server.model_loader import ModelLoader
 from treadle.server.problems import NO_MODEL
 
-FRESH_SECONDS = 2.0
+FRESH_SECONDS, FRESH_PROBLEM_SECONDS = 2.0, 0.5
 """For how long the result of a check is used again: many probes at once must not slow the server."""
 STORE_SECONDS, MODEL_SECONDS = 1.0, 2.0
 OK = "ok"
@@ -24,18 +24,21 @@ class Readiness:
 
     def __init__(self, runtime: Runtime, loader: ModelLoader, list_model_names: Callable[[], Sequence[str]]) -> None:
         self._runtime, self._loader, self._list_model_names = runtime, loader, list_model_names
-        self._found: tuple[float, dict[str, str]] = (float("-inf"), {})
+        self._fresh_until, self._found = float("-inf"), dict[str, str]()
+        self._checking: tuple[float, asyncio.Task[dict[str, str]]] | None = None
 
     async def check(self) -> dict[str, str]:
         """Return what was checked, and for each the word `ok` or what is wrong with it."""
-        at, found = self._found
-        if time.monotonic() - at >= FRESH_SECONDS:
+        found = self._found
+        if time.monotonic() >= self._fresh_until:
             names = self._list_model_names()
             store, models = await asyncio.gather(
                 self._check_store(), asyncio.gather(*(self._check_model(name) for name in names))
             )
             found = {**store, **{f"model {name}": answer for name, answer in zip(names, models, strict=True)}}
-            self._found = (time.monotonic(), found)
+            is_well = all(answer == OK for answer in found.values())
+            self._fresh_until = time.monotonic() + (FRESH_SECONDS if is_well else FRESH_PROBLEM_SECONDS)
+            self._found = found
         found = {**found, **{f"model {name}": "is not loaded" for name in self._loader.blocked}}
         for name, load in self._loader.states.items():
             if load.state == "failed":
@@ -47,15 +50,25 @@ class Readiness:
 
     def find_problem(self, name: str) -> str:
         """Find what the last check of a model found wrong. Empty if it was well, or is not checked yet."""
-        found = self._found[1].get(f"model {name}", OK)
+        found = self._found.get(f"model {name}", OK)
         return "" if found == OK else found
 
     async def _check_store(self) -> dict[str, str]:
+        """Check the store, and wait for it no longer than a probe does. A check that hangs goes on for the next one."""
+        began, task = self._checking or (time.monotonic(), asyncio.create_task(self._write_nothing()))
+        self._checking = began, task
+        done, _ = await asyncio.wait((task,), timeout=STORE_SECONDS + 1)
+        if not done:
+            return {"store": f"has not answered for {time.monotonic() - began:.0f} s", "disk": OK}
+        self._checking = None
+        return task.result()
+
+    async def _write_nothing(self) -> dict[str, str]:
         found = {"store": OK, "disk": OK}
         try:
             await self._runtime.log.check_writable(STORE_SECONDS)
-        except TreadleError as error:
-            found["disk" if isinstance(error, StoreFull) else "store"] = str(error)
+        except (TreadleError, TimeoutError) as error:
+            found["disk" if isinstance(error, StoreFull) else "store"] = str(error) or "does not answer"
         return found
 
     async def _check_model(self, name: str) -> str:

@@ -114,10 +114,11 @@ class _Delivery:
         source, target, record = self._source, self._target, self._record
         artifacts = await source.list_artifacts(record.num)
         num, rest = await self._bring_facts(is_incoming=bool(artifacts))
+        arrived = set(await target.list_artifacts(num)) if artifacts and num is not None else set[str]()
         for name in artifacts:
-            assert num is not None
-            await _copy_artifact(source, target, record.num, num, name)
-        self._result.artifacts = len(artifacts)
+            if num is not None and name not in arrived:
+                await _copy_artifact(source, target, record.num, num, name)
+                self._result.artifacts += 1
         now = await source.get_session(record.id)
         if now is None:
             raise SessionLeftOut("it was deleted meanwhile")

@@ -78,6 +78,7 @@ async def copy_store(
     async with AsyncExitStack() as stack:
         reader = await _open_store(source)
         stack.push_async_callback(reader.close)
+        wanted = await find_ids(reader, sessions)
         existing = await _open_existing(reader, target)
         if dry_run:
             writer = existing
@@ -89,7 +90,7 @@ async def copy_store(
             stack.push_async_callback(writer.close)
         summary = CopySummary(reader.name, hide_password(target), dry_run)
         try:
-            await _Copy(reader, writer, summary, report).run(sessions)
+            await _Copy(reader, writer, summary, report).run(wanted)
         except _STOPS as error:
             raise type(error)(
                 f"{str(error).removesuffix('.')}. {summary.copied + summary.extended} sessions were copied and are "
@@ -135,6 +136,24 @@ async def _open_existing(reader: StoreReader, target: str) -> StoreReader | None
     return existing
 
 
+async def find_ids(source: StoreReader, wanted: Collection[str]) -> set[str]:
+    """Find the sessions with these ids, or starts of ids. Raises `NotFound`, or `BadInput` when several match."""
+    found: dict[str, list[str]] = {one: [one] if await source.get_session(one) else [] for one in wanted}
+    open_ones = [one for one, ids in found.items() if not ids and len(one) >= MIN_PREFIX]
+    if open_ones:
+        async with aclosing(source.iterate_sessions()) as records:
+            async for record in records:
+                for one in open_ones:
+                    if record.id.startswith(one):
+                        found[one].append(record.id)
+    for one, ids in found.items():
+        if not ids:
+            raise NotFound(f"{source.name} has no session {one!r}; nothing was copied")
+        if len(ids) > 1:
+            raise BadInput(f"{one!r} matches {len(ids)} sessions; write more of the id. Nothing was copied")
+    return {session_id for ids in found.values() for session_id in ids}
+
+
 class _Copy:
     """One copy of a store. The records of sessions are read as they are needed, so that many need little memory."""
 
@@ -146,9 +165,8 @@ class _Copy:
         self._transfer = SessionTransfer(source, target)
         self._next = asyncio.Lock()
 
-    async def run(self, sessions: Collection[str]) -> None:
+    async def run(self, wanted: set[str]) -> None:
         """Copy these sessions with their helpers, or all of them and the memories."""
-        wanted = await self._find_ids(sessions)
         await self._bring_approval_key()
         async with aclosing(self._choose(wanted)) as records:
             try:
@@ -161,24 +179,6 @@ class _Copy:
             await self._copy_memories()
         if self._writer is not None:
             await self._writer.end(self._source.identity)
-
-    async def _find_ids(self, wanted: Collection[str]) -> set[str]:
-        """Find the sessions with these ids, or starts of ids. Raises `NotFound`, or `BadInput` when several match."""
-        source = self._source
-        found: dict[str, list[str]] = {one: [one] if await source.get_session(one) else [] for one in wanted}
-        open_ones = [one for one, ids in found.items() if not ids and len(one) >= MIN_PREFIX]
-        if open_ones:
-            async with aclosing(source.iterate_sessions()) as records:
-                async for record in records:
-                    for one in open_ones:
-                        if record.id.startswith(one):
-                            found[one].append(record.id)
-        for one, ids in found.items():
-            if not ids:
-                raise NotFound(f"{source.name} has no session {one!r}; nothing was copied")
-            if len(ids) > 1:
-                raise BadInput(f"{one!r} matches {len(ids)} sessions; write more of the id. Nothing was copied")
-        return {session_id for ids in found.values() for session_id in ids}
 
     async def _bring_approval_key(self) -> None:
         """Give a store without sessions the secret that binds approvals, so that open questions can be answered."""

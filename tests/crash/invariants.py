@@ -50,7 +50,7 @@ async def check_store(notes: Notes) -> CheckCounts:
         await log.close()
     lines = Counter(key for key, *_ in notes.read("lines"))
     for session_id, session_facts in facts.items():
-        _check_session(session_id, session_facts, lines, counts)
+        check_session(session_id, session_facts, lines, counts)
     known = {f"{session_id}:{call}" for session_id, one in facts.items() for call in fold(one).calls}
     assert set(lines) <= known, "a tool ran whose call is not in the log"
     _check_acknowledged(notes, facts, counts)
@@ -65,7 +65,8 @@ def _check_acknowledged(notes: Notes, facts: dict[str, list[AnyFact]], counts: C
         counts.acknowledged += 1
 
 
-def _check_session(session_id: str, facts: list[AnyFact], lines: Counter[str], counts: CheckCounts) -> None:
+def check_session(session_id: str, facts: list[AnyFact], lines: Counter[str], counts: CheckCounts) -> None:
+    """Check one session that has ended. `lines` counts the effects of each call."""
     check_settled(facts)
     state = fold(facts)
     assert state.run is None and not state.queue and not state.pending

@@ -18,6 +18,7 @@ from tests.kit.fake_model import FakeModel
 from tests.kit.fakes.travel import open_wire_model
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, ToolContext, tool
+from treadle.engine.setup import Gate
 from treadle.events import ApprovalRequested, CallFinished, InputRequested, Safety, TextDelta
 from treadle.log.base import SessionQuery
 from treadle.messages import Call, ModelMessage, Reply, Request, ResultMessage, Usage, UserMessage, render_parts
@@ -68,11 +69,12 @@ def _call(name: str, label: str) -> Call:
     return Call(f"{name}-{label}", name, f'{{"label": "{label}"}}')
 
 
-def build_planned_agent(notes: Notes, pace: float = 1.0, model: Model | None = None) -> Agent:
-    """Build an agent with tools of every kind. Each call takes a few milliseconds."""
+def build_planned_agent(notes: Notes, pace: float = 1.0, model: Model | None = None, gate: Gate | None = None) -> Agent:
+    """Build an agent with tools of every kind. Each call takes a few milliseconds. Its own gate allows everything."""
 
     def write_line(name: str, label: str, context: ToolContext) -> None:
-        notes.write("lines", context.key, name, label, context.attempt, os.getpid())
+        epoch = context.services.claim.epoch if context.services.claim is not None else 0
+        notes.write("lines", context.key, name, label, context.attempt, os.getpid(), epoch)
 
     def pause(context: ToolContext, when: str) -> float:
         return random.Random(f"{context.key} {context.attempt} {when}").uniform(0, 0.012 * pace)
@@ -94,7 +96,7 @@ def build_planned_agent(notes: Notes, pace: float = 1.0, model: Model | None = N
         time.sleep(pause(context, "after"))
         return f"jot {label} done"
 
-    async def gate(question: ApprovalRequested | InputRequested) -> Answer:
+    async def allow(question: ApprovalRequested | InputRequested) -> Answer:
         await asyncio.sleep(0.02 * pace)
         return Answer(by="gate")
 
@@ -108,7 +110,7 @@ def build_planned_agent(notes: Notes, pace: float = 1.0, model: Model | None = N
         ],
         grant=Grant(tier="full", ask=("careful",)),
         limits=Limits(turns=20, calls=30),
-        gate=gate,
+        gate=gate or allow,
     )
 
 

@@ -130,6 +130,10 @@ class NodeProcess:
             self.wait()
 
     @property
+    def stdin(self) -> Any:
+        return self._entry.stdin
+
+    @property
     def stdout(self) -> Any:
         return self._entry.stdout
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.postgres import needs_postgres
+from tests.kit.postgres import PostgresServer, needs_postgres
 
 pytestmark = needs_postgres
 
@@ -138,3 +138,21 @@ async def test_watchers_that_move_between_three_nodes_see_each_fact_once_and_tex
         nodes = [await stack.enter_async_context(start_node(postgres_url)) for _ in range(3)]
         found = await watch_while_moving(nodes, [f"s{n}" for n in range(5)], 100, 5, chance)
     assert found["text elsewhere"], "the text of a run shows on other nodes"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("sessions", "seconds"), [(1, 120), (100, 120)], ids=["one session", "100 sessions"])
+async def test_a_thousand_watchers_see_text_a_tenth_of_a_second_later_than_on_the_owner(
+    sessions: int, seconds: int, chance: random.Random
+) -> None:
+    with PostgresServer() as server:
+        async with AsyncExitStack() as stack:
+            nodes = [await stack.enter_async_context(start_node(server.build_url())) for _ in range(3)]
+            names = [f"s{number}" for number in range(sessions)]
+            found = await watch_while_moving(nodes, names, 1000, seconds, chance)
+    assert find_p99(found["text elsewhere"]) <= find_p99(found["text here"]) + 0.1
+
+
+def find_p99(delays: Sequence[float]) -> float:
+    return statistics.quantiles(delays, n=100)[-1]

@@ -30,6 +30,7 @@ ASK_AGAIN_SECONDS = 1.0
 """How long a node waits before it asks again for text that it missed."""
 HOLD_SECONDS = 0.02
 """How soon pieces are tried again whose facts were not here."""
+MAX_HOLD_SECONDS = 5.0
 MAX_PIECE = 1200
 """Letters in one piece. JSON may need six bytes for a letter, and a message has room for 7900."""
 MAX_SO_FAR = 200_000
@@ -55,6 +56,7 @@ class _Shown(Struct, eq=False):
     after: int = -1
     count: int = 0
     held: list[LivePiece] = []
+    held_at: float = 0.0
     asked_at: float = 0.0
     asks_again: bool = False
 
@@ -283,9 +285,12 @@ class LiveText:
         if shown is None or shown.channel is not channel:
             shown = self._shown[name] = _Shown(channel)
         if shown.held or piece.delta.after > channel.head:
+            if not shown.held:
+                shown.held_at = time.monotonic()
             if len(shown.held) < MAX_HELD:
                 shown.held.append(piece)
-            self._need_facts({name: piece.delta.after})
+            if channel.head:  # otherwise a watcher is about to read them
+                self._need_facts({name: piece.delta.after})
             self._hold()
         else:
             self._show(channel, shown, piece)
@@ -336,6 +341,8 @@ class LiveText:
             if self._hub.channels.get(name) is not channel or channel.epoch:
                 del self._shown[name]
                 continue
+            if time.monotonic() - shown.held_at > MAX_HOLD_SECONDS:  # the next piece shows that these are missing
+                shown.held = []
             count = next((n for n, piece in enumerate(shown.held) if piece.delta.after > channel.head), len(shown.held))
             pieces, shown.held = shown.held[:count], shown.held[count:]
             for piece in pieces:

@@ -31,11 +31,12 @@ DEAF_POLL_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
 """After so many seconds without an answer the connections to the database count as dead."""
 MAX_PAYLOAD = 7900
-_MAX_WAITING = 1000
-"""How many messages may wait to be sent. What is more is dropped."""
+_MAX_MESSAGES = 1000
+"""How many messages are sent at once. What is more is dropped."""
 _STUCK_SECONDS = 60
 """The server ends a connection that takes no news for so long. Otherwise its queue could fill."""
 # Everybody who may connect to the database could listen to a channel with a known name, or write to it.
+_NOTIFY = "SELECT count(pg_notify(%s, payload)) FROM unnest(%s::text[]) AS payload"
 _MAKE_SECRET = "INSERT INTO treadle.secrets VALUES ('news', %s) ON CONFLICT DO NOTHING"
 _READ_SECRET = "SELECT value FROM treadle.secrets WHERE name = 'news'"
 
@@ -225,9 +226,9 @@ class Wakeups:
     async def _send(self, items: Sequence[NewsItem]) -> None:
         with suppress(StoreError):  # the others find the facts when they poll
             channel = await self._get_channel()
-            for payload in encode_news(self._node, time.monotonic(), items)[:_MAX_WAITING]:
-                self._is_unheard_since = self._is_unheard_since or time.monotonic()
-                await self._database.execute("SELECT pg_notify(%s, %s)", (channel, payload), patience=0)
+            payloads = encode_news(self._node, time.monotonic(), items)[:_MAX_MESSAGES]
+            self._is_unheard_since = self._is_unheard_since or time.monotonic()
+            await self._database.execute(_NOTIFY, (channel, payloads), patience=0)
 
     async def _get_channel(self) -> str:
         """Return the name of the channel, which only those know who can read the store."""

@@ -23,6 +23,8 @@ RENEW_SHARE = 1 / 4
 TURN_SECONDS = 0.02
 """How long a node that runs as many sessions as the others pauses, on average, before it takes some more."""
 SESSIONS_PER_TURN = 4
+RENEWAL_SECONDS = 2.0
+"""How long the owners of sessions have, after the store was away, to renew what lapsed meanwhile."""
 STOP_SECONDS = 3.0
 """How long a claim that is under way is waited for."""
 
@@ -123,21 +125,31 @@ class ClaimKeeper:
             self._scan = self._keep_task(self._scan_sessions())
 
     async def _scan_sessions(self) -> None:
-        if self._log.is_shared:
-            await asyncio.sleep(random.uniform(0, TURN_SECONDS))
         try:
+            if self._log.is_shared:
+                await self._let_others_go_first()
             for entry in list(self._entries.values()):
                 if entry.wake_at is not None and entry.wake_at <= self._clock.now():
                     entry.wake_at = None
                     with suppress(NotFound):  # the session was deleted meanwhile
                         await self._wake(entry.id)
             self._has_news = True
-            while self._has_news and self._takes_due:
+            while self._has_news and self._takes_due and not self._is_behind():
                 self._has_news = False
                 await self._take_due()
                 self._is_failing = False
         except StoreError as error:  # the store may work again next time
             self._note_failure(error)
+
+    async def _let_others_go_first(self) -> None:
+        if self._is_failing:
+            await self._log.list_nodes()  # it raises as long as the store is away
+            await asyncio.sleep(RENEWAL_SECONDS)
+        await asyncio.sleep(random.uniform(0, TURN_SECONDS))
+
+    def _is_behind(self) -> bool:
+        """Whether a lease of this process is over. It is renewed first: a new claim would end the run."""
+        return any(entry.lease is not None and entry.lease.is_due(1) for entry in self._entries.values())
 
     # ── keeping claims ─────────────────────────────────────────────────────────────────────────────────
 

@@ -124,7 +124,8 @@ class Coordinator:
 
         With the `claim` of the session that started this one, it raises `ClaimLost` if that one was taken over.
         """
-        fact, claimant, asked = events.validate_fact(fact), None if self.is_closed else self.claimant, Stopwatch()
+        fact, asked = events.validate_fact(fact), Stopwatch()
+        claimant = None if self.is_closed or self.is_running(session_id) else self.claimant
         posted = await self.log.post(session_id, [fact], key, claim=claim, claimant=claimant)
         entry = self._entries.get(session_id)
         if entry is not None and entry.users and entry.loop is None and fact.seq == entry.state.seq + 1:

@@ -23,16 +23,7 @@ from treadle.engine.node import LogClock, build_node, list_roots
 from treadle.engine.setup import Clock, Gate, Setup, later
 from treadle.engine.state import State
 from treadle.errors import BadInput, ClaimLost, Conflict, NotFound
-from treadle.events import (
-    AnyFact,
-    Grant,
-    MessageReceived,
-    SessionConfigured,
-    SessionCreated,
-    SessionRenamed,
-    Tier,
-    validate_fact,
-)
+from treadle.events import AnyFact, Grant, MessageReceived, SessionCreated, SessionRenamed, Tier, validate_fact
 from treadle.log.base import (
     LEASE_SECONDS,
     SESSION_ID_RULE,
@@ -274,23 +265,21 @@ class Runtime:
         name: str = "",
         workspace: str | Path = ".",
         grants: Sequence[Grant] = (),
-        configured: SessionConfigured | None = None,
+        facts: Sequence[AnyFact] = (),
     ) -> Session[Any]:
         """Create a session. Nothing is held for it here, so it needs no closing.
 
         Without an `id` it gets a random one. Raises `Conflict` when the id is taken. Each of `grants` can only narrow
-        what the agent may do. `configured` replaces settings of the agent.
+        what the agent may do. `facts` come after the first ones, such as settings that replace those of the agent.
         """
         agent = self._get_agent(agent_name)
         if id and not is_session_id(id):
             raise BadInput(f"{id!r} cannot be the id of a session; {SESSION_ID_RULE}")
         session_id = id or generate_session_id()
-        facts: list[AnyFact] = [agent.build_created_fact(session_id, Path(workspace), grants)]
+        first: list[AnyFact] = [agent.build_created_fact(session_id, Path(workspace), grants)]
         if name:
-            facts.append(SessionRenamed(name=name))
-        if configured is not None:
-            facts.append(configured)
-        await self.log.create(session_id, [validate_fact(fact) for fact in facts])
+            first.append(SessionRenamed(name=name))
+        await self.log.create(session_id, [validate_fact(fact) for fact in (*first, *facts)])
         return Session(self.coordinator, agent, session_id)
 
     async def open(self, session_id: str) -> Session[Any]:

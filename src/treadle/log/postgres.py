@@ -303,9 +303,11 @@ class PostgresLog(HubLog):
 
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
         count = None if limit is None or limit < 0 else limit
-        found = await self._database.fetch(rows.READ, (session_id, max(after, 0), count))
+        values = (session_id, max(after, 0), count)
+        found = await self._database.fetch(rows.READ, values)
         if not found:
             await self._fetch_number(session_id)  # raises when there is no session
+            found = await self._database.fetch(rows.READ, values)  # it may have been created in between
         return rows.read_facts(found)
 
     async def _read_batch(self, session_id: str, after: int, limit: int) -> list[AnyFact]:

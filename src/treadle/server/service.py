@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypedDict, Union, Unpack, cast, get_args, get_origin
 
 from fastapi import Depends
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -28,6 +28,7 @@ from treadle.server.config import ServerConfig
 from treadle.server.file_index import FileIndex
 from treadle.server.first_words import FirstWords
 from treadle.server.guard import Refusal, build_shutdown_refusal
+from treadle.server.keyed_requests import KeyedRequest, build_key_reused
 from treadle.server.list_changes import ListChanges
 from treadle.server.logins import Tokens
 from treadle.server.model_loader import ModelLoader
@@ -98,6 +99,17 @@ class StrictBody(LenientBody):
     """A request's body. Unknown fields are refused, so that typing mistakes are found."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class CreateOptions(TypedDict, total=False):
+    """What a new session gets. Without an agent it is the default one. A `request` with a key creates it only once."""
+
+    agent: str
+    name: str
+    workspace: str
+    grant: Grant | None
+    configured: SessionConfigured | None
+    request: KeyedRequest | None
 
 
 class Service:
@@ -215,27 +227,19 @@ class Service:
         await self.check_session_model(session)
         return session
 
-    async def create_session(
-        self,
-        token: Token,
-        *,
-        agent: str = "",
-        name: str = "",
-        workspace: str = "",
-        grant: Grant | None = None,
-        configured: SessionConfigured | None = None,
-    ) -> Session:
+    async def create_session(self, token: Token, **options: Unpack[CreateOptions]) -> Session:
         """Create a session with the grants of the token and of the request."""
         self.check_open()
+        configured, request, grant = options.get("configured"), options.get("request"), options.get("grant")
         if configured is not None and configured.model:
             self.get_model(configured.model)
-        grants = tuple(one for one in (token.grant, grant) if one is not None)
         return await self.runtime.create(
-            agent or self.default_agent.name,
-            name=name,
-            workspace=self.resolve_workspace(workspace),
-            grants=grants,
-            configured=configured,
+            options.get("agent") or self.default_agent.name,
+            id=request.session_id if request is not None else "",
+            name=options.get("name", ""),
+            workspace=self.resolve_workspace(options.get("workspace", "")),
+            grants=[one for one in (token.grant, grant) if one is not None],
+            facts=[fact for fact in (configured, request and request.build_note()) if fact is not None],
         )
 
     async def post_message(
@@ -245,13 +249,7 @@ class Service:
         message = await session.post(parts, mode=mode, key=key)
         # Middleware may change a message differently each time, so with middleware a repeat cannot be recognised.
         if key and not session.agent.middleware and (message.parts, message.mode) != (parts, mode):
-            raise Refusal(
-                409,
-                "key_reused",
-                "Idempotency-Key: another message has this key already; it is kept, and nothing was added",
-                "send a new message with a new key",
-                field="Idempotency-Key",
-            )
+            raise build_key_reused("message")
         return message
 
     def list_roots(self) -> list[Path]:

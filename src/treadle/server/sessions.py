@@ -16,12 +16,13 @@ from pydantic import Field, ValidationError
 from treadle import Grant, Limits, Session
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
-from treadle.errors import NotFound, TreadleError
+from treadle.errors import Conflict, NotFound, TreadleError
 from treadle.events import CLIENT_SANDBOX, CallStarted, MessageMode, MessageReceived, SessionConfigured, Tier
 from treadle.messages import Part, TextPart
 from treadle.permissions.policy import choose_narrowest, find_narrowest_tier
 from treadle.server.attachments import Attachment
 from treadle.server.guard import AsgiApp, AsgiMessage, AsgiScope, Receive, Refusal, Send, get_path
+from treadle.server.keyed_requests import KeyedRequest, identify_request
 from treadle.server.problems import build_error_response, build_field_error, build_refusal
 from treadle.server.service import (
     CurrentService,
@@ -136,9 +137,25 @@ class NewMessage(StrictBody):
 
 
 @router.post("/sessions", status_code=201)
-async def create_session(service: CurrentService, token: Sender, body: NewSession | None = None) -> SessionView:
-    """Create a session. `approve` answers questions in advance; it never allows a call that is denied."""
-    body = body or NewSession.model_validate({})
+async def create_session(
+    service: CurrentService, token: Sender, body: NewSession | None = None, key: Key = ""
+) -> SessionView:
+    """Create a session. `approve` answers questions in advance; it never allows a call that is denied.
+
+    The same `Idempotency-Key` returns the same session. Another body with this key is a conflict.
+    """
+    body, log = body or NewSession.model_validate({}), service.runtime.log
+    if not key:
+        return await _create(service, token, body)
+    request = await identify_request(log, token, key, body.model_dump_json(exclude_defaults=True).encode())
+    if not await request.was_done(log):
+        with suppress(Conflict):  # the same request, at the same time
+            return await _create(service, token, body, request)
+        await request.was_done(log)
+    return SessionView.from_info(await log.get_info(request.session_id))
+
+
+async def _create(service: Service, token: Token, body: NewSession, request: KeyedRequest | None = None) -> SessionView:
     agent = service.runtime.agents.get(body.agent) or service.default_agent
     limits = body.limits.apply_to(agent.limits) if body.limits is not None else None
     configured = SessionConfigured(
@@ -159,6 +176,7 @@ async def create_session(service: CurrentService, token: Sender, body: NewSessio
         workspace=body.workspace,
         grant=grant if body.approve or body.forbid else None,
         configured=configured if configured != SessionConfigured(by=token.name) else None,
+        request=request,
     )
     return SessionView.from_info(await service.runtime.log.get_info(session.id))
 

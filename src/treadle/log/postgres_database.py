@@ -142,6 +142,8 @@ class Connections:
     async def _connect(self) -> BinaryConnection:
         async with asyncio.timeout(4 * CONNECT_SECONDS):  # of several hosts, the first may be dead
             connection = await BinaryConnection.connect(self._conninfo, autocommit=True)
+        # A pooler that has no connection left accepts a client, and answers it when there is one.
+        timer = asyncio.get_running_loop().call_later(CONNECT_SECONDS, shut_down, connection)
         try:
             self.is_pooled = await is_pooled(connection)
             if self.is_pooled:
@@ -149,6 +151,8 @@ class Connections:
         except BaseException:
             await _close_quietly(connection)
             raise
+        finally:
+            timer.cancel()
         return connection
 
 

@@ -27,7 +27,6 @@ from treadle.log.base import (
     SessionInfo,
     SessionPage,
     SessionQuery,
-    StoredFact,
     StoreWatch,
     Watch,
 )
@@ -36,6 +35,7 @@ from treadle.log.postgres_contents import PostgresContents
 from treadle.log.postgres_database import Database
 from treadle.log.postgres_live import FactUpdates, LiveText
 from treadle.log.postgres_nodes import Nodes, PostgresValues
+from treadle.log.postgres_order import StoreOrder
 from treadle.log.postgres_wakeups import Wakeups
 from treadle.log.postgres_words import PostgresWords
 from treadle.log.postgres_writes import REFUSED, REPEATED, Append, OwnerWrites, finish
@@ -73,7 +73,8 @@ class PostgresLog(HubLog):
         self._url = parse_postgres_url(url)
         self._database = Database(self._url, on_open=self._measure_time)
         self._writes = OwnerWrites(self._database, self._get_given_time)
-        self._hub = Hub(self._read_batch, self._read_store, on_wait=self._start)
+        self._order = StoreOrder(self._database, lambda: self._hub.wake_store_waiters())
+        self._hub = Hub(self._read_batch, self._order.read, on_wait=self._start)
         self.counters = {"claims": 0.0, "takeovers": 0.0, "fenced_writes": 0.0}
         self._updates = FactUpdates(self._hub, self._tell_listener)
         self._live = LiveText(self._hub, self._updates.handle, lambda seconds: self._wakeups.schedule(seconds))
@@ -86,7 +87,6 @@ class PostgresLog(HubLog):
         self._words = PostgresWords(self._database)
         self.shared = PostgresValues(self._database, self._get_given_time)
         self._numbers: dict[str, int] = {}
-        self._last_cursor = 0
         self._approval_key: bytes | None = None
 
     def _get_given_time(self) -> float | None:
@@ -113,7 +113,7 @@ class PostgresLog(HubLog):
         if outcome == "taken" and (losses == self._database.losses or await self.read(session_id) != numbered):
             raise records.build_taken(session_id)
         records.stamp_created(facts, numbered)
-        self._note_cursor(0 if outcome == "taken" else int(outcome))
+        self._order.note_own(0 if outcome == "taken" else int(outcome), len(numbered))
         self._hub.wake_store_waiters()
         self._wakeups.tell(session_id, len(numbered))
 
@@ -153,7 +153,7 @@ class PostgresLog(HubLog):
             return PostResult(tuple(await self.read(session_id, first - 1, last - first + 1)), is_new=False)
         for seq, fact in enumerate(facts, first):
             stamp_fact(fact, seq, fact.at)
-        self._note_cursor(cursor)
+        self._order.note_own(cursor, len(facts))
         self._announce(session_id, facts, time.perf_counter() - began)
         self._wakeups.tell(session_id, last)
         taken = None
@@ -255,7 +255,7 @@ class PostgresLog(HubLog):
             return
         if result.outcome == REFUSED and not (result.may_be_own and await self._has_stored(item)):
             raise await self._explain_refusal(claim, expected_seq)
-        self._note_cursor(result.cursor)
+        self._order.note_own(result.cursor, len(facts))
         self._announce(claim.session_id, facts, time.perf_counter() - began, from_owner=True, size=size)
         self._wakeups.tell(claim.session_id, facts[-1].seq)
         if release:
@@ -329,20 +329,7 @@ class PostgresLog(HubLog):
         self._live.send(session_id, delta)
 
     def watch_all(self, after: int | None = None) -> StoreWatch:
-        return HubStoreWatch(self._hub, self._last_cursor if after is None else max(after, 0), self._last_cursor)
-
-    async def _read_store(self, after: int, count: int) -> tuple[list[StoredFact], int]:
-        values = (after, count, records.BATCH_BYTES)
-        facts, reached = rows.read_stored_facts(
-            await self._database.fetch(rows.READ_STORE, values, patience=None), after
-        )
-        if reached == after > self._last_cursor:  # a cursor beyond the last fact is one of another database
-            ((reached,),) = await self._database.fetch(rows.LAST_CURSOR, patience=None)
-        self._note_cursor(reached)
-        return facts, reached
-
-    def _note_cursor(self, cursor: int) -> None:
-        self._last_cursor = max(self._last_cursor, cursor)
+        return HubStoreWatch(self._hub, self._order.last if after is None else max(after, 0), self._order.last)
 
     async def get_info(self, session_id: str) -> SessionInfo:
         sql = f"SELECT {rows.INFO_COLUMNS} FROM treadle.sessions WHERE id = %s"
@@ -467,11 +454,11 @@ class PostgresLog(HubLog):
     async def _measure_time(self) -> None:
         """Measure how far this machine's clock is from that of the database, and how far the log reaches."""
         began = time.time()
-        ((now, last),) = await self._database.fetch(f"SELECT treadle.now_or(NULL), ({rows.LAST_CURSOR})")
+        ((now, last),) = await self._database.fetch("SELECT treadle.now_or(NULL), treadle.settled_position()")
         ended = time.time()
         if abs(offset := now - (began + ended) / 2 - self._offset) > MAX_DEVIATION + (ended - began):
             self._offset += offset
-        self._note_cursor(last)
+        self._order.note(last)
 
     async def _poll(self) -> None:
         """Ask the database for what the news may have missed."""

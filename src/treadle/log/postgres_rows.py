@@ -29,12 +29,7 @@ READ_BATCH = """SELECT seq, body FROM (
         FROM treadle.facts WHERE session = (SELECT num FROM treadle.sessions WHERE id = %s) AND seq > %s
         ORDER BY seq LIMIT %s) AS batch
     WHERE before < %s ORDER BY seq"""
-READ_STORE = """SELECT position, id, seq, body FROM (
-        SELECT position, session, seq, body,
-            sum(octet_length(body)) OVER (ORDER BY position) - octet_length(body) AS before
-        FROM treadle.facts WHERE position > %s ORDER BY position LIMIT %s) AS batch
-    LEFT JOIN treadle.sessions ON num = session WHERE before < %s ORDER BY position"""
-LAST_CURSOR = "SELECT coalesce(max(position), 0) FROM treadle.facts"
+READ_STORE = "SELECT place, id, seq, body FROM treadle.read_store(%s, %s, %s)"
 PUT_ARTIFACT = """WITH held AS (SELECT %s::bigint IS NULL OR treadle.holds_claim(%s, %s, %s) AS held),
     stored AS (
         INSERT INTO treadle.artifacts (session, id, media_type, data)

@@ -12,13 +12,13 @@ from psycopg import AsyncConnection
 
 from treadle.errors import StoreTooNew
 from treadle.log.postgres_contents import CONTENT_TABLES
-from treadle.log.postgres_incoming import build_incoming_tables
+from treadle.log.postgres_incoming import INCOMING_TABLES
+from treadle.log.postgres_positions import POSITION_FUNCTIONS
 from treadle.log.postgres_words import WORD_TABLES
 from treadle.memory.postgres_memories import MEMORY_TABLES
 
 LOCK = 7_472_646_400
-"""The advisory lock of migrations. The next number is the lock of positions."""
-POSITION_LOCK = LOCK + 1
+"""The advisory lock of migrations."""
 
 Migration = Sequence[str]
 
@@ -92,18 +92,25 @@ _TABLES = (
 _FUNCTIONS = (
     """CREATE FUNCTION treadle.now_or(given double precision) RETURNS double precision LANGUAGE sql VOLATILE AS
         $$ SELECT coalesce(given, extract(epoch FROM clock_timestamp())::double precision) $$""",
-    # A reader of positions must never see one before an earlier one. So every function that stores facts first takes
-    # the lock of positions, which is held until its commit is visible. The rows of sessions are locked after it.
+    # Every function that stores facts calls `begin_facts` first, then locks the rows of its sessions in the order of
+    # their numbers, and then takes positions.
+    # Functions in plpgsql keep their plans. Those in sql are planned anew in each transaction if they are not inlined.
     """CREATE FUNCTION treadle.insert_facts(num bigint, after integer, bodies bytea[], start integer, count integer)
-        RETURNS void LANGUAGE sql AS $$
-        INSERT INTO treadle.facts (session, seq, position, body)
-            SELECT num, after + i, nextval('treadle.positions'), bodies[start + i] FROM generate_series(1, count) i
-        $$""",
+        RETURNS void LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO treadle.facts (session, seq, position, body)
+                SELECT num, after + i, nextval('treadle.positions'), bodies[start + i]
+                FROM generate_series(1, count) i;
+        END $$""",
     """CREATE FUNCTION treadle.holds_claim(claim_num bigint, claim_epoch bigint, claim_owner text)
-        RETURNS boolean LANGUAGE sql AS $$
-        SELECT EXISTS (SELECT 1 FROM treadle.sessions WHERE num = claim_num AND epoch = claim_epoch
-            AND owner = claim_owner FOR SHARE) $$""",
-    """CREATE FUNCTION treadle.change_session(session_num bigint, changes jsonb) RETURNS void LANGUAGE sql AS $$
+        RETURNS boolean LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM FROM treadle.sessions WHERE num = claim_num AND epoch = claim_epoch AND owner = claim_owner
+                FOR NO KEY UPDATE;
+            RETURN FOUND;
+        END $$""",
+    """CREATE FUNCTION treadle.change_session(session_num bigint, changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
+        BEGIN
         UPDATE treadle.sessions SET
             updated_at = coalesce((changes ->> 'updated_at')::double precision, updated_at),
             status = coalesce(changes ->> 'status', status),
@@ -123,17 +130,18 @@ _FUNCTIONS = (
         FROM (SELECT num AS named, NOT changes ? 'name' OR
                 (named_by_user AND NOT (changes ->> 'named_by_user')::boolean) AS keeps_name
             FROM treadle.sessions WHERE num = session_num) AS names
-        WHERE num = session_num AND named = session_num $$""",
+        WHERE num = session_num AND named = session_num;
+        END $$""",
     # Outcomes: 0 stored, 1 stored earlier with this key, 2 refused; then the positions before the first fact and of
     # the last one, in the session and in the store.
-    f"""CREATE FUNCTION treadle.append_facts(nums bigint[], epochs bigint[], owners text[], seqs integer[],
+    """CREATE FUNCTION treadle.append_facts(nums bigint[], epochs bigint[], owners text[], seqs integer[],
             counts integer[], changes jsonb[], bodies bytea[]) RETURNS SETOF bigint[]
         LANGUAGE plpgsql SET lock_timeout = '4s' AS $$
         DECLARE
             start integer := 0;
             earlier treadle.keys;
         BEGIN
-            PERFORM pg_advisory_xact_lock({POSITION_LOCK});
+            PERFORM treadle.begin_facts();
             FOR i IN 1 .. cardinality(nums) LOOP
                 earlier := NULL;
                 IF changes[i] ? 'key' THEN
@@ -210,12 +218,12 @@ _FUNCTIONS = (
                 RETURN NEXT FOUND;
             END LOOP;
         END $$""",
-    f"""CREATE FUNCTION treadle.create_session(about jsonb, bodies bytea[], claim_num bigint, claim_epoch bigint,
+    """CREATE FUNCTION treadle.create_session(about jsonb, bodies bytea[], claim_num bigint, claim_epoch bigint,
             claim_owner text) RETURNS text LANGUAGE plpgsql SET lock_timeout = '4s' AS $$
         DECLARE
             created bigint;
         BEGIN
-            PERFORM pg_advisory_xact_lock({POSITION_LOCK});
+            PERFORM treadle.begin_facts();
             IF claim_num IS NOT NULL AND NOT treadle.holds_claim(claim_num, claim_epoch, claim_owner) THEN
                 RETURN 'claim lost';
             END IF;
@@ -233,7 +241,7 @@ _FUNCTIONS = (
         END $$""",
     # The result is the outcome, the last position in the store, the first and last in the session, the number of the
     # session, and its epoch and former owner if it was claimed.
-    f"""CREATE FUNCTION treadle.post_facts(wanted text, post_key text, bodies bytea[], changes jsonb, wakes boolean,
+    """CREATE FUNCTION treadle.post_facts(wanted text, post_key text, bodies bytea[], changes jsonb, wakes boolean,
             claim_num bigint, claim_epoch bigint, claim_owner text, claimant text, ttl double precision,
             agents text[], folders text[], reader integer, given double precision) RETURNS text[]
         LANGUAGE plpgsql SET lock_timeout = '4s' AS $$
@@ -243,9 +251,14 @@ _FUNCTIONS = (
             earlier treadle.keys;
             claimed text[] := ARRAY['', ''];
         BEGIN
-            PERFORM pg_advisory_xact_lock({POSITION_LOCK});
-            IF claim_num IS NOT NULL AND NOT treadle.holds_claim(claim_num, claim_epoch, claim_owner) THEN
-                RETURN ARRAY['claim lost'];
+            PERFORM treadle.begin_facts();
+            IF claim_num IS NOT NULL THEN
+                PERFORM FROM treadle.sessions
+                    WHERE num IN (claim_num, (SELECT num FROM treadle.sessions WHERE id = wanted))
+                    ORDER BY num FOR UPDATE;
+                IF NOT treadle.holds_claim(claim_num, claim_epoch, claim_owner) THEN
+                    RETURN ARRAY['claim lost'];
+                END IF;
             END IF;
             SELECT * INTO found FROM treadle.sessions WHERE id = wanted FOR UPDATE;
             IF found.num IS NULL THEN
@@ -293,9 +306,8 @@ _FUNCTIONS = (
         END $$""",
 )
 
-_INCOMING = build_incoming_tables(POSITION_LOCK)
-
-MIGRATIONS: tuple[Migration, ...] = ((*_TABLES, *_FUNCTIONS, *WORD_TABLES, *MEMORY_TABLES, *CONTENT_TABLES, *_INCOMING),)
+_FIRST = (*_TABLES, *POSITION_FUNCTIONS, *_FUNCTIONS, *WORD_TABLES, *MEMORY_TABLES, *CONTENT_TABLES, *INCOMING_TABLES)
+MIGRATIONS: tuple[Migration, ...] = (_FIRST,)
 
 
 async def migrate(connection: AsyncConnection, where: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:

@@ -69,12 +69,9 @@ WORD_TABLES = (
 )
 
 # The limit of 1 tells the planner that there is one cursor.
-_NEW = """SELECT began, position, session, seq, body
-    FROM (SELECT position AS began FROM treadle.word_index LIMIT 1) AS cursor LEFT JOIN LATERAL (
-        SELECT *, sum(octet_length(body)) OVER (ORDER BY position) - octet_length(body) AS before FROM (
-            SELECT position, session, seq, body FROM treadle.facts WHERE position > began
-            ORDER BY position LIMIT %s) AS next) AS new ON before < %s
-    ORDER BY position"""
+_NEW = """SELECT began, place, session, seq, body
+    FROM (SELECT position AS began FROM treadle.word_index LIMIT 1) AS cursor
+    LEFT JOIN LATERAL treadle.read_store(began, %s, %s) ON body IS NOT NULL ORDER BY place"""
 _UNINDEXED = """SELECT greatest((SELECT max(position) FROM treadle.facts) - position, 0) FROM treadle.word_index"""
 # A fact in parts is long, so it comes last. Each of its words is in one part.
 _MATCH = f"""SELECT session, seq FROM (

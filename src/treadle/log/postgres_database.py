@@ -43,19 +43,22 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "8000",
 }
-_TRY_AGAIN = (
+_UNREACHABLE = (
     psycopg.InterfaceError,
     pg_errors.ConnectionException,
     pg_errors.AdminShutdown,
     pg_errors.CrashShutdown,
     pg_errors.CannotConnectNow,
+    pg_errors.ProtocolViolation,  # from a pooler that cannot reach the server
+)
+_TRY_AGAIN = (
+    *_UNREACHABLE,
     pg_errors.IdleSessionTimeout,
     pg_errors.DeadlockDetected,
     pg_errors.SerializationFailure,
     pg_errors.LockNotAvailable,
     pg_errors.TooManyConnections,
     pg_errors.ReadOnlySqlTransaction,  # the server has become a standby
-    pg_errors.ProtocolViolation,  # from a pooler that cannot reach the server
 )
 _OTHER_TABLES = (
     pg_errors.UndefinedTable,
@@ -224,7 +227,7 @@ class Database:
                 result = await self._run(run, through)
             except (psycopg.Error, OSError, TimeoutError) as error:
                 explained = self.explain(error)
-                if isinstance(error, OSError | TimeoutError) or _has_no_state(error):
+                if isinstance(error, (*_UNREACHABLE, OSError, TimeoutError)) or _has_no_state(error):
                     self._cut_stuck()
                 is_over = patience is not None and time.monotonic() - began + PAUSE > patience
                 if is_over or not isinstance(explained, StoreAway | StoreFull):

@@ -44,10 +44,14 @@ async def start_server(
 
 @asynccontextmanager
 async def start_process(
-    home: Path, provider: Strict | None, *options: str, program: Sequence[str] = (str(TREADLE),)
+    home: Path,
+    provider: Strict | None,
+    *options: str,
+    program: Sequence[str] = (str(TREADLE),),
+    work: Path | None = None,
 ) -> AsyncIterator[ServeProcess]:
-    """Serve as `start_server` does. The block may end the process too."""
-    work, tokens, log = home / "work", home / "tokens.json", home / "server.log"
+    """Serve as `start_server` does, or in another workspace. The block may end the process too."""
+    work, tokens, log = work or home / "work", home / "tokens.json", home / "server.log"
     work.mkdir(parents=True, exist_ok=True)
     command = [*program, "serve", "--port", "0", "--allow-root", "--store", str(home / "store.db")]
     command += ["--workspace", str(work), "--root", str(work), "--token-file", str(tokens), *options]
@@ -79,16 +83,15 @@ async def start_nodes(
     A node whose folder has tokens already keeps those.
     """
     work = home / "work"
-    work.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         balancer = await stack.enter_async_context(Balancer())
-        shared = ["--store", url, "--workspace", str(work), "--root", str(work), "--host-name", balancer.host]
+        shared = ["--store", url, "--host-name", balancer.host]
         starting = list[asyncio.Task[ServeProcess]]()
         for number in range(count):
             folder = home / f"node{number}"
             if not (folder / "tokens.json").exists():
                 write_tokens(folder, {"name": "owner", "value": SHARED_TOKEN})
-            node = start_process(folder, provider, *shared, *options)
+            node = start_process(folder, provider, *shared, *options, work=work)
             starting.append(asyncio.create_task(stack.enter_async_context(node)))
         nodes = list(await asyncio.gather(*starting))
         balancer.nodes += [node.address for node in nodes]

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "serve sessions over HTTP, with a web page",
     "sessions": "list, show, trace, search, resume, continue, fork, rename, export, import, delete",
     "store": "check, back up, recover, shrink and copy the store; delete old sessions",
+    "nodes": "list the nodes that share a store, and drain one",
     "approvals": "answer the questions of agents, in any session",
     "attach": "watch and steer a session that another process runs",
     "models": "list the models, set the default, download weights",
@@ -33,7 +34,7 @@ COMMANDS = {
     "version": "print the version",
 }
 
-LIST_COMMANDS = ("sessions", "approvals", "models", "skills", "hooks", "memory")
+LIST_COMMANDS = ("sessions", "nodes", "approvals", "models", "skills", "hooks", "memory")
 """Commands whose default action is `list`."""
 
 BUSY_COMMANDS = ("run", "serve")

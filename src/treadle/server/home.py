@@ -45,6 +45,8 @@ async def check_readiness(service: CurrentService, token: Viewer, response: Resp
     checks = await service.readiness.check()
     if service.is_draining:
         checks["server"] = "is shutting down"
+    elif service.runtime.coordinator.is_closed:
+        checks["server"] = "was asked to hand its sessions over to the other nodes"
     problems = {name: found for name, found in checks.items() if found != OK}
     if problems:
         response.status_code = 503

@@ -16,13 +16,17 @@ from treadle.log.open_log import open_log
 from treadle.messages import Call, Reply, Request, ResultMessage, UserMessage, render_parts
 from treadle.models.base import ModelEvent
 from treadle.tools.base import Tool
+from treadle.tools.delegate import build_delegate_tool
 
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
 """With process ids of its own, a node looks like one on another machine."""
 
 
 class Obedient(FakeModel):
-    """Calls the tool that the message names as often as it says: `hold 2`. It says `done` when that is done."""
+    """Calls the tool that the message names as often as it says: `hold 2`. It says `done` when that is done.
+
+    `delegate 1` gives `change 2` to a helper.
+    """
 
     name = "obedient"
 
@@ -31,8 +35,8 @@ class Obedient(FakeModel):
         tool_name, count = said[-1].split()
         results = sum(isinstance(message, ResultMessage) for message in request.messages)
         if results < int(count):
-            call = Call(f"call-{results}", tool_name, f'{{"number": {results}}}')
-            yield Reply("", calls=(call,), finish="calls")
+            arguments = '{"task": "change 2"}' if tool_name == "delegate" else f'{{"number": {results}}}'
+            yield Reply("", calls=(Call(f"call-{results}", tool_name, arguments),), finish="calls")
         else:
             yield Reply("done")
 
@@ -51,7 +55,7 @@ def build_agent(folder: Path) -> Agent:
 
         return work
 
-    tools = [build_tool("hold"), build_tool("change")]
+    tools = [build_tool("hold"), build_tool("change"), build_delegate_tool()]
     return Agent(Obedient(), tools=tools, grant=Grant(tier="full"), limits=Limits(calls=1000), name="holder")
 
 

@@ -289,6 +289,8 @@ class Log(ABC):
     observer: Observer | None = None
     on_due: Callable[[], None] | None = None
     """Called in this process when another node has left a session to whoever claims it first. It is a hint."""
+    on_removed: Callable[[str], None] | None = None
+    """Called in this process when another node has deleted a session. It is a hint."""
     on_drain: Callable[[], None] | None = None
     """Called in this process when somebody asked its node to hand its sessions over."""
 
@@ -379,7 +381,10 @@ class Log(ABC):
 
     @abstractmethod
     def watch(self, session_id: str, after: int = 0) -> Watch:
-        """Replay from `after`, then follow live, whoever writes. Deltas come only from runs in this process."""
+        """Replay from `after`, then follow live, whoever writes.
+
+        Deltas of a run in another process come only from a store that several machines share, as far as they arrive.
+        """
 
     @abstractmethod
     def watch_all(self, after: int | None = None) -> StoreWatch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -79,7 +79,7 @@ class PostgresLog(HubLog):
         self._updates = FactUpdates(self._hub, self._tell_listener)
         self._live = LiveText(self._hub, self._updates.handle, lambda seconds: self._wakeups.schedule(seconds))
         self._wakeups = Wakeups(
-            self._database, self._live, self._updates.handle, self._tell_due_listener, self._poll, self.counters
+            self._database, self._live, self._handle_news, self._tell_due_listener, self._poll, self.counters
         )
         self._nodes = Nodes(self._database, self._get_given_time)
         self.memories = PostgresMemories(self._database, self.now)
@@ -442,6 +442,12 @@ class PostgresLog(HubLog):
     def _tell_listener(self, session_id: str) -> None:
         if self.listener is not None:
             self.listener(session_id)
+
+    def _handle_news(self, heads: Mapping[str, int]) -> None:
+        self._updates.handle(heads)
+        for session_id, head in heads.items():
+            if not head and self.on_removed is not None:
+                self.on_removed(session_id)
 
     def _tell_due_listener(self) -> None:
         if self.on_due is not None:

@@ -147,7 +147,7 @@ class Service:
         if not self._attached:
             self.prepare()
             self._attached = True
-            self.runtime.log.observer = self.observer
+            self.runtime.log.observer, self.runtime.log.on_removed = self.observer, self.note_removed
             where = self.config.token_file or self.runtime.coordinator.owner
             self.tokens.use_store(self.runtime.log, f"{socket.gethostname()} {where}")
             self._keeper.start()
@@ -171,6 +171,11 @@ class Service:
         self.streams.close()
         for run in self._waiting:
             run.detach()
+
+    def note_removed(self, session_id: str) -> None:
+        """Tell all who watch the list that a session was deleted, here or by another node."""
+        for changes in self.list_streams:
+            changes.note_removed(session_id)
 
     def check_open(self) -> None:
         """Raise when the server shuts down and no run may start."""

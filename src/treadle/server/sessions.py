@@ -249,8 +249,7 @@ async def check_new_access(session: Session, token: Token, access: Tier) -> None
 async def delete_session(service: CurrentService, token: Sender, session_id: str) -> None:
     """Delete a session and everything in it. Refused while it runs."""
     await (await service.open_for_use(session_id, token, needs_agent=False)).delete()
-    for changes in service.list_streams:
-        changes.note_removed(session_id)
+    service.note_removed(session_id)
 
 
 async def _post(

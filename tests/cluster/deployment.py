@@ -38,7 +38,7 @@ class NodeUnderTest:
 
     def __init__(self, cluster: Cluster, machine: Node, name: str) -> None:
         self.machine, self.name, self._cluster = machine, name, cluster
-        self.owner, self.pace, self.is_answering = "", 1.0, True
+        self.owner, self.pace, self.thinking, self.is_answering = "", 1.0, 0.05, True
         self._starts = 0
 
     def start(self, environment: Mapping[str, str] | None = None) -> None:
@@ -53,7 +53,7 @@ class NodeUnderTest:
         command = [sys.executable, "-m", "tests.cluster.node", str(cluster.notes.folder), str(LEASE)]
         with (cluster.notes.folder / f"{name}.stderr").open("wb") as errors:
             self.process: NodeProcess = self.machine.start(
-                [*command, str(self.pace), name],
+                [*command, str(self.pace), str(self.thinking), name],
                 PROJECT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -152,10 +152,10 @@ class Cluster:
 
     # --- what tests ask of it
 
-    def start_nodes(self, pace: float = 1.0, *, answering: bool = True) -> None:
+    def start_nodes(self, pace: float = 1.0, *, thinking: float = 0.05, answering: bool = True) -> None:
         """Start all nodes. They answer every approval, unless they should wait for a command."""
         for node in self.nodes:
-            node.pace, node.is_answering = pace, answering
+            node.pace, node.thinking, node.is_answering = pace, thinking, answering
             node.begin_start()
         for node in self.nodes:
             node.finish_start()
@@ -182,6 +182,20 @@ class Cluster:
             said = "\n".join(" ".join(words) for words in self.notes.read("trouble")[-20:])
             raise AssertionError(f"these have not ended: {self.find_unfinished()}\n{said}") from None
 
+    def measure_rest(self, since: float) -> float:
+        """How long nobody stored a fact from a moment on. Wait for the first one."""
+        sql = "SELECT min(at) FROM audit.facts WHERE at > %s"
+        wait_slowly(lambda: self.server.query(sql, since) != [(None,)])
+        return self.server.query(sql, since)[0][0] - since
+
+    def probe(self) -> list[str]:
+        """Let every node use its store once. Return what they say: `works`, or an error."""
+        for node in self.nodes:
+            node.tell("probe")
+        answers = [node.read_line().removeprefix("probe ") for node in self.nodes]
+        print(*answers, sep="\n")
+        return [answer.partition(" ")[2] for answer in answers]
+
     def count_facts(self, condition: str = "true") -> int:
         """Count the facts in the database."""
         return self.server.query(f"SELECT count(*) FROM treadle.facts WHERE {condition}")[0][0]
@@ -196,6 +210,11 @@ class Cluster:
         taken = "SELECT 1 FROM audit.claims WHERE earlier_owner = %s AND at > %s LIMIT 1"
         held = "SELECT 1 FROM treadle.sessions WHERE owner = %s LIMIT 1"
         wait_slowly(lambda: self.server.query(taken, owner, since) and not self.server.query(held, owner))
+
+    def wait_for_claims(self, owner: str, since: float) -> None:
+        """Wait until somebody has taken over the first session of a node that failed."""
+        taken = "SELECT 1 FROM audit.claims WHERE earlier_owner = %s AND at > %s LIMIT 1"
+        wait_until(lambda: self.server.query(taken, owner, since))
 
     def read_time(self) -> float:
         """The time of the database."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tests.cluster.deployment import LEASE, PASSWORD, Cluster
 from tests.crash.invariants import CheckCounts, check_session
 from tests.crash.notes import Notes, compute_digest
+from tests.kit.processes import PATIENCE
 from treadle.engine.fold import fold
 from treadle.events import AnyFact, ApprovalAnswered, ApprovalRequested, CallFinished, CallStarted
 from treadle.log.postgres import PostgresLog
@@ -50,10 +51,13 @@ class Findings:
         )
 
 
-def check_cluster(cluster: Cluster) -> Findings:
-    """Check everything."""
-    cluster.wait_until_all_ended()
+def check_cluster(cluster: Cluster, patience: float = 2 * PATIENCE) -> Findings:
+    """Wait until all sessions have ended, and check everything."""
     notes, findings = cluster.notes, Findings()
+    try:
+        cluster.wait_until_all_ended(patience)
+    except AssertionError as error:
+        findings.violations.append(str(error))
     facts = asyncio.run(_read_facts(cluster))
     numbers = dict(cluster.server.query("SELECT id, num FROM treadle.sessions"))
     lines = Counter(key for key, *_ in notes.read("lines"))

@@ -1,7 +1,7 @@
 """A node that tests break: a process that runs the planned sessions of one database.
 
-`python -m tests.cluster.node FOLDER LEASE PACE NAME`, with the URL in NODE_URL. It does what its standard input says,
-line by line. With `auto`, it answers every approval that it sees; all nodes do, so each has several answers at once.
+`python -m tests.cluster.node FOLDER LEASE PACE THINKING NAME`, with the URL in NODE_URL. It does what its standard input
+says, line by line. With `auto` it answers every approval that it sees. All nodes do, so each gets several answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.crash.notes import Notes, child_process, open_reporting_log
-from tests.crash.worker import build_planned_agent
+from tests.crash.worker import PlannedModel, build_planned_agent
 from treadle import Answer, Runtime, later
 from treadle.errors import AlreadyAnswered, StoreError
 from treadle.events import ApprovalRequested
@@ -120,10 +120,10 @@ async def measure_delays(notes: Notes, name: str) -> AsyncIterator[None]:
 
 
 @child_process
-async def run_node(notes: Notes, lease: float, pace: float, name: str) -> None:
-    """Run the sessions of the store until the standard input ends."""
+async def run_node(notes: Notes, lease: float, pace: float, thinking: float, name: str) -> None:
+    """Run the sessions of the store until the standard input ends. The model takes `thinking` seconds."""
     log = open_reporting_log(notes)
-    agent = build_planned_agent(notes, pace, gate=later)
+    agent = build_planned_agent(notes, pace, PlannedModel(thinking), later)
     async with measure_delays(notes, name), Runtime(log, [agent], lease=lease) as runtime:
         operator = Operator(notes, runtime, name)
         notes.write("owners", name, runtime.coordinator.owner)
@@ -136,5 +136,5 @@ async def run_node(notes: Notes, lease: float, pace: float, name: str) -> None:
 
 
 if __name__ == "__main__":
-    folder, lease, pace, name = sys.argv[1:]
-    run_node(Notes(Path(folder), os.environ["NODE_URL"]), float(lease), float(pace), name)
+    folder, lease, pace, thinking, name = sys.argv[1:]
+    run_node(Notes(Path(folder), os.environ["NODE_URL"]), float(lease), float(pace), float(thinking), name)

@@ -38,9 +38,12 @@ class PlannedModel(FakeModel):
 
     name = "planned"
 
+    def __init__(self, seconds: float = 0.002) -> None:
+        self._seconds = seconds
+
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         yield TextDelta(text="thinking ")
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(self._seconds)
         calls = self._calls(request)
         usage = Usage(input_tokens=10, output_tokens=5)
         if calls:

@@ -26,6 +26,7 @@ from tests.app.copied_stores import (
     own_data_folder,
     query,
 )
+from tests.kit.pgbouncer import PgBouncer, needs_pgbouncer
 from tests.kit.postgres import PostgresServer
 from tests.kit.small_disk import fill_disk, mount_small_disk
 from tests.log.conftest import Make
@@ -203,6 +204,19 @@ async def test_a_database_that_comes_back_soon_does_not_stop_the_copy(tmp_path: 
         done = await copy_store(source, server.build_url(), restart_once)
         assert stopped and count_outcomes(done) == (4, 0, 0, 0, 0)
         assert await describe_store(server.build_url()) == await describe_store(source)
+
+
+@needs_pgbouncer
+async def test_a_copy_goes_through_a_pooler(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    source, back = str(tmp_path / "source.db"), str(tmp_path / "back.db")
+    await fill(source, small=20, large=2500)
+    with PgBouncer(postgres_server) as pooler, postgres_server.make_database("pooled_copies"):
+        target = pooler.build_url("pooled_copies")
+        assert count_outcomes(await copy(source, target)) == (21, 0, 0, 0, 0)
+        with pytest.raises(BadInput, match="are the same store"):
+            await copy(target, postgres_server.build_url("pooled_copies"))
+        assert count_outcomes(await copy(target, back)) == (21, 0, 0, 0, 0)
+    assert await describe_store(back) == await describe_store(source)
 
 
 @each_target

@@ -122,8 +122,10 @@ class _Delivery:
         now = await source.get_session(record.id)
         if now is None:
             raise SessionLeftOut("it was deleted meanwhile")
-        if now.is_held or (now.num, now.head, now.epoch) != (record.num, record.head, record.epoch):
+        if now.is_held or now.epoch != record.epoch:
             raise SessionLeftOut(IS_RUNNING)
+        if (now.num, now.head) != (record.num, record.head):
+            raise SessionLeftOut("it has changed meanwhile; copy it again")
         keys = [key for key in await source.read_keys(record.num) if key.first > self._after]
         wake_at = now.find_wake_time(time.time())
         publication = Publication(now, self._after, num, rest, keys, wake_at, self._min_reader)

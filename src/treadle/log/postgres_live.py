@@ -20,7 +20,7 @@ from treadle.events import AnyDelta, CallDelta, OutputDelta, ReasoningDelta, Tex
 from treadle.log.hub import Channel, Hub, join_deltas
 from treadle.log.postgres_wakeups import LivePiece, LiveWanted, NewsItem
 
-LIVE_SECONDS = 0.03
+LIVE_SECONDS = 0.02
 """Deltas of so many seconds are joined and sent together."""
 ASK_SECONDS = 0.01
 REFRESH_SECONDS = 4.0

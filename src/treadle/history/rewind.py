@@ -23,7 +23,7 @@ from treadle.history.changes import CHANGED_BY_OTHERS, ChangeKind, RewindChange,
 from treadle.history.content_store import ContentStore
 from treadle.history.git_rewind import RefHistory, RefStep, compare_refs, restore_refs
 from treadle.history.snapshot import FileTree, hash_workspace
-from treadle.log.base import Claim, Log
+from treadle.log.base import Claim, Claimant, Log
 from treadle.messages import Json, hash_content
 from treadle.tools.base import FILE_NOTE_PREFIX, FOLDER_NOTE, LEFT_NOTE, FileNote, ToolError, read_file_note
 from treadle.workspace.folder import FileContent, Folder, render_diff
@@ -53,7 +53,7 @@ class RunControl(Protocol):
     def log(self) -> Log: ...
 
     @property
-    def owner(self) -> str: ...
+    def claimant(self) -> Claimant: ...
 
     async def wait_until_idle(self, session_id: str) -> None: ...
 
@@ -230,8 +230,13 @@ class Rewinder:
             plan = (await self._choose_steps(facts, to, what, force=force)).select_paths(paths)
             return Rewind(to, what, plan.list_changes(), tuple(plan.skipped))
         self._check_idle(facts)
+        workspace = str(_get_workspace(facts))
+        if what != "conversation" and not replace(self._runs.claimant, agents=None).serves("", workspace):
+            raise Conflict(
+                f"this node does not serve {workspace}; rewind the files of session {self._id} on one that does"
+            )
         await self._runs.wait_until_idle(self._id)  # a run that has just ended may still hold its claim
-        claim = await self._log.claim(self._runs.owner, _CLAIM_SECONDS, self._id)
+        claim = await self._log.claim(self._runs.claimant.owner, _CLAIM_SECONDS, self._id)
         if claim is None:
             raise self._build_busy()
         seen = 0

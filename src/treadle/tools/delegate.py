@@ -153,10 +153,11 @@ class Helper:
         worktree = parse_worktree(state.notes.get(WORKTREE_NOTE))
         if worktree is None:
             return ""
+        await self._context.services.check_claim()
         is_removed, note = await finish_helper_worktree(backend, worktree, task)
         if is_removed:
             gone = events.validate_fact(events.Custom(name=WORKTREE_NOTE, data=None))
-            await self._host.log.post(self._id, [gone], wake=False)
+            await self._host.log.post(self._id, [gone], wake=False, claim=self._context.services.claim)
         return f"\n\n[{note}]"
 
     async def _is_created(self) -> bool:

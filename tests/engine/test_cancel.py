@@ -11,7 +11,8 @@ from tests.kit.sessions import PATIENCE, QUESTION, HeldTool, Store
 from treadle import Agent, AskUser, NotAnswered, Run, RunFinished, Runtime, TextDelta, TextPart, later
 from treadle.engine.setup import Clock
 from treadle.errors import BadInput, ModelError
-from treadle.events import CallStarted, CancelRequested, InputRequested, MessageReceived, ModelReplied
+from treadle.events import AnyFact, CallStarted, CancelRequested, Custom, InputRequested, MessageReceived, ModelReplied
+from treadle.log.in_memory import InMemoryLog
 from treadle.testing import call
 
 
@@ -194,3 +195,31 @@ async def test_a_run_in_another_process_goes_on_when_it_is_left_here(on_file: St
         assert run.outcome is None and run.pending == []
         held.free.set()
         assert (await kit.wait_for(session, RunFinished)).answer == "done"
+
+
+class SlowLog(InMemoryLog):
+    """While `answers` is not set, reads return late what they found early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers, self.has_read = asyncio.Event(), asyncio.Event()
+        self.answers.set()
+
+    async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
+        facts = await super().read(session_id, after, limit)
+        self.has_read.set()
+        await self.answers.wait()
+        return facts
+
+
+async def test_a_cancel_that_comes_while_an_earlier_post_is_looked_at_is_not_missed() -> None:
+    held, log = kit.HeldTool(), SlowLog()
+    async with held.open_session(log, "done") as session:
+        log.answers.clear()
+        log.has_read.clear()
+        await log.post(session.id, [Custom(name="test.note")])
+        await log.has_read.wait()
+        await log.post(session.id, [CancelRequested(by="test")])
+        log.answers.set()
+        await kit.wait_for(session, RunFinished)
+        assert held.ends == 1

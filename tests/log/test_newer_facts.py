@@ -1,8 +1,9 @@
 """A node of an older release beside a newer one, which stores a kind of fact that the older one cannot read."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from treadle.cli.picker_rows import list_session_rows
 from treadle.errors import StoreTooNew
 from treadle.events import AgentConfig, Custom, Fact, MessageReceived, SessionCreated, SessionMarked
 from treadle.log import postgres_rows as rows
-from treadle.log.base import Claimant, SessionInfo, SessionQuery
+from treadle.log.base import Claim, Claimant, SessionInfo, SessionQuery
 from treadle.log.postgres import PostgresLog
 from treadle.messages import TextPart
 from treadle.server.first_words import FirstWords
@@ -165,3 +166,49 @@ async def test_lists_show_it_without_what_needs_its_facts(log: PostgresLog) -> N
     agent, _ = kit.build_agent()
     async with Runtime(log, [agent], recover=False) as runtime:
         assert (await Registry().summarize_session(runtime, info)).session_id == "s"
+
+
+# ── a run that gets one ──────────────────────────────────────────────────────────────────────────────────
+
+
+class CountingLog(PostgresLog):
+    """Counts what an owner does."""
+
+    releases = 0
+    attempts = 0
+
+    async def release(self, *args: Any, **options: Any) -> bool:
+        self.releases += 1
+        return await super().release(*args, **options)
+
+    async def claim(self, *args: Any, **options: Any) -> Claim | None:
+        self.attempts += 1
+        return await super().claim(*args, **options)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(kit.PATIENCE):
+        while not condition():  # noqa: ASYNC110 - counters have no events
+            await asyncio.sleep(0.01)
+
+
+async def test_an_owner_gives_a_session_back_that_gets_a_newer_fact(postgres_url: str) -> None:
+    """It stops what it does, releases the session once, and leaves it alone."""
+    held = kit.HeldTool()
+    async with CountingLog(postgres_url) as log, held.open_session(log, "done") as session:
+        waiting = asyncio.ensure_future(kit.resume_run(session))
+        await dream(log, session.id)
+        with pytest.raises(StoreTooNew, match="was written by a newer treadle"):
+            await asyncio.wait_for(waiting, kit.PATIENCE)
+        await until(lambda: held.ends == 1)  # the tool was stopped
+        await until(lambda: log.releases == 1)
+        assert (await log.get_info(session.id)).status == "running"
+        before = log.attempts
+        async with Runtime(log, [held.agent]):
+            await until(lambda: log.attempts >= before + 3)  # it looks for work every second
+        assert log.releases == 1
+        with pytest.raises(StoreTooNew, match="was written by a newer treadle"):
+            await kit.resume_run(session)
+        with newer_release():
+            claim = await log.claim("new", 30)
+        assert claim is not None and claim.session_id == session.id

@@ -111,6 +111,8 @@ class Coordinator:
         if self._can_run(info):
             with suppress(StoreBusy, StoreAway):
                 await self.wake(info.id)
+            if not self.is_running(info.id):  # another process runs it, or only a newer one can
+                await asyncio.sleep(POLL_SECONDS)
 
     def check_open(self) -> None:
         """Raise `Conflict` when sessions cannot be used here any more."""

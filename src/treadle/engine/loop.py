@@ -133,7 +133,7 @@ class Loop:
             self._check_task = asyncio.create_task(self._stop_if_asked())
 
     async def _stop_if_asked(self) -> None:
-        if any(map(steps.stops_run, await self.lease.read(self.state.seq - len(self._buffer)))):
+        if await self.lease.is_stopped(self.state.seq - len(self._buffer)):
             self._run_scope.stop()
 
     def leave(self) -> None:

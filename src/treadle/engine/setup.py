@@ -18,7 +18,8 @@ from treadle.engine.access import ParentAccess
 from treadle.engine.context import Attachments
 from treadle.engine.hook_result import HookCall, HookResult, HookSession
 from treadle.engine.state import CallState, State
-from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, StoreAway
+from treadle.engine.steps import stops_run
+from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, StoreAway, StoreTooNew
 from treadle.errors import MessageRefused as MessageRefused
 from treadle.log.base import Claim, Log
 from treadle.messages import Json, Part, Reply, Request, ToolSpec
@@ -210,6 +211,17 @@ class Lease:
     async def read(self, after: int = 0) -> list[events.AnyFact]:
         """Read the session's facts after a position."""
         return await wait_for_store(lambda: self.log.read(self.claim.session_id, after))
+
+    async def is_stopped(self, after: int) -> bool:
+        """Whether a fact after a position stops the run. One of a newer release does: a newer node goes on."""
+        seen = -1
+        try:
+            while seen < (seen := self.log.get_head(self.claim.session_id)):  # others post while it reads
+                if any(map(stops_run, await self.read(after))):
+                    return True
+        except StoreTooNew:
+            return True
+        return False
 
     async def post(self, facts: Sequence[events.AnyFact], key: str) -> None:
         """Store facts that anyone may store. If somebody stored this key first, nothing is added."""

@@ -47,6 +47,7 @@ from treadle.server.stored_responses import (
 from treadle.server.tokens import Token
 
 _logger = logging.getLogger("treadle.server")
+RECOVER_SECONDS = 2.0
 _ERROR_CODES = {
     "overloaded": "rate_limit_exceeded",
     "quota": "insufficient_quota",
@@ -64,7 +65,7 @@ class LiveResponse(EventFeed):
         self.opening = len(self.events)
         """How many events come before the model says anything."""
         self.pieces: list[Piece] = []
-        self.is_frozen = False
+        self.is_frozen = self.is_cancelled_here = False
         self.task: asyncio.Task[None] | None = None
 
     def add_delta(self, event: ReasoningDelta | TextDelta) -> None:
@@ -168,8 +169,15 @@ class ResponseRuns:
                     await self._restart(stored, turn, ClaimedTurn(claim, turn.seq))
 
     def recover_later(self) -> None:
-        """Start to recover, without waiting for it."""
-        self._keep(asyncio.create_task(self.recover()))
+        """Start to recover, without waiting for it. On a shared store this goes on, because other nodes may die."""
+        self._keep(asyncio.create_task(self._keep_recovering()))
+
+    async def _keep_recovering(self) -> None:
+        await self.recover()
+        while self._runtime.log.is_shared:
+            await asyncio.sleep(RECOVER_SECONDS)
+            if not self._runtime.coordinator.is_closed:
+                await self.recover()
 
     async def find_live(self, stored: ResponseSession, turn: StoredTurn) -> LiveResponse | None:
         """The response if this process writes it, or can take it over. None if it ended, or another process has it."""
@@ -227,7 +235,7 @@ class ResponseRuns:
         live = self._live.get(format_id("resp", stored.id, turn.seq))
         output = OutputRecord(turn.seq, int(time.time()), status="cancelled")
         if live is not None:
-            live.is_frozen = True
+            live.is_frozen = live.is_cancelled_here = True
             output = replace(output, reply=live.build_partial(), pieces=live.pieces)
         try:
             await self.store.add_facts(stored, build_fact(OUTPUT, output))
@@ -249,8 +257,13 @@ class ResponseRuns:
 
     async def _write(self, live: LiveResponse, model: Model, request: Request, claimed: ClaimedTurn | None) -> None:
         renewing = asyncio.create_task(self._renew(claimed)) if claimed is not None else None
+        watching: asyncio.Task[None] | None = None
+        if claimed is not None and self._runtime.log.is_shared:
+            watching = asyncio.create_task(self._follow_cancel(live, claimed))
         try:
             output = await self._ask(live, model, request, claimed)
+            if watching is not None:
+                watching.cancel()
             await self._finish(live, output, claimed)
         except asyncio.CancelledError:
             await self._leave(live, claimed)
@@ -259,8 +272,20 @@ class ResponseRuns:
             self._drop(live)
             live.end(None)
         finally:
-            if renewing is not None:
-                renewing.cancel()
+            for helper in filter(None, (renewing, watching)):
+                helper.cancel()
+
+    async def _follow_cancel(self, live: LiveResponse, claimed: ClaimedTurn) -> None:
+        """Stop the model when another node has stored that the response is cancelled."""
+        watch = self._runtime.log.watch(claimed.claim.session_id, claimed.seq)
+        try:
+            async for fact in watch:
+                is_end = isinstance(fact, Custom) and fact.name == OUTPUT
+                if is_end and live.task is not None and not live.is_cancelled_here:
+                    live.task.cancel()
+                    return
+        finally:
+            watch.close()
 
     async def _ask(
         self, live: LiveResponse, model: Model, request: Request, claimed: ClaimedTurn | None

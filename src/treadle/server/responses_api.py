@@ -47,6 +47,8 @@ from treadle.server.stored_responses import InputRecord, ResponseSession, Stored
 from treadle.server.streams import PieceStream, describe_content, encode_frames
 
 router = APIRouter(prefix="/v1", tags=["openai"])
+CONTINUE_SECONDS = 60.0
+"""For how long it is remembered that a node continues a response. Then its session has the message."""
 Order = Literal["asc", "desc"]
 Included = Annotated[list[str] | None, Query(alias="include[]")]
 _RESPONSE = describe_content("the response, or a stream of its events", "application/json", "text/event-stream")
@@ -170,9 +172,12 @@ async def _prepare_for_agent(
     went_on, target = await previous.find_next_fact(), previous.session.id
     request = _read_new_items(body, written, record.items)
     has_results = bool(build_agent_message(request.messages).results)
-    if went_on is not None and not (has_results and previous.was_continued_with(record.items)):
+    end = went_on.seq - 1 if went_on is not None else None
+    if end is None and not has_results and not await _is_first_to_continue(service, previous):
+        end = len(previous.facts)
+    if end is not None and not (has_results and previous.was_continued_with(record.items)):
         service.check_open()
-        target = (await previous.session.fork(went_on.seq - 1)).id
+        target = (await previous.session.fork(end)).id
         moved = [
             {**item, "call_id": str(item["call_id"]).replace(previous.session.id, target)}
             if "call_id" in item
@@ -181,6 +186,12 @@ async def _prepare_for_agent(
         ]
         request = _read_new_items(body, moved[: len(written)], moved[len(written) :])
     return AgentRequest(agent, request, target), record
+
+
+async def _is_first_to_continue(service: Service, previous: AgentResponse) -> bool:
+    """Whether no other node continues this response just now. Inside one process a lock takes care of that."""
+    log = service.runtime.log
+    return not log.is_shared or await log.shared.count(f"continue:{previous.id}", CONTINUE_SECONDS) == 1
 
 
 def _read_new_items(body: ResponsesBody, written: Sequence[Item], items: Sequence[Item]) -> ModelRequest:

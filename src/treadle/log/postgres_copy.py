@@ -32,6 +32,8 @@ from treadle.secrets.store_url import parse_postgres_url
 
 PATIENCE = 30.0
 """For how many seconds a copy waits for a database that went away meanwhile."""
+_FACTS_A_SECOND = 1000
+"""How many facts a slow database shows in a second. A statement that takes too long for its connection goes on."""
 _COLUMNS = f"{INFO_COLUMNS}, epoch, lease, owner <> '' AND lease > treadle.now_or(NULL), min_reader"
 _INFO_COLUMNS = 18
 _READ = """SELECT body FROM (
@@ -209,7 +211,8 @@ class PostgresWriter(PostgresReader, StoreWriter):
     async def publish(self, publication: Publication) -> bool:
         keys = msgspec.json.encode(publication.keys).decode()
         values = (_write_entry(publication), publication.num, publication.after, list(publication.bodies), keys)
-        return (await self._fetch(_PUBLISH, values))[0][0] is not None
+        patience = self._patience + (publication.record.head - publication.after) / _FACTS_A_SECOND
+        return (await self._database.fetch(_PUBLISH, values, patience=patience))[0][0] is not None
 
     async def set_approval_key(self, key: bytes) -> None:
         await self._fetch(_SET_KEY, (key,))

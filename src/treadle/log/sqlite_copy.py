@@ -223,19 +223,21 @@ class SqliteWriter(SqliteReader, StoreWriter):
             rows = [(base + seq, body) for seq, body in enumerate(new.bodies, new.after + 1)]
             added = db.executemany("INSERT INTO facts VALUES (?, ?)", rows).rowcount
         else:
-            values = (base, num, new.after, info.seq)
-            added = db.execute(
-                """INSERT INTO facts SELECT ? + seq, body FROM incoming_facts
-                    WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq""",
-                values,
-            ).rowcount
+            added = 0
+            for start in range(new.after, info.seq, PIECE_FACTS):  # SQLite notes in memory what one statement changed
+                values = (base, num, start, min(start + PIECE_FACTS, info.seq))
+                added += db.execute(
+                    """INSERT INTO facts SELECT ? + seq, body FROM incoming_facts
+                        WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq""",
+                    values,
+                ).rowcount
             _delete_incoming(db, num)
         if added != info.seq - new.after:
             raise StoreError(f"{self.name}: session {info.id} would have {new.after + added} of its {info.seq} facts")
         db.execute(
             """UPDATE sessions SET agent = ?, name = ?, named_by_user = ?, status = ?, turns = ?, cost = ?,
-                updated_at = ?, pinned = ?, archived = ?, model = ?, wake_at = ?, owner = '', lease = 0, epoch = max(epoch, ?)
-                WHERE num = ?""",
+                updated_at = ?, pinned = ?, archived = ?, model = ?, wake_at = ?, owner = '', lease = 0,
+                epoch = max(epoch, ?) WHERE num = ?""",
             (
                 *(info.agent, info.name, info.named_by_user, info.status, info.turns, info.cost, info.updated_at),
                 *(info.pinned, info.archived, info.model, new.wake_at, new.record.epoch, num),

@@ -184,6 +184,8 @@ class Runtime:
 
     async def drain(self) -> None:
         """Hand all sessions over to other nodes, and take no more. Sessions can still be read and posted to."""
+        if not self.log.is_shared:
+            raise Conflict("no other machine shares this store, so nobody could go on with its sessions")
         await self.coordinator.drain(self._grace)
 
     def _begin_draining(self) -> None:

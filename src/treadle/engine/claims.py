@@ -23,6 +23,8 @@ RENEW_SHARE = 1 / 4
 TURN_SECONDS = 0.02
 """How long a node that runs as many sessions as the others pauses, on average, before it takes some more."""
 SESSIONS_PER_TURN = 4
+MAX_PAUSE_SECONDS = 1.0
+"""How long a node pauses at most before it takes all that is left."""
 RENEWAL_SECONDS = 2.0
 """How long the owners of sessions have, after the store was away, to renew what lapsed meanwhile."""
 STOP_SECONDS = 3.0
@@ -92,14 +94,16 @@ class ClaimKeeper:
 
     async def _take_due(self) -> int:
         """Take sessions until none is due. Where other nodes do the same, pause longer the more this node has."""
-        started, others = 0, list[int]()
+        started, paused, others = 0, 0.0, list[int]()
         while self._takes_due and (lease := await self.claim()) is not None:
             self._start(lease)
             started += 1
-            if self._log.is_shared and started % SESSIONS_PER_TURN == 1:
+            if self._log.is_shared and started % SESSIONS_PER_TURN == 1 and paused < MAX_PAUSE_SECONDS:
                 others = await self._count_sessions_elsewhere() if started == 1 else others
                 if others:
-                    await asyncio.sleep(random.uniform(0, 2) * self._measure_turn(others))
+                    pause = random.uniform(0, 2) * self._measure_turn(others)
+                    await asyncio.sleep(pause)
+                    paused += pause
         return started
 
     async def _count_sessions_elsewhere(self) -> list[int]:

@@ -126,6 +126,12 @@ class Coordinator:
 
         With the `claim` of the session that started this one, it raises `ClaimLost` if that one was taken over.
         """
+        posting = self._post(session_id, fact, key, claim)
+        if not self.log.is_shared:
+            return await posting
+        return await asyncio.shield(asyncio.create_task(posting))  # a cancelled caller must not lose a new claim
+
+    async def _post(self, session_id: str, fact: AnyFact, key: str, claim: Claim | None) -> PostResult:
         fact, asked = events.validate_fact(fact), Stopwatch()
         claimant = None if self.is_closed or self.is_running(session_id) else self.claimant
         posted = await self.log.post(session_id, [fact], key, claim=claim, claimant=claimant)

@@ -6,18 +6,22 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from tests.kit.fake_model import FakeModel
+from tests.kit.fake_model import FakeModel, HangingModel
 from treadle import Agent, Middleware, Runtime, tool
-from treadle.engine import setup
+from treadle.engine import claims, setup
+from treadle.engine.claims import ClaimKeeper
+from treadle.engine.session_entry import SessionEntries
 from treadle.engine.setup import EFFECT_SHARE, Lease, Stopwatch, wait_for_store
 from treadle.errors import BadInput, ClaimLost, StoreAway
-from treadle.events import CallStarted, RunFinished
-from treadle.log.base import Claim
+from treadle.events import CallStarted, Custom, RunFinished
+from treadle.log.base import Claim, Claimant, Node
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.owner import is_gone, make_node_name
 from treadle.messages import Call, Reply, Request, ResultMessage
@@ -204,3 +208,56 @@ def test_the_name_of_a_node_is_short_and_never_taken_for_a_process_of_this_machi
     name = make_node_name()
     assert len(name.split(":")) == 3
     assert not is_gone(name)
+
+
+class SharedLog(InMemoryLog):
+    """A log that other nodes share, which run so many sessions each."""
+
+    is_shared = True
+
+    def __init__(self, *others: int) -> None:
+        super().__init__()
+        self.others = others
+
+    async def list_nodes(self) -> list[Node]:
+        return [Node(f"other-{number}", sessions=count) for number, count in enumerate(self.others)]
+
+
+async def recover(log: SharedLog, count: int) -> list[float]:
+    """Take as many sessions as are due in a log. Return the pauses of that."""
+    pauses = list[float]()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    agent = Agent(HangingModel(), name="any")
+    for number in range(count):
+        await log.create(f"s{number}", [agent.build_created_fact(f"s{number}", Path())])
+        await log.post(f"s{number}", [Custom(name="test.due")])
+    claimed = list[Lease]()
+    keeper = ClaimKeeper(log, Claimant("me", 60), setup.Clock(), SessionEntries(), claimed.append, _never_wake)
+    with patch.object(claims.asyncio, "sleep", pause):
+        assert await keeper.recover() == count == len(claimed)
+    await keeper.close()
+    return pauses
+
+
+async def _never_wake(session_id: str) -> None:
+    raise AssertionError(session_id)
+
+
+async def test_a_node_without_others_takes_everything_at_once() -> None:
+    assert await recover(SharedLog(), 50) == []
+
+
+async def test_nodes_take_turns_and_the_one_with_more_sessions_waits_longer() -> None:
+    idle, busy = await recover(SharedLog(100), 40), await recover(SharedLog(0), 40)
+    assert len(idle) == len(busy) == 10, "it pauses after every fourth session"
+    assert sum(idle) < sum(busy)
+
+
+async def test_a_node_pauses_only_for_a_second_altogether(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "TURN_SECONDS", 0.5)
+    pauses = await recover(SharedLog(0), 100)
+    assert 0 < sum(pauses) < claims.MAX_PAUSE_SECONDS + max(pauses)
+    assert len(pauses) < 25

@@ -211,7 +211,10 @@ async def test_whoever_watched_a_reply_here_is_not_shown_another_beginning_of_it
     await early.shows("[1]old[2]next")
 
 
-async def test_a_watcher_sees_the_live_text_of_whoever_runs_the_session_next(nodes: Nodes) -> None:
+async def test_a_watcher_sees_the_live_text_of_whoever_runs_the_session_next(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_live, "REFRESH_SECONDS", 1e9)
     first, second = await nodes.open(), await nodes.open()
     claim = await run_session(first)
     screen = nodes.watch(first)

@@ -354,7 +354,6 @@ class HubWatch(Watch):
         channel.note_read(facts)
         if not facts:
             channel.advance_head(reached)
-        self._torn_after = max(self._torn_after, *(fact.seq - 1 for fact in facts if isinstance(fact, _ENDS)), -1)
         self._is_catching_up = len(facts) == BATCH or (reached < channel.head and (bool(facts) or is_moved))
         if not self._is_catching_up:
             self._index = max(self._index, channel.live_start)

@@ -122,7 +122,11 @@ class Cluster:
         self.primary = self.server = stack.enter_context(PostgresServer(**self._server_options))
         self.standby: Standby | None = None
         if self._standby != "none":
-            self.standby = stack.enter_context(Standby(self.primary, synchronous=self._standby == "synchronous"))
+            self.replication_cable = stack.enter_context(TcpRelay(self.primary.port))
+            is_synchronous = self._standby == "synchronous"
+            self.standby = stack.enter_context(
+                Standby(self.primary, synchronous=is_synchronous, upstream_port=self.replication_cable.port)
+            )
         host, self.pooler = self.network.address, None
         if self._pooled:
             self.pooler = stack.enter_context(PgBouncer(self.primary))
@@ -171,7 +175,8 @@ class Cluster:
 
     def find_unfinished(self) -> list[tuple[Any, ...]]:
         """List the sessions that have not ended, as rows of id, status, owner and wake_at."""
-        sql = "SELECT id, status, owner, wake_at FROM treadle.sessions WHERE status <> 'answered' OR owner <> ''"
+        sql = """SELECT id, status, owner, wake_at FROM treadle.sessions
+            WHERE (status <> 'answered' OR owner <> '') AND NOT starts_with(id, 'probe')"""
         return self.server.query(sql)
 
     def wait_until_all_ended(self, seconds: float = 2 * PATIENCE) -> None:
@@ -189,7 +194,7 @@ class Cluster:
         return self.server.query(sql, since)[0][0] - since
 
     def probe(self) -> list[str]:
-        """Let every node use its store once. Return what they say: `works`, or an error."""
+        """Let every node create a session. Return what they say: `works`, or an error."""
         for node in self.nodes:
             node.tell("probe")
         answers = [node.read_line().removeprefix("probe ") for node in self.nodes]

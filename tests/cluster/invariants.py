@@ -152,6 +152,12 @@ def _find_passwords(notes: Notes) -> Iterator[str]:
             yield f"the password of the database is in {file.name}"
 
 
+def find_lost_facts(cluster: Cluster) -> list[str]:
+    """Find the sessions of which acknowledged facts are gone, or others now."""
+    found, facts = Findings(), asyncio.run(_read_facts(cluster))
+    return [line.split(" of ")[1].split()[0] for line in _find_lost_facts(cluster.notes, facts, found)]
+
+
 def measure_takeovers(cluster: Cluster, findings: Findings, owner: str, since: float) -> list[float]:
     """How long the sessions of a node that failed waited for another node, from the fault on."""
     return [one.at - since for one in findings.takeovers if one.earlier_owner == owner and one.at >= since]

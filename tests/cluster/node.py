@@ -1,7 +1,7 @@
 """A node that tests break: a process that runs the planned sessions of one database.
 
-`python -m tests.cluster.node FOLDER LEASE PACE THINKING NAME`, with the URL in NODE_URL. It does what its standard input
-says, line by line. With `auto` it answers every approval that it sees. All nodes do, so each gets several answers.
+`python -m tests.cluster.node FOLDER LEASE PACE THINKING NAME`, with the URL in NODE_URL. It does what its standard
+input says, line by line. With `auto` it answers every approval that it sees. All nodes do, so each gets many answers.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Operator:
         say("started")
 
     async def probe(self) -> None:
-        """Say what the store says now."""
+        """Say what the store says now to somebody who wants a session."""
         began = time.monotonic()
         try:
-            await self.runtime.sessions()
+            await self.runtime.create(id=f"probe{os.urandom(6).hex()}")
             say("probe", f"{time.monotonic() - began:.1f}", "works")
         except StoreError as error:
             say("probe", f"{time.monotonic() - began:.1f}", type(error).__name__, error)

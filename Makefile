@@ -80,8 +80,9 @@ schema: $(STAMP) ## write docs/events.schema.json from the events
 types: $(STAMP) ## write web/src/generated from the events and the routes
 	$(BIN)/python scripts/write_web_types.py
 
-picture: ## draw docs/architecture.svg
+picture: ## draw docs/architecture.svg and docs/cluster.svg
 	$(PYTHON) docs/draw_architecture.py
+	$(PYTHON) docs/draw_cluster.py
 
 man: $(STAMP) ## write the man page from the commands
 	$(BIN)/python docs/man/write_man_page.py

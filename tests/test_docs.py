@@ -130,6 +130,7 @@ def test_a_link_inside_the_project_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_picture_of_the_architecture_is_what_its_script_draws() -> None:
-    drawn = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))["draw_picture"]()
-    assert (ROOT / "docs" / "architecture.svg").read_text("utf-8") == drawn, "run `make picture` and look at it"
+@pytest.mark.parametrize("name", ["architecture", "cluster"])
+def test_a_picture_is_what_its_script_draws(name: str) -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / f"draw_{name}.py"))["draw_picture"]()
+    assert (ROOT / "docs" / f"{name}.svg").read_text("utf-8") == drawn, "run `make picture` and look at it"

@@ -17,7 +17,7 @@ _NOW = "treadle.now_or(%(now)s::double precision)"
 _JOIN = f"""INSERT INTO treadle.nodes (name, about, seen_at) VALUES (%(name)s, %(about)s::jsonb, {_NOW})
     ON CONFLICT (name) DO UPDATE SET about = EXCLUDED.about, seen_at = EXCLUDED.seen_at"""
 _LIST = f"""SELECT about, seen_at, is_draining, {_NOW} < seen_at + (about ->> 'lease')::double precision,
-        (SELECT count(*) FROM treadle.sessions WHERE owner = nodes.name)
+        (SELECT count(*) FROM treadle.sessions WHERE owner = nodes.name AND owner <> '')
     FROM treadle.nodes ORDER BY about ->> 'started_at', name"""
 
 

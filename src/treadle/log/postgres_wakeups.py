@@ -30,6 +30,8 @@ DEAF_POLL_SECONDS = 0.5
 """How often the database is asked while no news can be received."""
 SILENCE_SECONDS = 5.0
 """After so many seconds without an answer the connections to the database count as dead."""
+ALONE_SECONDS = 5.0
+"""A node that has heard no other one for so long is alone, and sends only that it listens."""
 MAX_PAYLOAD = 7900
 _MAX_MESSAGES = 1000
 """How many messages are sent at once. What is more is dropped."""
@@ -70,7 +72,11 @@ class LivePiece(Struct, array_like=True, tag="live"):
     delta: AnyDelta
 
 
-NewsItem: TypeAlias = FactsStored | SessionsDue | LiveWanted | LivePiece
+class NodeListens(Struct, array_like=True, tag="listens"):
+    """The sender hears news. It says so when it begins to listen and whenever it polls."""
+
+
+NewsItem: TypeAlias = NodeListens | FactsStored | SessionsDue | LiveWanted | LivePiece
 
 
 class _Message(Struct):
@@ -159,7 +165,8 @@ class Wakeups:
         self._node = os.urandom(6).hex()
         self._channel = ""
         self._heads: dict[str, int] = {}
-        self._has_due = False
+        self._has_due = self._says_that_it_listens = False
+        self._has_others_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -219,7 +226,11 @@ class Wakeups:
         items = [*self._live.collect(), *(FactsStored(*entry) for entry in self._heads.items())]
         if self._has_due:
             items.append(SessionsDue())
-        self._heads, self._has_due = {}, False
+        if self.is_listening and time.monotonic() > self._has_others_until:
+            items.clear()
+        if self._says_that_it_listens:
+            items.append(NodeListens())
+        self._heads, self._has_due, self._says_that_it_listens = {}, False, False
         if items:
             self._sending = asyncio.create_task(self._send(items))
 
@@ -265,10 +276,16 @@ class Wakeups:
         await connection.execute(f"SET tcp_user_timeout = '{_STUCK_SECONDS}s'".encode())
         await connection.execute(f'LISTEN "{channel}"'.encode())
         self._listening, self._is_unheard_since = connection, None
+        self._has_others_until = time.monotonic() + ALONE_SECONDS
+        self._say_that_it_listens()
         self._live.refresh(from_start=True)
         await self._poll_quietly()  # what happened meanwhile
         async for note in connection.notifies():
             self._receive(note.payload)
+
+    def _say_that_it_listens(self) -> None:
+        self._says_that_it_listens = True
+        self.schedule(0.0)
 
     def _warn_of_pooler(self) -> None:
         if not self._is_warned:
@@ -289,13 +306,16 @@ class Wakeups:
             self._is_unheard_since = None
             self._counters["wakeup_lag"] = max(0.0, time.monotonic() - at)
             return
+        if time.monotonic() > self._has_others_until:
+            self._live.refresh()  # this node was alone, so the other one does not know what is watched here
+        self._has_others_until = time.monotonic() + ALONE_SECONDS
         heads: dict[str, int] = {}
         for item in items:
             if isinstance(item, FactsStored):
                 heads[item.session_id] = item.head
             elif isinstance(item, SessionsDue):
                 self._on_due()
-            else:
+            elif not isinstance(item, NodeListens):
                 self._live.receive(item)
         if heads:
             self._on_heads(heads)
@@ -304,6 +324,8 @@ class Wakeups:
         while True:
             await asyncio.sleep(POLL_SECONDS if self.is_listening else DEAF_POLL_SECONDS)
             self._live.refresh()
+            if self.is_listening:
+                self._say_that_it_listens()
             unheard = self._is_unheard_since
             if self._listening is not None and unheard is not None and time.monotonic() - unheard > SILENCE_SECONDS:
                 shut_down(self._listening)  # it does not even hear this node

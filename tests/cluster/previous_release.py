@@ -19,8 +19,6 @@ class Release:
     commit: str
     version: str
     folder: Path
-    is_previous: bool
-    """Whether it is a release before the one of the work tree. Otherwise it is the last commit itself."""
 
     @property
     def program(self) -> tuple[str, ...]:
@@ -39,15 +37,19 @@ def find_missing_part() -> str:
     return ""
 
 
+def find_previous_commit() -> str:
+    """Find the last commit of the release before this one, or nothing where that had no log in PostgreSQL."""
+    last = _ask_git("log", "-1", "--format=%H", "-G", r"^version = ", "--", "pyproject.toml")
+    has_log = bool(_ask_git("ls-tree", "--name-only", f"{last}^", LOG))
+    return _ask_git("rev-parse", f"{last}^") if has_log else ""
+
+
 def build_previous_release(folder: Path) -> Release:
     """Build and install the release before that of the work tree, without a network.
 
-    A release ends where the next one changes its version. Where the one before had no log in PostgreSQL, it is the last
-    commit: then the two differ in what was not committed.
+    Where there is none, the last commit stands for it. Then the two differ in what was not committed.
     """
-    last = _ask_git("log", "-1", "--format=%H", "-G", r"^version = ", "--", "pyproject.toml")
-    has_log = bool(_ask_git("ls-tree", "--name-only", f"{last}^", LOG))
-    commit = _ask_git("rev-parse", f"{last}^" if has_log else "HEAD")
+    commit = find_previous_commit() or _ask_git("rev-parse", "HEAD")
     source, wheels, installed = folder / "source", folder / "wheels", folder / "installed"
     source.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit, *PARTS], cwd=PROJECT, capture_output=True, check=True)
@@ -56,7 +58,7 @@ def build_previous_release(folder: Path) -> Release:
     (wheel,) = wheels.glob("*.whl")
     _run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(installed), str(wheel))
     version = tomllib.loads((source / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    release = Release(commit, version, installed, has_log)
+    release = Release(commit, version, installed)
     show = "import treadle; print(treadle.__file__)"
     assert str(installed) in _run(*release.program[:3], "-c", show), "another treadle would run"
     return release

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.previous_release import PROJECT, Release, build_previous_release, find_missing_part
+from tests.cluster.previous_release import (
+    PROJECT,
+    Release,
+    build_previous_release,
+    find_missing_part,
+    find_previous_commit,
+)
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd
 from tests.kit.obedient_provider import answer_request
@@ -29,13 +35,7 @@ NEWER = ("env", f"PYTHONPATH={PROJECT}:{PROJECT / 'src'}", sys.executable, "-m",
 
 @pytest.fixture(scope="module")
 def old_release(tmp_path_factory: pytest.TempPathFactory) -> Release:
-    release = build_previous_release(tmp_path_factory.mktemp("previous"))
-    if not release.is_previous:
-        print(
-            f"NOT TESTED: treadle {release.version} is the first release with a log in PostgreSQL, so there is no "
-            f"earlier one to upgrade from. The last commit, {release.commit[:8]}, stands for it."
-        )
-    return release
+    return build_previous_release(tmp_path_factory.mktemp("previous"))
 
 
 class Node:
@@ -111,16 +111,8 @@ class Nodes:
         self._count += 1
         folder = self.home / f"node{self._count}"
         write_tokens(folder, {"name": "owner", "value": SHARED_TOKEN})
-        options = (
-            "--store",
-            self.url,
-            "--workspace",
-            str(self.work),
-            "--root",
-            str(self.work),
-            "--access",
-            "read-only",
-        )
+        places = ("--store", self.url, "--workspace", str(self.work), "--root", str(self.work))
+        options = (*places, "--access", "read-only", "--lease", "2")
         server = await self._stack.enter_async_context(start_process(folder, self._provider, *options, program=program))
         return Node(server, await self._stack.enter_async_context(Client(server.address, server.token)), self.work)
 
@@ -160,6 +152,15 @@ async def wait_for_session(events: AsyncIterator[SentEvent], session_id: str, st
 
 
 # ── the release before, forth and back ───────────────────────────────────────────────────────────────────
+
+
+def test_there_is_an_earlier_release_that_these_tests_run(old_release: Release) -> None:
+    if not find_previous_commit():
+        pytest.skip(
+            "NOT TESTED, no release before this one has a log in PostgreSQL. The last commit stands for it: "
+            f"{old_release.commit[:8]}, {old_release.version}"
+        )
+    assert old_release.commit == find_previous_commit()
 
 
 async def test_nodes_are_upgraded_one_by_one_and_put_back_while_approvals_wait(

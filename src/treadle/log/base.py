@@ -456,6 +456,10 @@ class Log(ABC):
         """Ask a node to hand its sessions over and take no more. Raises `NotFound`."""
         raise NotFound(f"there is no node {name!r}: this store is not shared by several machines")
 
+    def measure(self) -> dict[str, float]:
+        """Return what this log has counted, and the state of its connections, for metrics."""
+        return dict(self.counters)
+
     @abstractmethod
     async def check_writable(self, seconds: float) -> None:
         """Raise `StoreError` when the store would not take a fact now. Waits so long for other processes.

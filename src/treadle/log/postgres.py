@@ -400,6 +400,9 @@ class PostgresLog(HubLog):
     async def drain_node(self, name: str) -> None:
         await self._nodes.drain(name)
 
+    def measure(self) -> dict[str, float]:
+        return {**self.counters, **self._database.measure()}
+
     async def check_writable(self, seconds: float) -> None:
         await asyncio.wait_for(self.shared.put("check", b"", 60), seconds + 1)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -65,6 +66,11 @@ _OTHER_TABLES = (
     pg_errors.UndefinedColumn,
     pg_errors.UndefinedFunction,
     pg_errors.InvalidSchemaName,
+)
+# libpq gives no code for an error of a connection that is being made, and the server may speak another language.
+_REFUSED = re.compile(
+    r"FATAL: +(?:(?P<database>database \".*\" does not exist)|password authentication failed|no pg_hba\.conf entry"
+    r"|role \".*\" (?:does not exist|is not permitted to log in))"
 )
 Row = tuple[Any, ...]
 Result = TypeVar("Result")
@@ -252,6 +258,11 @@ class Database:
         finally:
             self.waiting -= 1
 
+    def measure(self) -> dict[str, float]:
+        """Count the connections at work, and the statements that wait for one."""
+        used = self.pool.used + self.writer.used + self.renewer.used
+        return {"connections_used": used, "statements_waiting": max(0, self.waiting - used)}
+
     def _cut_stuck(self) -> None:
         """Give up connections that do not answer, because the database cannot be reached."""
         for connections in (self.pool, self.writer, self.renewer):
@@ -276,9 +287,11 @@ class Database:
                 f"no room left on the disk of {where}; nothing was written. Everything recorded before is safe: make "
                 "room and go on"
             )
-        if isinstance(error, pg_errors.InvalidPassword | pg_errors.InvalidAuthorizationSpecification):
+        refused = _REFUSED.search(text) if _has_no_state(error) else None
+        is_refused = refused is not None and refused["database"] is None
+        if is_refused or isinstance(error, pg_errors.InvalidPassword | pg_errors.InvalidAuthorizationSpecification):
             return StoreError(f"{where} refuses the user: {text}. Check the user and the password (PGPASSFILE)")
-        if isinstance(error, pg_errors.InvalidCatalogName):
+        if refused is not None or isinstance(error, pg_errors.InvalidCatalogName):
             return StoreError(f"{where}: {text}. Create the database with `createdb`, or name another one")
         if isinstance(error, _OTHER_TABLES):
             return StoreTooNew(

@@ -57,5 +57,5 @@ async def check_readiness(service: CurrentService, token: Viewer, response: Resp
 async def get_metrics(service: CurrentService, token: Viewer) -> PlainTextResponse:
     """Counters in Prometheus' text format."""
     await asyncio.to_thread(import_module, "prometheus_client")  # slow the first time, and streams must not wait for it
-    text = service.observer.render_metrics(await service.read_gauges())
+    text = service.observer.render_metrics(await service.read_gauges(), service.runtime.log.measure())
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -19,6 +19,19 @@ _MAX_TOOL_LABELS = 200
 _BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
+STORE_COUNTERS = {
+    "claims": "Sessions that this node took, to run them.",
+    "takeovers": "Sessions among them whose owner had not released them.",
+    "fenced_writes": "Writes of this node that were refused, because another one had taken the session over.",
+}
+STORE_GAUGES = {
+    "wakeup_lag": ("treadle_wakeup_lag_seconds", "How long the last message took from this node to this node."),
+    "connections_used": ("treadle_store_connections_used", "Connections to the database that are at work."),
+    "statements_waiting": ("treadle_store_statements_waiting", "Statements that wait for a connection."),
+}
+"""What a store that several machines share measures. Other stores have none of this."""
+
+
 class Histogram:
     """How long something took."""
 
@@ -86,12 +99,12 @@ class LogObserver:
         if started is not None:
             self._first_token.add(time.perf_counter() - started)
 
-    def render_metrics(self, gauges: Mapping[str, float]) -> bytes:
-        """All metrics in Prometheus' text format, with `gauges` of the moment."""
+    def render_metrics(self, gauges: Mapping[str, float], measured: Mapping[str, float]) -> bytes:
+        """All metrics in Prometheus' text format, with `gauges` of the moment and what the log has `measured`."""
         from prometheus_client import CollectorRegistry, generate_latest
         from prometheus_client.registry import Collector
 
-        families = list(self._build_families(gauges))
+        families = [*self._build_families(gauges), *_build_store_families(measured)]
 
         class Snapshot(Collector):
             def collect(self) -> Iterator[Metric]:
@@ -124,3 +137,14 @@ class LogObserver:
         yield self._append.build_family("treadle_append_seconds", "How long it took to store facts.")
         for name, value in gauges.items():
             yield GaugeMetricFamily(name, name.removeprefix("treadle_").replace("_", " ") + ".", value=value)
+
+
+def _build_store_families(measured: Mapping[str, float]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    for key, description in STORE_COUNTERS.items():
+        if key in measured:
+            yield CounterMetricFamily(f"treadle_{key}", description, value=measured[key])
+    for key, (name, description) in STORE_GAUGES.items():
+        if key in measured:
+            yield GaugeMetricFamily(name, description, value=measured[key])

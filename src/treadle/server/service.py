@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -18,9 +18,9 @@ from starlette.requests import HTTPConnection
 
 from treadle import Agent, Grant, Run, Runtime, Session, later
 from treadle.app.absent_model import AbsentModel
-from treadle.errors import NotFound, TreadleError
+from treadle.errors import NotFound, StoreError, TreadleError
 from treadle.events import MessageMode, MessageReceived, SessionConfigured, SessionCreated
-from treadle.log.base import RESPONSES_AGENT, SessionInfo, SessionQuery
+from treadle.log.base import RESPONSES_AGENT, SessionInfo, SessionQuery, Status
 from treadle.messages import Part
 from treadle.models.base import Model
 from treadle.server.agent_responses import AgentResponses
@@ -48,6 +48,9 @@ MAX_NAMES = 20
 """How many models an error message lists."""
 COUNTS_AT_ONCE = 4
 """How many requests at once ask a provider to count tokens. Clients count many requests at the same time."""
+
+
+STATUS_GAUGES: dict[str, Status] = {"treadle_sessions_active": "running", "treadle_sessions_waiting": "waiting"}
 
 
 class LenientBody(BaseModel):
@@ -361,15 +364,15 @@ class Service:
     # ── readiness and metrics ────────────────────────────────────────────────────────────────────────────
 
     async def read_gauges(self) -> dict[str, float]:
-        """The current values for the metrics."""
-        active = await self.runtime.sessions(SessionQuery(status="running", limit=1000))
-        waiting = await self.runtime.sessions(SessionQuery(status="waiting", limit=1000))
-        return {
-            "treadle_sessions_active": len(active.sessions),
-            "treadle_sessions_waiting": len(waiting.sessions),
+        """The current values for the metrics. Those of the store are missing while it is away."""
+        gauges: dict[str, float] = {
             "treadle_models_loading": sum(one.state == "loading" for one in self.loader.states.values()),
             "treadle_watchers": len(self.streams) + len(self._waiting),
         }
+        with suppress(StoreError):
+            for name, status in STATUS_GAUGES.items():
+                gauges[name] = len((await self.runtime.sessions(SessionQuery(status=status, limit=1000))).sessions)
+        return gauges
 
 
 def filter_preapproved(token: Token, patterns: Sequence[str]) -> tuple[str, ...]:

@@ -34,6 +34,12 @@ async def wait_for_node(place: Place, url: str, name: str, **wanted: Any) -> dic
             await asyncio.sleep(0.1)
 
 
+async def read_metrics(client: Client) -> dict[str, float]:
+    async with client.request("GET", "/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
 async def test_a_drained_node_hands_its_sessions_over_and_is_not_ready(tmp_path: Path, postgres_url: str) -> None:
     place, never = create_place(tmp_path), asyncio.Event()
     script = (Odd(Reply(text="x"), held=never), Reply(text="From the other node."), Reply(text="Again."))
@@ -61,6 +67,11 @@ async def test_a_drained_node_hands_its_sessions_over_and_is_not_ready(tmp_path:
         shown = await place.quick("nodes", "list", "--store", postgres_url)
         states = {line.split()[0]: line.split()[1] for line in shown.out.splitlines()[1:]}
         assert sorted(states.values()) == ["alive", "draining"] and states[name] == "draining"
+
+        measured = await read_metrics(second)
+        assert measured["treadle_claims_total"] >= 1 and measured["treadle_fenced_writes_total"] == 0
+        assert 0 <= measured["treadle_wakeup_lag_seconds"] < 60 and measured["treadle_takeovers_total"] == 0
+        assert "treadle_store_connections_used" in measured and "treadle_store_statements_waiting" in measured
 
         two.process.kill()
         await two.process.wait()

@@ -52,7 +52,7 @@ async def test_a_node_that_is_cut_off_says_so_and_works_again_soon(tmp_path: Pat
             await client.send(session_id, "one")
             await wait_for_readiness(client, 200)
             getattr(cable, how)()
-            requests = [(path,), ("/v1/sessions",), (f"{path}/events",), ("/v1/approvals",), ("/metrics",)]
+            requests: list[tuple[Any, ...]] = [(path,), ("/v1/sessions",), (f"{path}/events",), ("/v1/approvals",)]
             requests += [(f"{path}/messages", message), ("/v1/sessions", {"name": "new"})]
             early = await asyncio.gather(*(ask(client, *request) for request in requests))
             ready, _ = await wait_for_readiness(client, 503)
@@ -63,6 +63,8 @@ async def test_a_node_that_is_cut_off_says_so_and_works_again_soon(tmp_path: Pat
                 error = document["error"]
                 assert error["type"] == "store" and "postgresql://treadle:***@" in error["message"] and error["hint"]
             assert await client.json("GET", "/health") == {"status": "ok"}
+            async with client.request("GET", "/metrics") as metrics:
+                assert metrics.status == 200 and "treadle_store_connections_used" in await metrics.text()
             cable.heal()
             _, seconds = await wait_for_readiness(client, 200)
             assert seconds < HANG_SECONDS

@@ -30,6 +30,7 @@ from treadle.sandbox.backend import probe
 from treadle.sandbox.tool_roots import TOOL_NAMES
 from treadle.sandbox.toolchains import find_toolchains, list_languages
 from treadle.secrets.keyring import Keyring
+from treadle.secrets.store_url import is_postgres_url
 from treadle.tools.base import ToolError
 from treadle.tools.files.ripgrep import find_ripgrep
 from treadle.tools.mcp.server_config import read_mcp_servers
@@ -39,6 +40,8 @@ _SERVER_STARTS = {"ollama": "`ollama serve`", "llamacpp": "`llama-server -m FILE
 MIN_FREE_BYTES = 1 << 30
 SERVER_SECONDS = 0.5
 """Seconds to wait for a server on this machine."""
+MAX_CLOCK_SECONDS = 5.0
+"""From this difference on people see wrong times."""
 MODEL_SECONDS = 5.0
 """Seconds to wait for the chosen model."""
 
@@ -144,6 +147,8 @@ async def _check_model(settings: Settings) -> Check:
 async def _check_store(settings: Settings) -> Check:
     """Check the store. Create nothing: of a missing store, check only whether it could be created."""
     where, file = settings.store_name, settings.store_file
+    if is_postgres_url(settings.store_location):
+        return await _check_database(settings.store_location, where)
     if file is not None and not file.exists():
         folder = next(folder for folder in file.parents if folder.exists())
         if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
@@ -159,6 +164,36 @@ async def _check_store(settings: Settings) -> Check:
     about = "" if page.sessions else ", empty"
     asks = f", {len(waiting.sessions)} waiting for an answer" if waiting.sessions else ""
     return Check("store", "ok", f"{where}{about}{asks}", "treadle approvals list" if asks else "")
+
+
+async def _check_database(url: str, where: str) -> Check:
+    """Check a database that several machines share. Create nothing."""
+    if importlib.util.find_spec("psycopg") is None:
+        return Check("store", "bad", f"{where} needs psycopg", 'pip install "treadle[postgres]"')
+    from treadle.log.postgres_check import examine_database
+
+    try:
+        found = await examine_database(url)
+    except TreadleError as error:
+        return Check("store", "bad", str(error), "check --store, the network, and whether the server runs")
+    parts = [f"{where}: PostgreSQL {found.version}"]
+    parts.append("through a pooler" if found.is_pooled else "without a pooler")
+    parts.append("LISTEN works" if found.can_listen else "no LISTEN, so news of other nodes are polled for")
+    parts.append(f"its clock differs by {abs(found.clock_ahead):.1f} s")
+    parts.append(f"{found.nodes} nodes" if found.has_tables else "tables are created at first use")
+    if found.waiting:
+        parts.append(f"{found.waiting} waiting for an answer")
+    finding = ", ".join(parts)
+    if not found.is_new_enough:
+        return Check("store", "bad", finding, "upgrade the server to PostgreSQL 15 or newer")
+    if found.is_standby:
+        return Check("store", "bad", f"{finding}, a standby that takes no writes", "name the primary, or all hosts")
+    if not found.can_listen:
+        advice = "name the server itself beside the pooler: ?listen=HOST:PORT"
+        return Check("store", "warn", finding, advice)
+    if abs(found.clock_ahead) > MAX_CLOCK_SECONDS:
+        return Check("store", "warn", finding, "synchronise the clocks; leases use that of the database alone")
+    return Check("store", "ok", finding, "treadle approvals list" if found.waiting else "")
 
 
 def _check_machine() -> Iterator[Check]:

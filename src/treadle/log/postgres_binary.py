@@ -47,6 +47,30 @@ class BinaryConnection(AsyncConnection[tuple[Any, ...]]):
         result = await self._receive()
         return [result.get_value(row, 0) or b"" for row in range(result.ntuples)]
 
+    async def wait_for_notes(self) -> list[str]:
+        """Wait for messages of NOTIFY, and return what they say."""
+        connection, notes = self.pgconn, list[str]()
+        loop, number = asyncio.get_running_loop(), connection.socket
+        has_some = loop.create_future()
+
+        def read() -> None:
+            try:
+                connection.consume_input()
+                while (note := connection.notifies()) is not None:
+                    notes.append(note.extra.decode())
+                if notes and not has_some.done():
+                    has_some.set_result(None)
+            except errors.Error as error:
+                if not has_some.done():
+                    has_some.set_exception(error)
+
+        loop.add_reader(number, read)
+        try:
+            await has_some
+        finally:
+            loop.remove_reader(number)
+        return notes
+
     async def _receive(self) -> pq.abc.PGresult:
         """Send what is left, and wait until the server is ready again: an error may come after the rows."""
         connection, results = self.pgconn, list[pq.abc.PGresult]()

@@ -20,7 +20,8 @@ from msgspec import Struct
 
 from treadle.errors import StoreError
 from treadle.events import AnyDelta
-from treadle.log.postgres_database import CONNECT_SECONDS, Database, Row, build_conninfo, is_pooled, shut_down
+from treadle.log.postgres_binary import BinaryConnection, pack_texts
+from treadle.log.postgres_database import CONNECT_SECONDS, Database, build_conninfo, is_pooled, shut_down
 from treadle.secrets.store_url import HIDDEN, hide_password
 
 FLUSH_SECONDS = 0.01
@@ -38,7 +39,7 @@ _MAX_MESSAGES = 1000
 _STUCK_SECONDS = 60
 """The server ends a connection that takes no news for so long. Otherwise its queue could fill."""
 # Everybody who may connect to the database could listen to a channel with a known name, or write to it.
-_NOTIFY = "SELECT count(pg_notify(%s, payload)) FROM unnest(%s::text[]) AS payload"
+_NOTIFY = b"SELECT count(pg_notify($1::text, payload)) FROM unnest($2::text[]) AS payload"
 _MAKE_SECRET = "INSERT INTO treadle.secrets VALUES ('news', %s) ON CONFLICT DO NOTHING"
 _READ_SECRET = "SELECT value FROM treadle.secrets WHERE name = 'news'"
 
@@ -170,7 +171,7 @@ class Wakeups:
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._listening: psycopg.AsyncConnection[Row] | None = None
+        self._listening: BinaryConnection | None = None
         self._is_unheard_since: float | None = None
         self._is_warned = False
 
@@ -239,7 +240,8 @@ class Wakeups:
             channel = await self._get_channel()
             payloads = encode_news(self._node, time.monotonic(), items)[:_MAX_MESSAGES]
             self._is_unheard_since = self._is_unheard_since or time.monotonic()
-            await self._database.execute(_NOTIFY, (channel, payloads), patience=0)
+            values = (channel.encode(), pack_texts(payloads))
+            await self._database.run(_NOTIFY, values, through=self._database.pool, patience=0)
 
     async def _get_channel(self) -> str:
         """Return the name of the channel, which only those know who can read the store."""
@@ -255,7 +257,7 @@ class Wakeups:
         while True:
             try:
                 async with asyncio.timeout(4 * CONNECT_SECONDS):
-                    connection = await psycopg.AsyncConnection.connect(
+                    connection = await BinaryConnection.connect(
                         build_conninfo(self._database.url.listen), autocommit=True
                     )
                 async with connection:
@@ -271,7 +273,7 @@ class Wakeups:
                 self._counters["wakeup_lag"] = DEAF_POLL_SECONDS
             await asyncio.sleep(DEAF_POLL_SECONDS)
 
-    async def _receive_from(self, connection: psycopg.AsyncConnection[Row]) -> None:
+    async def _receive_from(self, connection: BinaryConnection) -> None:
         channel = await self._get_channel()
         await connection.execute(f"SET tcp_user_timeout = '{_STUCK_SECONDS}s'".encode())
         await connection.execute(f'LISTEN "{channel}"'.encode())
@@ -280,8 +282,9 @@ class Wakeups:
         self._say_that_it_listens()
         self._live.refresh(from_start=True)
         await self._poll_quietly()  # what happened meanwhile
-        async for note in connection.notifies():
-            self._receive(note.payload)
+        while True:
+            for payload in await connection.wait_for_notes():
+                self._receive(payload)
 
     def _say_that_it_listens(self) -> None:
         self._says_that_it_listens = True

@@ -277,19 +277,23 @@ class PostgresLog(HubLog):
     async def _explain_refusal(
         self, claim: Claim, expected_seq: int | None
     ) -> ClaimLost | PositionMoved | NotFound | StoreLostFacts:
-        """Build the error for a refused write. It is `PositionMoved` when the claim itself holds."""
-        sql = "SELECT epoch, owner, head FROM treadle.sessions WHERE id = %s"
+        """Build the error for a refused write. It is `PositionMoved` when the claim itself holds.
+
+        Heads and epochs only grow: otherwise the database has lost facts.
+        """
+        sql = "SELECT epoch, owner, head, num FROM treadle.sessions WHERE id = %s"
         found = await self._database.fetch(sql, (claim.session_id,), patience=None)
-        if found and found[0][:2] == (claim.epoch, claim.owner):
-            head = found[0][2]
-            if (known := self.get_head(claim.session_id)) > head:
-                return rows.build_facts_lost(self._url.shown, claim.session_id, head, known)
-            return records.build_position_moved(claim, head, expected_seq)
         if not found:
             self._hub.mark_released(claim.session_id, claim.epoch)
             self._numbers.pop(claim.session_id, None)
             return records.build_not_found(claim.session_id)
-        return self._refuse(claim)
+        epoch, owner, head, num = found[0]
+        channel = self._hub.channels.get(claim.session_id)
+        if channel is not None and channel.epoch == claim.epoch and self._numbers.get(claim.session_id) == num:
+            if channel.head > head or epoch < claim.epoch:
+                return rows.build_facts_lost(self._url.shown, claim.session_id, head, channel.head)
+        is_held = (epoch, owner) == (claim.epoch, claim.owner)
+        return records.build_position_moved(claim, head, expected_seq) if is_held else self._refuse(claim)
 
     async def _find_holder(self, claim: Claim | None) -> tuple[Any, ...]:
         """The number, epoch and owner that a write with a claim depends on."""

@@ -1,6 +1,8 @@
 """A node of an older release beside a newer one, which stores a kind of fact that the older one cannot read."""
 
 import asyncio
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +14,23 @@ from tests.kit.postgres import needs_postgres
 from treadle import Runtime
 from treadle.cli.picker_rows import list_session_rows
 from treadle.errors import StoreTooNew
-from treadle.events import AgentConfig, Custom, Fact, MessageReceived, SessionCreated, SessionMarked
+from treadle.events import (
+    AgentConfig,
+    ApprovalRequested,
+    Custom,
+    Fact,
+    Limits,
+    MessageReceived,
+    ModelReplied,
+    RunStarted,
+    SessionCreated,
+    SessionMarked,
+    TurnStarted,
+)
 from treadle.log import postgres_rows as rows
 from treadle.log.base import Claim, Claimant, SessionInfo, SessionQuery
 from treadle.log.postgres import PostgresLog
-from treadle.messages import TextPart
+from treadle.messages import Call, TextPart
 from treadle.server.first_words import FirstWords
 from treadle.server.open_questions import OpenQuestions
 from treadle.server.registry import Registry
@@ -212,3 +226,36 @@ async def test_an_owner_gives_a_session_back_that_gets_a_newer_fact(postgres_url
         with newer_release():
             claim = await log.claim("new", 30)
         assert claim is not None and claim.session_id == session.id
+
+
+# ── the command line ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def run_treadle(*arguments: str) -> tuple[int, str, str]:
+    command = (sys.executable, "-m", "treadle", *arguments)
+    child = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, stdin=DEVNULL)
+    out, err = await asyncio.wait_for(child.communicate(), kit.PATIENCE)
+    assert child.returncode is not None
+    return child.returncode, out.decode(), err.decode()
+
+
+async def test_commands_go_on_past_a_session_that_only_a_newer_release_can_read(
+    log: PostgresLog, postgres_url: str
+) -> None:
+    turn = TurnStarted(turn=1)
+    reply = ModelReplied(calls=(Call("c", "drop"),), finish="calls")
+    asked = ApprovalRequested(call_id="c", tool="drop", arguments={"table": "users"}, safety="destructive", why="test")
+    await log.create("u", [create("u"), RunStarted(run_id="r", limits=Limits()), turn, reply, asked])
+    for session_id, seq in (("s", 4), ("u", 5)):
+        with newer_release():
+            claim = await log.claim("new", 30, session_id)
+        assert claim is not None
+        assert await log.release(claim, seq, waiting=True)
+    code, out, err = await run_treadle("approvals", "list", "--store", postgres_url)
+    assert (code, "drop" in out) == (0, True), (out, err)
+    assert "session s is left out: fact 3 was written by a newer treadle" in err
+    code, out, err = await run_treadle("sessions", "list", "--store", postgres_url)
+    assert code == 0 and len(out.splitlines()) >= 3, (out, err)
+    code, out, err = await run_treadle("sessions", "show", "s", "--store", postgres_url)
+    assert code == 1
+    assert "fact 3 was written by a newer treadle" in err and "Traceback" not in err

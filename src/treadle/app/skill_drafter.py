@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from treadle.app.workspace_knowledge import WorkspaceKnowledge
 from treadle.engine.model_call import ask_quietly
 from treadle.engine.setup import Setup
 from treadle.engine.state import State
+from treadle.errors import StoreTooNew
 from treadle.knowledge import skill_drafts
 from treadle.knowledge.base import SkillProposal
 from treadle.knowledge.skills import find_triggered
@@ -50,7 +52,8 @@ class SkillDrafter:
         page = await log.list_sessions(SessionQuery(workspace=workspace, status="answered", limit=MAX_SESSIONS))
         for info in page.sessions:
             if info.id != session.id and (info.parent is None or not info.parent.call_id):  # no sessions of helpers
-                earlier.extend(reversed(list(skill_drafts.find_answered_requests(await log.read(info.id)))))
+                with suppress(StoreTooNew):
+                    earlier.extend(reversed(list(skill_drafts.find_answered_requests(await log.read(info.id)))))
         similar = [last, *(one for one in earlier if skill_drafts.is_similar(one.asked, last.asked))][:REPEATS_NEEDED]
         if len(similar) < REPEATS_NEEDED or not all(one.calls for one in similar):
             return None

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from treadle import Runtime
-from treadle.errors import NotFound
+from treadle.errors import NotFound, StoreTooNew
 from treadle.events import AnyFact, RunFinished
 from treadle.log.base import SessionInfo, SessionQuery
 from treadle.server.service import CurrentService, Viewer
@@ -69,7 +69,7 @@ async def _find_inherited(
         return 0, 0.0
     if info.id not in known:
         facts: list[AnyFact] = []
-        with suppress(NotFound):  # it was deleted meanwhile
+        with suppress(NotFound, StoreTooNew):  # it was deleted meanwhile, or a newer release wrote it
             facts = await runtime.log.read(info.id, limit=info.parent.seq)
         runs = [fact for fact in facts if isinstance(fact, RunFinished)]
         known[info.id] = sum(one.turns for one in runs), sum(one.usage.cost for one in runs)

@@ -335,7 +335,8 @@ class ResponseRuns:
             with suppress(TreadleError):
                 stored = await self.store.load_session(claimed.claim.session_id)
                 output = stored.turns[claimed.seq].output
-                await self._runtime.log.release(claimed.claim, None, time.time() if output is None else None)
+                wake_at = self._runtime.log.now() if output is None else None
+                await self._runtime.log.release(claimed.claim, None, wake_at)
         self._drop(live)
         live.end(output)
 

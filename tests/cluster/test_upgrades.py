@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -154,13 +155,37 @@ async def wait_for_session(events: AsyncIterator[SentEvent], session_id: str, st
 # ── the release before, forth and back ───────────────────────────────────────────────────────────────────
 
 
-def test_there_is_an_earlier_release_that_these_tests_run(old_release: Release) -> None:
+ASK = """
+import json
+from typing import get_args
+from treadle.events import AnyFact, fact_type
+from treadle.log import postgres_rows as rows
+from treadle.log.postgres_schema import MIGRATIONS
+kinds = sorted(kind.__struct_config__.tag for kind in get_args(AnyFact))
+late = sorted(kind.__struct_config__.tag for kind in rows._MIN_READERS)
+print(json.dumps({"migrations": MIGRATIONS, "reader": rows.READER, "kinds": kinds, "late": late}))
+"""
+
+
+def ask(*program: str) -> Any:
+    """Ask a release what it knows."""
+    done = subprocess.run([*program, "-c", ASK], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_what_was_released_stays_and_new_facts_name_their_first_reader(old_release: Release) -> None:
     if not find_previous_commit():
         pytest.skip(
             "NOT TESTED, no release before this one has a log in PostgreSQL. The last commit stands for it: "
             f"{old_release.commit[:8]}, {old_release.version}"
         )
-    assert old_release.commit == find_previous_commit()
+    old, new = ask(*old_release.program[:3]), ask(sys.executable)
+    assert new["migrations"][: len(old["migrations"])] == old["migrations"], "a released migration never changes"
+    assert len(new["migrations"]) <= len(old["migrations"]) + 1, "a release brings one migration"
+    added = set(new["kinds"]) - set(old["kinds"])
+    assert added <= set(new["late"]), "_MIN_READERS must list them"
+    assert new["reader"] == old["reader"] + bool(added)
+    assert set(old["kinds"]) <= set(new["kinds"]), "they are in the stores of users"
 
 
 async def test_nodes_are_upgraded_one_by_one_and_put_back_while_approvals_wait(

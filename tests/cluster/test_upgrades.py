@@ -158,7 +158,7 @@ async def wait_for_session(events: AsyncIterator[SentEvent], session_id: str, st
 ASK = """
 import json
 from typing import get_args
-from treadle.events import AnyFact, fact_type
+from treadle.events import AnyFact
 from treadle.log import postgres_rows as rows
 from treadle.log.postgres_schema import MIGRATIONS
 kinds = sorted(kind.__struct_config__.tag for kind in get_args(AnyFact))

@@ -1,4 +1,4 @@
-"""Without a pooler: a full disk and too few connections lose nothing. A standby that lags loses facts, and it is said."""
+"""Without a pooler: a full disk and too few connections lose nothing. A standby that lags loses facts: it is said."""
 
 from __future__ import annotations
 

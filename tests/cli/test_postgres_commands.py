@@ -140,3 +140,9 @@ def read_command_lines() -> list[str]:
         except OSError:  # it has ended
             continue
     return [line for line in lines if "treadle" in line]
+
+
+async def test_a_server_whose_database_is_away_says_so_in_one_line(shell: Shell, server: PostgresServer) -> None:
+    away = shell.url.replace(f":{server.port}/", ":1/")
+    done = await shell("serve", "--allow-root", "--port", "0", "--model", "local", code=1, url=away)
+    assert done.err.count("\n") == 1 and "cannot be used now" in done.err and "Connection refused" in done.err

@@ -79,6 +79,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     file, config = _build_config(settings, options)
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(open_store(settings))
+        await log.list_nodes()  # it connects: a database that is away is one line here, and a long story in uvicorn
         if settings.retention:
             await stack.enter_async_context(run_retention(log, parse_age(settings.retention)))
         keyring = open_keyring(settings)

@@ -70,6 +70,7 @@ async def test_output_of_calls_shows_until_its_call_has_ended(nodes: Nodes) -> N
     owner, other = await nodes.open(), await nodes.open()
     claim = await run_session(owner)
     screen = nodes.watch(other)
+    await until(lambda: owner._live._sent)  # pyright: ignore
     calls = [CallStarted(call_id=name, tool="shell") for name in ("a", "b")]
     await owner.append(claim, 1, [ModelReplied(text=""), *calls])
     for call in ("a", "b"):
@@ -144,6 +145,7 @@ async def test_text_that_nobody_watches_elsewhere_is_not_sent(nodes: Nodes, monk
     await run_session(owner)
     sent = record_news(monkeypatch)
     local = nodes.watch(owner)
+    await local.shows("[1]")
     say(owner, "quiet", after=1)
     await owner.post("s", [Custom(name="n")])
     await local.shows("[1]quiet[2]")

@@ -180,15 +180,22 @@ class Wakeups:
         """Whether news can be received now."""
         return self._listening is not None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other node listens, as far as this one has heard."""
+        return self.is_listening and time.monotonic() > self._has_others_until
+
     def tell(self, session_id: str, head: int) -> None:
         """Tell the other nodes soon that a session has facts up to `head`."""
-        self._heads[session_id] = head
-        self.schedule(FLUSH_SECONDS)
+        if not self.is_alone:
+            self._heads[session_id] = head
+            self.schedule(FLUSH_SECONDS)
 
     def tell_due(self) -> None:
         """Tell the other nodes soon that there is something to claim."""
-        self._has_due = True
-        self.schedule(FLUSH_SECONDS)
+        if not self.is_alone:
+            self._has_due = True
+            self.schedule(FLUSH_SECONDS)
 
     def schedule(self, seconds: float) -> None:
         """Send what there is in so many seconds, or earlier."""
@@ -227,7 +234,7 @@ class Wakeups:
         items = [*self._live.collect(), *(FactsStored(*entry) for entry in self._heads.items())]
         if self._has_due:
             items.append(SessionsDue())
-        if self.is_listening and time.monotonic() > self._has_others_until:
+        if self.is_alone:
             items.clear()
         if self._says_that_it_listens:
             items.append(NodeListens())
@@ -309,7 +316,7 @@ class Wakeups:
             self._is_unheard_since = None
             self._counters["wakeup_lag"] = max(0.0, time.monotonic() - at)
             return
-        if time.monotonic() > self._has_others_until:
+        if self.is_alone:
             self._live.refresh()  # this node was alone, so the other one does not know what is watched here
         self._has_others_until = time.monotonic() + ALONE_SECONDS
         heads: dict[str, int] = {}

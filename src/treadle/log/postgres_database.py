@@ -21,6 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from treadle.errors import StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 from treadle.log.postgres_binary import BinaryConnection
+from treadle.log.postgres_rows import clean_values
 from treadle.log.postgres_schema import migrate
 from treadle.secrets.store_url import HIDDEN, PostgresUrl, hide_password
 
@@ -106,6 +107,7 @@ class Connections:
         self._free: list[BinaryConnection] = []
         self._used: dict[BinaryConnection, float] = {}
         self._slots = asyncio.Semaphore(size)
+        self._is_closed = False
 
     @property
     def used(self) -> int:
@@ -127,7 +129,7 @@ class Connections:
                 raise
             finally:
                 del self._used[connection]
-                if is_whole and not connection.closed:
+                if is_whole and not connection.closed and not self._is_closed:
                     self._free.append(connection)
                 else:
                     await _close_quietly(connection)
@@ -144,7 +146,10 @@ class Connections:
             shut_down(connection)
 
     async def close(self) -> None:
-        """Close the connections that are free."""
+        """Close the connections. Those at work are shut down: nobody waits for their answers any more."""
+        self._is_closed = True
+        for connection in self._used:
+            shut_down(connection)
         while self._free:
             await _close_quietly(self._free.pop())
 
@@ -202,9 +207,10 @@ class Database:
 
         Without a limit it is repeated until it is done. Then a `StoreAway` says that it may or may not have been done.
         """
+        values = None if params is None else clean_values(params)
 
         async def run(connection: BinaryConnection) -> list[Row]:
-            cursor = await connection.cursor(binary=True).execute(sql.encode(), params)
+            cursor = await connection.cursor(binary=True).execute(sql.encode(), values)
             return await cursor.fetchall() if cursor.description is not None else []
 
         return await self._repeat(run, self.pool, patience)

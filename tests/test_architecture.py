@@ -336,9 +336,14 @@ def test_the_listing_of_loaded_modules_sees_what_a_statement_loads() -> None:
 
 
 def test_one_message_passes_through_few_files() -> None:
-    walks = measure_walks()
-    assert walks.keys() == WALK_FILES.keys()
-    assert {name: count for name, count in walks.items() if count > WALK_FILES[name]} == {}
+    longer = dict(WALK_FILES)
+    for _ in range(3):  # on a busy machine a timer may fire during the message, which adds files to one measurement
+        walks = measure_walks()
+        assert walks.keys() == WALK_FILES.keys()
+        longer = {name: walks[name] for name in longer if walks[name] > WALK_FILES[name]}
+        if not longer:
+            break
+    assert longer == {}
 
 
 def test_the_count_of_walks_reads_the_last_lines() -> None:

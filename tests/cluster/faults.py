@@ -88,6 +88,15 @@ def freeze_pooler(cluster: Cluster, instants: random.Random) -> None:
     cluster.pooler.thaw()
 
 
+def lose_answers(cluster: Cluster, instants: random.Random) -> None:
+    """Lose the answers of the database to what it has done, again and again. No lease ends meanwhile."""
+    for _ in range(10):
+        cluster.cable.cut("to_client")
+        pause(instants, 0, LEASE / 10)
+        cluster.cable.heal(lose=True)
+        pause(instants, 0, LEASE / 4)
+
+
 def cut_news(cluster: Cluster, instants: random.Random) -> None:
     cluster.listen_cable.cut()
     pause(instants, 0, 3 * LEASE)
@@ -151,6 +160,7 @@ OF_NODES: dict[str, Fault] = {
 OF_DATABASES: dict[str, Fault] = {
     "pooler": restart_pooler,
     "frozen pooler": freeze_pooler,
+    "answers": lose_answers,
     "news": cut_news,
     "connections": take_connections,
     "primary": restart_primary,

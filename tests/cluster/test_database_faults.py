@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.cluster.deployment import Cluster, wait_slowly
+from tests.cluster.faults import lose_answers
 from tests.cluster.invariants import check_cluster, measure_delay
 from tests.kit.machines import needs_machines
 from tests.kit.pgbouncer import needs_pgbouncer
@@ -63,6 +65,12 @@ def test_work_goes_on_after_the_pooler_was_restarted(cluster: Cluster) -> None:
     cluster.pooler.kill()
     wait_for_errors(cluster)
     cluster.pooler.start()
+    check_goes_on(cluster, cluster.read_time(), began)
+
+
+def test_work_goes_on_after_answers_of_the_database_were_lost(cluster: Cluster) -> None:
+    began = time.monotonic()
+    lose_answers(cluster, random.Random(0))
     check_goes_on(cluster, cluster.read_time(), began)
 
 

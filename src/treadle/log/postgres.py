@@ -137,7 +137,7 @@ class PostgresLog(HubLog):
             self._database.fetch(
                 _POST,
                 (
-                    *(session_id, key or f"post {os.urandom(12).hex()}"),
+                    *(session_id, rows.clean_key(key) if key else f"post {os.urandom(12).hex()}"),
                     *([serialize_event(fact) for fact in facts], rows.write_changes(changes, facts, now), wake),
                     *(*await self._find_holder(claim), *given, rows.READER, self._get_given_time()),
                 ),

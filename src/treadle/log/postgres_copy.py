@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from treadle.errors import NotFound, StoreError, StoreTooNew
 from treadle.log.base import Artifact
 from treadle.log.postgres_database import Database
-from treadle.log.postgres_rows import INFO_COLUMNS, build_info, clean_text
+from treadle.log.postgres_rows import INFO_COLUMNS, build_info, clean_key, clean_text, clean_value
 from treadle.log.postgres_schema import MIGRATIONS
 from treadle.log.session_copy import (
     PIECE_BYTES,
@@ -209,7 +210,7 @@ class PostgresWriter(PostgresReader, StoreWriter):
         await self._fetch(sql, (hash_content(data), len(packed), packed))
 
     async def publish(self, publication: Publication) -> bool:
-        keys = msgspec.json.encode(publication.keys).decode()
+        keys = msgspec.json.encode([replace(key, key=clean_key(key.key)) for key in publication.keys]).decode()
         values = (_write_entry(publication), publication.num, publication.after, list(publication.bodies), keys)
         patience = self._patience + (publication.record.head - publication.after) / _FACTS_A_SECOND
         return (await self._database.fetch(_PUBLISH, values, patience=patience))[0][0] is not None
@@ -229,7 +230,8 @@ def _build_record(row: Sequence[Any]) -> SessionRecord:
 def _write_entry(new: Publication) -> str:
     """Write the entry of a session as JSON, with all columns but its number."""
     info = new.record.info
-    entry: dict[str, object] = {field: getattr(info, field) for field in info.__struct_fields__ if field != "seq"}
+    fields = (field for field in info.__struct_fields__ if field != "seq")
+    entry: dict[str, object] = {field: clean_value(getattr(info, field)) for field in fields}
     name = clean_text(info.name)
     entry |= {"name": name, "folded_name": name.casefold(), "head": info.seq, "owner": "", "lease": 0}
     entry |= {"wake_at": new.wake_at, "epoch": new.record.epoch, "min_reader": new.min_reader}

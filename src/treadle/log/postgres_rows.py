@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -13,10 +14,13 @@ from treadle.errors import StoreError, StoreLostFacts, StoreTooNew
 from treadle.events import AnyFact, stamp_fact
 from treadle.log.base import RESPONSES_AGENT, Claimant, SessionInfo, SessionQuery, StoredFact
 from treadle.log.records import NO_CHANGES, SessionChanges, parse_cursor, read_body
+from treadle.messages import replace_surrogates
 
 READER = 1
 """Which facts this release can read. A release that learns to read a new kind of fact raises it, and the release after
 that one may write such facts: it lists the kind in `_MIN_READERS`."""
+MAX_KEY = 500
+"""Letters of a key that an index surely holds."""
 _MIN_READERS: dict[type[AnyFact], int] = {}
 """The kinds of facts that older readers do not know, each with the first reader that does."""
 
@@ -61,7 +65,9 @@ def find_min_reader(facts: Sequence[AnyFact]) -> int:
 def write_entry(info: SessionInfo, facts: Sequence[AnyFact], *, named_by_user: bool) -> str:
     """Write the entry of a new session as JSON, as `treadle.create_session` takes it."""
     entry = {
-        field: getattr(info, field) for field in info.__struct_fields__ if field not in ("seq", "wake_at", "owner")
+        field: clean_value(getattr(info, field))
+        for field in info.__struct_fields__
+        if field not in ("seq", "wake_at", "owner")
     }
     name = clean_text(info.name)
     entry |= {"name": name, "folded_name": name.casefold(), "named_by_user": named_by_user}
@@ -76,7 +82,7 @@ def write_changes(
     if changes is not NO_CHANGES:
         for field in ("status", "agent", "model", "pinned", "archived"):
             if (value := getattr(changes, field)) is not None:
-                written[field] = value
+                written[field] = clean_value(value)
         if changes.turns or changes.cost:
             written |= {"turns": changes.turns, "cost": changes.cost}
         if changes.name is not None:
@@ -87,15 +93,36 @@ def write_changes(
     if (reader := find_min_reader(facts)) > 1:
         written["min_reader"] = reader
     if key:
-        written["key"] = key
+        written["key"] = clean_key(key)
     if release:
         written["release"] = True
     return msgspec.json.encode(written).decode() if written else None
 
 
 def clean_text(text: str) -> str:
-    """Remove what PostgreSQL cannot store in a text."""
-    return text.replace("\0", "")
+    """Replace what PostgreSQL cannot store in a text: zeros, and halves of letters."""
+    return replace_surrogates(text).replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def clean_values(values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any] | Mapping[str, Any]:
+    """Replace what PostgreSQL cannot store in the texts among the values of a statement."""
+    if isinstance(values, Mapping):
+        return {name: clean_value(value) for name, value in values.items()}
+    return [*map(clean_value, values)]
+
+
+def clean_value(value: Any) -> Any:
+    """Replace what PostgreSQL cannot store in a text, or in a list of texts."""
+    if isinstance(value, str):
+        return clean_text(value)
+    return [*map(clean_value, cast("list[Any]", value))] if isinstance(value, list) else value
+
+
+def clean_key(key: str) -> str:
+    """Return a key as it is stored. One that PostgreSQL or its index cannot hold is known by a hash."""
+    if len(key) <= MAX_KEY and clean_text(key) == key:
+        return key
+    return f"hash {sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def read_claimant(claimant: Claimant) -> tuple[str, float, list[str] | None, list[str] | None]:
@@ -184,7 +211,7 @@ def build_list_query(query: SessionQuery) -> tuple[str, dict[str, object]]:
         terms.append(f"agent <> '{RESPONSES_AGENT}'")
     if query.text:
         terms.append("position(%(text)s IN folded_name) > 0")
-        values["text"] = clean_text(query.text.casefold())
+        values["text"] = query.text.casefold()
     if query.parent:
         terms.append("parent ->> 'session_id' = %(parent)s AND parent IS NOT NULL")
         values["parent"] = query.parent

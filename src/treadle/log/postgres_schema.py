@@ -53,7 +53,7 @@ _TABLES = (
     "CREATE INDEX sessions_by_status ON treadle.sessions (status, updated_at, num)",
     "CREATE INDEX sessions_by_workspace ON treadle.sessions (workspace, updated_at, num)",
     "CREATE INDEX sessions_by_agent ON treadle.sessions (agent, updated_at, num)",
-    "CREATE INDEX sessions_by_name ON treadle.sessions (name) WHERE name <> ''",
+    "CREATE INDEX sessions_by_name ON treadle.sessions USING hash (name) WHERE name <> ''",  # it may be long
     "CREATE INDEX sessions_by_parent ON treadle.sessions ((parent ->> 'session_id')) WHERE parent IS NOT NULL",
     "CREATE INDEX sessions_pinned ON treadle.sessions (updated_at, num) WHERE pinned",
     "CREATE INDEX sessions_archived ON treadle.sessions (updated_at, num) WHERE archived",

@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from treadle.errors import TreadleError
 from treadle.log import postgres_binary as binary
 from treadle.log.base import Claim
 from treadle.log.postgres_database import Database
@@ -121,20 +120,33 @@ class Batcher(Generic[Item, Result]):
         return await future
 
     async def _run(self) -> None:
-        while self._pending:
-            batch = self._take_batch()
-            try:
-                results = await self._write([item for item, _ in batch])
-            except TreadleError as error:
+        batch: list[tuple[Item, WriteFuture[Result]]] = []
+        try:
+            while self._pending:
+                batch = self._take_batch()
+                await self._write_batch(batch)
+        except BaseException as error:  # the loop ends
+            given_up, self._pending = [*batch, *self._pending], []
+            _fail(given_up, RuntimeError(f"the write was given up: {error!r}"))
+            raise
+        finally:
+            self._task = None
+
+    async def _write_batch(self, batch: list[tuple[Item, WriteFuture[Result]]]) -> None:
+        """Write items together. If the database refuses the statement, find the item that it cannot store."""
+        try:
+            results = await self._write([item for item, _ in batch])
+        except Exception as error:
+            if len(batch) == 1:
                 _fail(batch, error)
-            except BaseException as error:  # the loop ends, or a bug
-                _fail(batch, RuntimeError(f"the write was given up: {error!r}"))
-                raise
-            else:
-                for (_, future), result in zip(batch, results, strict=True):
-                    if not future.done():
-                        future.set_result(result)
-        self._task = None
+                return
+            half = len(batch) // 2
+            await self._write_batch(batch[:half])
+            await self._write_batch(batch[half:])
+        else:
+            for (_, future), result in zip(batch, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
 
     def _take_batch(self) -> list[tuple[Item, WriteFuture[Result]]]:
         count, size = 0, 0

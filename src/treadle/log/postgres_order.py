@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from treadle.errors import StoreError
 from treadle.log import postgres_rows as rows
 from treadle.log import records
 from treadle.log.base import StoredFact
@@ -39,7 +40,12 @@ class StoreOrder:
 
     async def read(self, after: int, count: int) -> tuple[list[StoredFact], int]:
         """Read facts after a position. For a position beyond the end it returns the end."""
-        found = await self._database.fetch(rows.READ_STORE, (after, count, records.BATCH_BYTES), patience=None)
+        try:
+            found = await self._database.fetch(rows.READ_STORE, (after, count, records.BATCH_BYTES), patience=None)
+        except StoreError:
+            if self._database.is_closed:  # the watch ends
+                return [], after
+            raise
         if found and found[0][0] is None:  # a writer that began earlier is not done yet
             self._look_again_soon()
             return [], after

@@ -105,8 +105,7 @@ async def test_sessions_are_listed_in_pages_the_last_changed_first(log: Log, mak
 async def test_sessions_are_filtered_by_status_agent_workspace_name_and_beginning_of_id(log: Log, make) -> None:
     await log.create("t", [make.created("t", "writer", "/w"), SessionRenamed(name="Élan and 100% vigour")])
     await log.create("u", [make.created("u", "writer", "/v"), SessionRenamed(name="else")])
-    await claim(log, "u")
-    await log.append(Claim("u", "me", 1, 30), 2, [RunStarted(run_id="r", limits=Limits())])
+    await log.append(await claim(log, "u"), 2, [RunStarted(run_id="r", limits=Limits())])
 
     async def found(**query) -> list[str]:
         return sorted(info.id for info in (await log.list_sessions(SessionQuery(**query))).sessions)

@@ -42,10 +42,12 @@ _TABLES = (
         model text NOT NULL,
         min_reader integer NOT NULL,
         head integer NOT NULL,
-        epoch bigint NOT NULL DEFAULT 0,
+        epoch bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
         owner text NOT NULL DEFAULT '',
         lease double precision NOT NULL DEFAULT 0,
         wake_at double precision) WITH (fillfactor = 60)""",
+    # Epochs begin with the time. So a claim on a session that was deleted, or that a fail-over has lost, fits no session
+    # that gets the same id or the same number later.
     # No index holds the head or the lease: an append and a renewal change the row in place.
     "CREATE INDEX sessions_due ON treadle.sessions (wake_at, num) WHERE owner = '' AND wake_at IS NOT NULL",
     "CREATE INDEX sessions_owned ON treadle.sessions (owner) WHERE owner <> ''",

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.crash.notes import Notes, child_process, open_reporting_log
 from tests.crash.worker import PlannedModel, build_planned_agent
 from treadle import Answer, Runtime, later
-from treadle.errors import AlreadyAnswered, StoreError
+from treadle.errors import AlreadyAnswered, NotFound, StoreError
 from treadle.events import ApprovalRequested
 
 TICK = 0.1
@@ -92,6 +92,9 @@ class Operator:
                 await self.runtime.coordinator.answer(session_id, call_id, Answer(by=self.name))
             except AlreadyAnswered as late:
                 self.notes.write("answers", session_id, call_id, self.name, "late", getattr(late.answer, "by", ""))
+                return
+            except NotFound:  # the database has lost the question
+                self.notes.write("said", os.getpid(), f"no question {call_id} in {session_id}")
                 return
             except StoreError as error:
                 self.notes.write("away", time.monotonic(), self.name, type(error).__name__, error)

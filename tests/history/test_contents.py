@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.kit.processes import wait_until
 from treadle.errors import NotFound, StoreDamaged, StoreError
 from treadle.history import content_store
 from treadle.history.base import Contents, SeenFile
@@ -18,6 +19,8 @@ from treadle.log import postgres_contents
 from treadle.log.postgres_contents import CONTENT_TABLES, PostgresContents
 
 Open = Callable[[], Contents]
+GIVE_UP_SECONDS = 20.0
+"""Longer than any wait here, so that only a hang exceeds it."""
 
 
 @pytest.fixture(params=["folder", "postgres"])
@@ -107,13 +110,15 @@ def test_seen_files_are_those_of_one_workspace_until_they_are_gone(contents: Con
 
 
 def test_a_store_that_grew_too_large_forgets_the_oldest_at_the_next_start(
-    contents: Contents, monkeypatch: pytest.MonkeyPatch
+    reopen: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    contents = reopen()
     old, *_, new = (contents.put(f"content {number}".encode())[0] for number in range(10))
     contents.save_seen("place", {"old.txt": SeenFile("stamp", old), "new.txt": SeenFile("stamp", new)}, ())
     contents.close()
     for module in (content_store, postgres_contents):
         monkeypatch.setattr(module, "MAX_STORE_BYTES", 0)
+    contents = reopen()
     assert contents.get(new) == b"content 9"
     with pytest.raises(NotFound):
         contents.get(old)
@@ -158,3 +163,30 @@ def test_an_error_of_the_database_shows_no_password(monkeypatch: pytest.MonkeyPa
     with pytest.raises(StoreError, match="no file was changed") as caught:
         contents.put(b"text")
     assert "hunter2secret" not in str(caught.value) and "ada:***@127.0.0.1" in str(caught.value)
+
+
+def test_a_store_is_closed_at_once_while_a_thread_waits_for_its_database(postgres_url: str) -> None:
+    """The connection is alive and says nothing, as after a partition."""
+    create_tables(postgres_url)
+    contents, errors, has_begun = PostgresContents(postgres_url), list[Exception](), threading.Event()
+    contents.put(b"first")
+    assert contents._connection is not None
+
+    def put() -> None:
+        has_begun.set()
+        try:
+            contents.put(b"second")
+        except StoreError as error:
+            errors.append(error)
+
+    with psycopg.connect(postgres_url) as blocker:
+        blocker.execute("LOCK TABLE treadle.contents")
+        thread = threading.Thread(target=put, daemon=True)
+        thread.start()
+        assert has_begun.wait(GIVE_UP_SECONDS)
+        wait_until(lambda: contents._lock.locked())
+        closing_thread = threading.Thread(target=contents.close, daemon=True)
+        closing_thread.start()
+        closing_thread.join(GIVE_UP_SECONDS)
+        thread.join(GIVE_UP_SECONDS)
+        assert not closing_thread.is_alive() and not thread.is_alive() and errors

@@ -10,6 +10,8 @@ from tests.kit.pgbouncer import PgBouncer, needs_pgbouncer
 from tests.kit.postgres import PostgresServer
 from tests.log.conftest import Make
 from treadle import Agent, Runtime, tool
+from treadle.errors import StoreError
+from treadle.events import SessionRenamed
 from treadle.log import postgres_binary as binary
 from treadle.log.base import Claim
 from treadle.log.postgres import PostgresLog
@@ -139,3 +141,30 @@ async def test_no_transaction_is_open_while_a_model_and_a_tool_work(postgres_url
             await run.wait()
         assert run.outcome is not None and run.outcome.calls == 2
     assert seen == []
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_a_database_that_cannot_store_every_letter_is_refused(
+    postgres_server: PostgresServer, encoding: str
+) -> None:
+    name = f"text_{encoding.lower()}"
+    postgres_server.query(
+        f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0"
+    )
+    try:
+        async with asyncio.timeout(GIVE_UP_SECONDS), PostgresLog(postgres_server.build_url(name)) as log:
+            with pytest.raises(StoreError, match=f"stores text as {encoding}; treadle needs UTF8"):
+                await log.read("s")
+    finally:
+        postgres_server.query(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def test_text_is_sent_as_utf8_whatever_the_environment_says(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, make: type[Make]
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    async with asyncio.timeout(GIVE_UP_SECONDS), PostgresLog(postgres_url) as log:
+        await log.create("s", [make.created("s")])
+        await log.append(await claim(log), 1, [SessionRenamed(name="Größe ☺")], "Schlüssel ☺")
+        assert (await log.get_info("s")).name == "Größe ☺"
+        assert not (await log.post("s", make.notes("a.b"), "Schlüssel ☺")).is_new

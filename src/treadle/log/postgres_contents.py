@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Any, LiteralString
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from treadle.errors import NotFound, StoreAway, StoreDamaged, StoreError
 from treadle.history.base import MAX_STORE_BYTES, Contents, SeenFile
+from treadle.log.postgres_connect import build_conninfo, shut_down
 from treadle.messages import hash_content
 from treadle.secrets.store_url import hide_password, parse_postgres_url
 
@@ -39,7 +39,6 @@ CONTENT_TABLES: tuple[LiteralString, ...] = (
         PRIMARY KEY (host, workspace, path))""",
 )
 _PATIENCE = 20.0
-_DEFAULTS = {"connect_timeout": "5", "application_name": "treadle", "target_session_attrs": "read-write"}
 _PAUSE = 0.2
 _SEEN_SECONDS = 30 * 86_400.0
 
@@ -71,6 +70,7 @@ class PostgresContents(Contents):
         self._url, self._host = parse_postgres_url(url), host or socket.gethostname()
         self._lock = threading.Lock()
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._is_closed = False
 
     def put(self, *contents: bytes) -> list[str]:
         names = [hash_content(content) for content in contents]
@@ -115,8 +115,13 @@ class PostgresContents(Contents):
         self._run(store)
 
     def close(self) -> None:
-        with self._lock:
+        """Close the connection. A thread that waits for the database gives up, and nobody waits for that thread."""
+        self._is_closed, connection = True, self._connection
+        if self._lock.acquire(blocking=False):
             self._disconnect()
+            self._lock.release()
+        elif connection is not None:
+            shut_down(connection)
 
     def _fetch(self, sql: LiteralString, values: Sequence[object]) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []
@@ -128,6 +133,8 @@ class PostgresContents(Contents):
         until = time.monotonic() + _PATIENCE
         with self._lock:
             while True:
+                if self._is_closed:
+                    raise StoreError("this store was closed; make a new one")
                 try:
                     if self._connection is None:
                         self._connection = self._connect()
@@ -140,12 +147,13 @@ class PostgresContents(Contents):
                         raise self._explain(error, is_away=is_away) from None
                     time.sleep(_PAUSE)
                 else:
+                    if self._is_closed:
+                        self._disconnect()
                     return
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        where = {**_DEFAULTS, **conninfo_to_dict(self._url.connect)}
         # A pooler may give every statement another connection, so none is prepared.
-        db = psycopg.connect(make_conninfo("", **where), autocommit=True, prepare_threshold=None)
+        db = psycopg.connect(build_conninfo(self._url.connect), autocommit=True, prepare_threshold=None)
         try:
             db.execute(_FORGET_OLD, (_SEEN_SECONDS,))
             db.execute(_DELETE_OLDER_HALF, (MAX_STORE_BYTES,))

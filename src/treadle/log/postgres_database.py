@@ -6,9 +6,7 @@ Every call runs one statement, which the server commits by itself: a process tha
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -17,10 +15,10 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import errors as pg_errors
 from psycopg.abc import Params
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from treadle.errors import StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 from treadle.log.postgres_binary import BinaryConnection
+from treadle.log.postgres_connect import CONNECT_SECONDS, build_conninfo, shut_down
 from treadle.log.postgres_rows import clean_values
 from treadle.log.postgres_schema import migrate
 from treadle.secrets.store_url import HIDDEN, PostgresUrl, hide_password
@@ -33,18 +31,8 @@ STATEMENT_SECONDS = 30.0
 """After so many seconds without an answer a connection counts as dead."""
 STUCK_SECONDS = 4.0
 """The same, while no new connection can be made either."""
-CONNECT_SECONDS = 2.0
 PAUSE = 0.2
 """Between two attempts."""
-_DEFAULTS = {
-    "application_name": "treadle",
-    "connect_timeout": str(int(CONNECT_SECONDS)),
-    "target_session_attrs": "read-write",
-    "keepalives_idle": "5",
-    "keepalives_interval": "2",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "8000",
-}
 _UNREACHABLE = (
     psycopg.InterfaceError,
     pg_errors.ConnectionException,
@@ -77,24 +65,10 @@ Row = tuple[Any, ...]
 Result = TypeVar("Result")
 
 
-def shut_down(connection: psycopg.AsyncConnection[Row]) -> None:
-    """Shut a connection down. Who waits for an answer on it gets an error at once, and the server goes on.
-
-    The server must not be asked to cancel a statement: it would report a commit that no standby has.
-    """
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as shared:
-        shared.shutdown(socket.SHUT_RDWR)
-
-
 async def is_pooled(connection: psycopg.AsyncConnection[Row]) -> bool:
     """Whether a pooler stands before the server: it makes up the process that it names to its clients."""
     row = await (await connection.execute("SELECT pg_backend_pid()", prepare=False)).fetchone()
     return row is not None and row[0] != connection.info.backend_pid
-
-
-def build_conninfo(url: str) -> str:
-    """Build what libpq needs to connect. What the URL says itself counts before our defaults."""
-    return make_conninfo("", **{**_DEFAULTS, **conninfo_to_dict(url)})
 
 
 class Connections:
@@ -183,6 +157,8 @@ class Database:
         self.losses = 0
         """How often a statement was repeated because nobody knows whether it was done."""
         self.away_since: float | None = None
+        self.interruptions = 0
+        """How often the database could not be used."""
         self.is_closed = False
 
     async def open(self) -> None:
@@ -198,6 +174,12 @@ class Database:
                 if connection.info.server_version < OLDEST_SERVER:
                     version = connection.info.server_version // 10000
                     raise StoreError(f"{self.url.shown} has version {version}; treadle needs PostgreSQL 15 or newer")
+                encoding = connection.info.parameter_status("server_encoding")
+                if encoding != "UTF8":  # others refuse letters, or change them
+                    raise StoreError(
+                        f"{self.url.shown} stores text as {encoding}; treadle needs UTF8. Create a database with "
+                        "`createdb --encoding=UTF8 --template=template0`"
+                    )
                 await migrate(connection, self.url.shown)
             self._is_open = True
         await self._on_open()
@@ -310,6 +292,7 @@ class Database:
             return StoreDamaged(f"{where} is damaged: {text}. Restore a backup")
         if isinstance(error, (*_TRY_AGAIN, OSError, TimeoutError)) or _has_no_state(error):
             self.away_since = self.away_since or time.monotonic()
+            self.interruptions += 1
             return StoreAway(f"{where} cannot be used now: {text or type(error).__name__}. Try again")
         if isinstance(error, pg_errors.QueryCanceled):
             return StoreBusy(f"{where} stopped a statement: {text}. Try again")

@@ -46,8 +46,8 @@ _TABLES = (
         owner text NOT NULL DEFAULT '',
         lease double precision NOT NULL DEFAULT 0,
         wake_at double precision) WITH (fillfactor = 60)""",
-    # Epochs begin with the time. So a claim on a session that was deleted, or that a fail-over has lost, fits no session
-    # that gets the same id or the same number later.
+    # Epochs begin with the time. So a claim on a session that was deleted, or that a fail-over has lost, fits no other
+    # session that gets its id or its number later.
     # No index holds the head or the lease: an append and a renewal change the row in place.
     "CREATE INDEX sessions_due ON treadle.sessions (wake_at, num) WHERE owner = '' AND wake_at IS NOT NULL",
     "CREATE INDEX sessions_owned ON treadle.sessions (owner) WHERE owner <> ''",

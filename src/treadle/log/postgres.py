@@ -34,6 +34,7 @@ from treadle.log.hub import Hub, HubLog, HubStoreWatch
 from treadle.log.postgres_contents import PostgresContents
 from treadle.log.postgres_database import Database
 from treadle.log.postgres_live import FactUpdates, LiveText
+from treadle.log.postgres_losses import StoredFacts
 from treadle.log.postgres_nodes import Nodes, PostgresValues
 from treadle.log.postgres_order import StoreOrder
 from treadle.log.postgres_wakeups import Wakeups
@@ -87,6 +88,7 @@ class PostgresLog(HubLog):
         self._words = PostgresWords(self._database)
         self.shared = PostgresValues(self._database, self._get_given_time)
         self._numbers: dict[str, int] = {}
+        self._stored = StoredFacts(self._database)
         self._approval_key: bytes | None = None
 
     def _get_given_time(self) -> float | None:
@@ -114,6 +116,7 @@ class PostgresLog(HubLog):
             raise records.build_taken(session_id)
         records.stamp_created(facts, numbered)
         self._order.note_own(0 if outcome == "taken" else int(outcome), len(numbered))
+        self._stored.note(session_id, len(numbered), 0 if outcome == "taken" else int(outcome))
         self._hub.wake_store_waiters()
         self._wakeups.tell(session_id, len(numbered))
 
@@ -154,6 +157,7 @@ class PostgresLog(HubLog):
         for seq, fact in enumerate(facts, first):
             stamp_fact(fact, seq, fact.at)
         self._order.note_own(cursor, len(facts))
+        self._stored.note(session_id, last, cursor)
         self._announce(session_id, facts, time.perf_counter() - began)
         self._wakeups.tell(session_id, last)
         taken = None
@@ -256,6 +260,7 @@ class PostgresLog(HubLog):
         if result.outcome == REFUSED and not (result.may_be_own and await self._has_stored(item)):
             raise await self._explain_refusal(claim, expected_seq)
         self._order.note_own(result.cursor, len(facts))
+        self._stored.note(claim.session_id, facts[-1].seq, result.cursor)
         self._announce(claim.session_id, facts, time.perf_counter() - began, from_owner=True, size=size)
         self._wakeups.tell(claim.session_id, facts[-1].seq)
         if release:
@@ -291,6 +296,7 @@ class PostgresLog(HubLog):
         channel = self._hub.channels.get(claim.session_id)
         if channel is not None and channel.epoch == claim.epoch and self._numbers.get(claim.session_id) == num:
             if channel.head > head or epoch < claim.epoch:
+                self._hub.end_session(claim.session_id)  # what its watchers saw is not there
                 return rows.build_facts_lost(self._url.shown, claim.session_id, head, channel.head)
         is_held = (epoch, owner) == (claim.epoch, claim.owner)
         return records.build_position_moved(claim, head, expected_seq) if is_held else self._refuse(claim)
@@ -392,6 +398,7 @@ class PostgresLog(HubLog):
             raise records.build_not_found(session_id)
         self._numbers.pop(session_id, None)
         self._hub.end_session(session_id)
+        self._stored.forget(session_id)
         self._wakeups.tell(session_id, 0)
 
     async def join(self, node: Node) -> None:
@@ -476,9 +483,18 @@ class PostgresLog(HubLog):
     async def _poll(self) -> None:
         """Ask the database for what the news may have missed."""
         await self._measure_time()
-        names = list(self._hub.channels)
+        await self._stored.check()
+        known = {name: channel.head for name, channel in self._hub.channels.items()}
         sql = "SELECT id, head FROM treadle.sessions WHERE id = ANY (%s)"
-        heads: dict[str, int] = dict(await self._database.fetch(sql, (names,))) if names else {}
-        self._updates.handle({name: heads.get(name, 0) for name in names})
+        heads: dict[str, int] = dict(await self._database.fetch(sql, ([*known],))) if known else {}
+        self._updates.handle({name: self._find_end(name, heads.get(name, 0), head) for name, head in known.items()})
         if await self._nodes.beat() and self.on_drain is not None:
             self.on_drain()
+
+    def _find_end(self, session_id: str, head: int, known: int) -> int:
+        """The head of a session for those who watch it. With 0 their session is gone.
+
+        One that ends before a position that was known is another one, or has lost facts: what they saw is not in it.
+        Its owner here learns that from the next write.
+        """
+        return head if head >= known or self._is_claimed_here(session_id) else 0

@@ -160,7 +160,7 @@ class Runtime:
         self._coordinator = Coordinator(log, self._build_setup, claimant, clock=clock)
         if log.is_shared and self.agents:
             await log.join(build_node(claimant, log.now()))
-            log.on_drain = self._begin_draining
+            log.on_drain = self.begin_draining
         self._coordinator.on_rest = self._handle_rest
         self._coordinator.on_kept = self._measure_recent
         if self._recover:
@@ -188,7 +188,8 @@ class Runtime:
             raise Conflict("no other machine shares this store, so nobody could go on with its sessions")
         await self.coordinator.drain(self._grace)
 
-    def _begin_draining(self) -> None:
+    def begin_draining(self) -> None:
+        """Begin to hand all sessions over, in the background. The store must be one that several machines share."""
         if not self.coordinator.is_closed:
             task = asyncio.create_task(self.drain())
             self._background.add(task)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -51,6 +53,7 @@ class Coordinator:
         self.owner, self.agents = claimant.owner, claimant.agents or ()
         self.is_closed = False
         """Whether this process has stopped running sessions. Unfinished runs can be resumed."""
+        self._leave_by = math.inf
         self._takes_posts = True
         self._clock = clock or Clock()
         self._entries = SessionEntries()
@@ -242,9 +245,9 @@ class Coordinator:
         """Stop running sessions, and let others go on with them. Posts are still stored.
 
         In a shared store each run ends after the step under way, and otherwise when it ends by itself. After `grace`
-        seconds the others stop at a fact. Nothing is lost.
+        seconds the others stop at a fact. Nothing is lost. The time counts from the first call.
         """
-        self.is_closed = True
+        self.is_closed, self._leave_by = True, min(self._leave_by, time.monotonic() + grace)
         await self._claims.stop_taking()
         for task in self._entries.list_questions():
             task.cancel()
@@ -252,8 +255,8 @@ class Coordinator:
         for entry in self._entries.values():
             self._ask_to_leave(entry)
         running = self._entries.list_runs()
-        if running and grace > 0:
-            await asyncio.wait(running, timeout=grace)
+        if running and (left := self._leave_by - time.monotonic()) > 0:
+            await asyncio.wait(running, timeout=left)
         stopping = [*self._entries.list_runs(), *self._entries.list_questions()]
         for task in stopping:
             task.cancel()

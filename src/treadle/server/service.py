@@ -174,6 +174,8 @@ class Service:
         self.streams.close()
         for run in self._waiting:
             run.detach()
+        if self._attached and self.runtime.log.is_shared:  # another node goes on while this one waits for its clients
+            self.runtime.begin_draining()
 
     def note_removed(self, session_id: str) -> None:
         """Tell all who watch the list that a session was deleted, here or by another node."""

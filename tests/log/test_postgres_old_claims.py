@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.kit.postgres import PostgresServer, needs_postgres
+from tests.log.nodes import Nodes
 from treadle.errors import ClaimLost, NotFound, StoreLostFacts
 from treadle.events import AgentConfig, Custom, SessionCreated
 from treadle.log.base import Claim
@@ -73,3 +74,43 @@ async def test_a_claim_on_a_lost_session_does_not_fit_one_that_got_its_number(
     await check_is_refused(log, old)
     assert len(await log.read("new")) == 1 and (await log.get_info("new")).owner == "me"
     await log.append(new, 1, [Custom(name="a.new")])
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_watch_ends_when_another_session_has_got_the_id(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    async with asyncio.timeout(GIVE_UP_SECONDS), Nodes(postgres_url) as nodes:
+        here, elsewhere = await nodes.open(), await nodes.open()
+        await elsewhere.create("s", [SessionCreated(session_id="s")])
+        await elsewhere.post("s", [Custom(name="a.old"), Custom(name="a.old")])
+        screen = nodes.watch(here)
+        await screen.shows("[1][2][3]")
+        if not listens:
+            monkeypatch.setattr(here._wakeups, "_receive", lambda payload: None)
+        await elsewhere.delete("s")
+        await elsewhere.create("s", [SessionCreated(session_id="s")])
+        await asyncio.wait((screen._task,))
+        assert screen.text == "[1][2][3]"
+        again = nodes.watch(here)
+        await again.shows("[1]")
+
+
+async def test_the_watch_of_an_owner_ends_when_its_session_has_lost_facts(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    async with asyncio.timeout(GIVE_UP_SECONDS), Nodes(postgres_url) as nodes:
+        log = await nodes.open()
+        claim = await begin(log, "s")
+        await log.append(claim, 1, [Custom(name="a.lost"), Custom(name="a.lost")])
+        screen = nodes.watch(log)
+        await screen.shows("[1][2][3]")
+        database = postgres_url.rpartition("/")[2]
+        postgres_server.query("DELETE FROM treadle.facts WHERE seq > 1", database=database)
+        postgres_server.query("UPDATE treadle.sessions SET head = 1", database=database)
+        with pytest.raises(StoreLostFacts):
+            await log.append(claim, 3, [Custom(name="a.next")])
+        await asyncio.wait((screen._task,))
+        await log.append(claim, 1, [Custom(name="a.again")])
+        again = nodes.watch(log)
+        await again.shows("[1][2]")

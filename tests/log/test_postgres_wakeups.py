@@ -218,3 +218,21 @@ async def test_through_a_pooler_nothing_fails_and_listening_goes_around_it(caplo
             assert around._database.pool.is_pooled and polling._database.pool.is_pooled  # pyright: ignore
         listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
         assert server.query(listening) == [(0,)]
+
+
+async def test_an_error_of_whoever_hears_news_does_not_end_listening(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, elsewhere = await nodes.open(), await nodes.open()
+    heard = list[str]()
+
+    def fail() -> None:
+        here.on_due = lambda: heard.append("due")
+        raise RuntimeError("a bug")
+
+    here.on_due = fail
+    elsewhere._wakeups.tell_due()
+    await until(lambda: "a bug" in caplog.text)
+    await until(lambda: here._wakeups.is_listening)
+    elsewhere._wakeups.tell_due()
+    await until(lambda: heard)

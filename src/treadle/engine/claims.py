@@ -9,7 +9,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 from treadle.engine.session_entry import SessionEntries, SessionEntry
@@ -134,9 +133,7 @@ class ClaimKeeper:
                 await self._let_others_go_first()
             for entry in list(self._entries.values()):
                 if entry.wake_at is not None and entry.wake_at <= self._clock.now():
-                    entry.wake_at = None
-                    with suppress(NotFound):  # the session was deleted meanwhile
-                        await self._wake(entry.id)
+                    await self._wake_entry(entry)
             self._has_news = True
             while self._has_news and self._takes_due and not self._is_behind():
                 self._has_news = False
@@ -144,6 +141,17 @@ class ClaimKeeper:
                 self._is_failing = False
         except StoreError as error:  # the store may work again next time
             self._note_failure(error)
+
+    async def _wake_entry(self, entry: SessionEntry) -> None:
+        wake_at, entry.wake_at = entry.wake_at, None
+        try:
+            await self._wake(entry.id)
+        except NotFound:  # the session was deleted meanwhile
+            pass
+        except StoreError:
+            entry.wake_at = wake_at  # the next scan tries again
+            raise
+        self._entries.drop_if_unused(entry)
 
     async def _let_others_go_first(self) -> None:
         if self._is_failing:

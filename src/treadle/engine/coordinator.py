@@ -333,7 +333,18 @@ class Coordinator:
                 entry.reset_state()
             self._entries.drop_if_unused(entry)
         if self.log.get_head(entry.id) > seq >= 0:
-            await self.wake(entry.id)
+            await self._wake_again(entry.id)
+
+    async def _wake_again(self, session_id: str) -> None:
+        """Process what was posted while a run ended. As long as the store is away, the keeper tries again."""
+        try:
+            await self.wake(session_id)
+        except Conflict:
+            _logger.info("session %s has new posts; this process is closed, and another one processes them", session_id)
+        except StoreError as error:
+            _logger.warning("session %s has new posts, and will go on later: %s", session_id, error)
+            self._entries.open(session_id).wake_at = self._clock.now()
+            self._claims.ensure_keeper()
 
     async def _build_loop(self, entry: SessionEntry, lease: Lease) -> Loop:
         state, projection = entry.state, entry.projection

@@ -275,12 +275,15 @@ class Wakeups:
             except (psycopg.Error, OSError, TimeoutError, StoreError) as error:
                 text = hide_password(str(error).replace(self._database.url.password or HIDDEN, HIDDEN))
                 _logger.info("no news of other nodes can be received, so they are polled for: %s", text)
+            except Exception:
+                _logger.exception("news of another node could not be handled; listening begins anew")
             finally:
                 self._listening = None
                 self._counters["wakeup_lag"] = DEAF_POLL_SECONDS
             await asyncio.sleep(DEAF_POLL_SECONDS)
 
     async def _receive_from(self, connection: BinaryConnection) -> None:
+        self._channel = ""  # a fail-over may have lost it, and the others may have another one now
         channel = await self._get_channel()
         await connection.execute(f"SET tcp_user_timeout = '{_STUCK_SECONDS}s'".encode())
         await connection.execute(f'LISTEN "{channel}"'.encode())
@@ -348,5 +351,9 @@ class Wakeups:
                 await polling
 
     async def _poll_quietly(self) -> None:
-        with suppress(StoreError):  # a failure loses only a hint: the next read or write raises the error
+        try:
             await self._poll()
+        except StoreError:  # it loses only a hint: the next read or write raises the error
+            pass
+        except Exception:
+            _logger.exception("a poll of the database failed; the next one is made as usual")

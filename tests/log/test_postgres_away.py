@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from tests.kit.postgres import PostgresServer, require_postgres
 from treadle import Agent, Grant, Runtime, tool
 from treadle.events import CallFinished, Event, RunFinished
+from treadle.log.base import Node
+from treadle.log.postgres import PostgresLog
+from treadle.log.postgres_database import STATEMENT_SECONDS
 from treadle.testing.scripted_model import Line, ScriptedModel, call
 
 GIVE_UP_SECONDS = 60.0
@@ -52,3 +56,12 @@ async def test_a_process_leaves_while_its_database_is_away_and_another_goes_on_l
     statuses = [fact.status for fact in facts if isinstance(fact, CallFinished)]
     assert ran == ["once"] and statuses == ["interrupted"]
     assert isinstance(facts[-1], RunFinished) and facts[-1].reason == "answered"
+
+
+async def test_a_node_closes_its_log_while_the_database_does_not_answer(postgres_url: str) -> None:
+    log = PostgresLog(postgres_url)
+    await log.join(Node("n"))
+    async with await psycopg.AsyncConnection.connect(postgres_url) as blocker:
+        await blocker.execute("LOCK TABLE treadle.nodes")
+        async with asyncio.timeout(STATEMENT_SECONDS * 2 / 3):
+            await log.close()

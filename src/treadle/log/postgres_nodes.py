@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from builtins import list as List
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -11,6 +13,8 @@ from treadle.errors import NotFound
 from treadle.log.base import Node, SharedValues
 from treadle.log.postgres_database import Database
 
+LEAVE_SECONDS = 2.0
+"""How long a process that ends waits for the database. It is listed as dead when its lease is over."""
 FORGET_SECONDS = 24 * 3600.0
 """How long a node that ended without leaving is listed."""
 _NOW = "treadle.now_or(%(now)s::double precision)"
@@ -47,9 +51,12 @@ class Nodes:
         return bool(found) and found[0][0]
 
     async def leave(self) -> None:
-        """Remove this process from the list."""
+        """Remove this process from the list, unless the database does not answer soon."""
         if self._own is not None:
-            await self._database.execute("DELETE FROM treadle.nodes WHERE name = %s", (self._own.name,), patience=0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    sql = "DELETE FROM treadle.nodes WHERE name = %s"
+                    await self._database.execute(sql, (self._own.name,), patience=0)
 
     async def list(self) -> List[Node]:
         """List all nodes, oldest first."""

@@ -168,3 +168,12 @@ async def test_text_is_sent_as_utf8_whatever_the_environment_says(
         await log.append(await claim(log), 1, [SessionRenamed(name="Größe ☺")], "Schlüssel ☺")
         assert (await log.get_info("s")).name == "Größe ☺"
         assert not (await log.post("s", make.notes("a.b"), "Schlüssel ☺")).is_new
+
+
+async def test_a_database_with_another_isolation_of_transactions_is_refused(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGOPTIONS", "-c default_transaction_isolation=serializable")
+    async with asyncio.timeout(GIVE_UP_SECONDS), PostgresLog(postgres_url) as log:
+        with pytest.raises(StoreError, match="needs 'read committed'"):
+            await log.read("s")

@@ -180,6 +180,12 @@ class Database:
                         f"{self.url.shown} stores text as {encoding}; treadle needs UTF8. Create a database with "
                         "`createdb --encoding=UTF8 --template=template0`"
                     )
+                isolation = await (await connection.execute("SHOW default_transaction_isolation")).fetchone()
+                if isolation != ("read committed",):  # with another one, watches miss facts
+                    raise StoreError(
+                        f"{self.url.shown} has default_transaction_isolation = {isolation and isolation[0]!r}; treadle "
+                        "needs 'read committed'. Set it for the user of treadle with ALTER ROLE"
+                    )
                 await migrate(connection, self.url.shown)
             self._is_open = True
         await self._on_open()

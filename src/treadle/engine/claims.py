@@ -138,7 +138,7 @@ class ClaimKeeper:
             while self._has_news and self._takes_due and not self._is_behind():
                 self._has_news = False
                 await self._take_due()
-                self._is_failing = False
+            self._is_failing = False
         except StoreError as error:  # the store may work again next time
             self._note_failure(error)
 

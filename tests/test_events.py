@@ -70,9 +70,14 @@ def test_the_schema_names_every_kind_once() -> None:
     assert sorted(mapping) == sorted(kind.__struct_config__.tag for kind in (*FACTS, *DELTAS))
 
 
+def find_own_kinds(base: type) -> set[type]:
+    """Find the kinds of the package. Tests of facts of a newer release add kinds of their own."""
+    return {kind for kind in base.__subclasses__() if kind.__module__ == events.__name__}
+
+
 def test_the_union_has_every_kind_and_the_strategies_know_them_all() -> None:
-    assert set(FACTS) == set(events.Fact.__subclasses__()) == kinds_in_histories
-    assert set(DELTAS) == set(events.Delta.__subclasses__())
+    assert set(FACTS) == find_own_kinds(events.Fact) == kinds_in_histories
+    assert set(DELTAS) == find_own_kinds(events.Delta)
     assert set(events.Event.__args__) == {*FACTS, *DELTAS}
 
 

@@ -60,7 +60,7 @@ __all__ = [
     "later",
     "tool",
 ]
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 # Where the public names live. Each is imported when it is first asked for, so that a command that needs none of
 # them, such as `treadle --help`, does not pay for them.

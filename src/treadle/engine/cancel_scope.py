@@ -16,12 +16,23 @@ class CancelScope:
     three scopes, and hardly any of them runs out.
     """
 
-    __slots__ = ("_deadline", "_earlier_cancels", "_loop", "_paused_at", "_pauses", "_task", "_timer", "was_stopped")
+    __slots__ = (
+        "_deadline",
+        "_earlier_cancels",
+        "_loop",
+        "_paused_at",
+        "_pauses",
+        "_task",
+        "_timer",
+        "_timer_at",
+        "was_stopped",
+    )
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # uvloop's timers of no time do not know it
         self._deadline: float | None = None
         self._earlier_cancels = 0
         self._pauses, self._paused_at = 0, 0.0
@@ -41,7 +52,7 @@ class CancelScope:
         task = self._task = asyncio.current_task(self._loop)
         assert task is not None
         self._earlier_cancels, self.was_stopped = task.cancelling(), False
-        if self._deadline is not None and (self._timer is None or self._timer.when() > self._deadline):
+        if self._deadline is not None and (self._timer is None or self._timer_at > self._deadline):
             self._set_timer(self._deadline)
 
     def __exit__(
@@ -85,7 +96,7 @@ class CancelScope:
 
     def _set_timer(self, when: float) -> None:
         self.close()
-        self._timer = self._loop.call_at(when, self._check_deadline)
+        self._timer, self._timer_at = self._loop.call_at(when, self._check_deadline), when
 
     def _check_deadline(self) -> None:
         self._timer = None

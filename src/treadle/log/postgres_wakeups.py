@@ -169,6 +169,7 @@ class Wakeups:
         self._has_due = self._says_that_it_listens = False
         self._has_others_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._due_at = 0.0  # uvloop's timers of no time do not know it
         self._sending: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listening: BinaryConnection | None = None
@@ -200,11 +201,12 @@ class Wakeups:
     def schedule(self, seconds: float) -> None:
         """Send what there is in so many seconds, or earlier."""
         loop = asyncio.get_running_loop()
+        due_at = loop.time() + seconds
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + seconds:
+            if self._due_at <= due_at:
                 return
             self._timer.cancel()
-        self._timer = loop.call_later(seconds, self._flush)
+        self._timer, self._due_at = loop.call_later(seconds, self._flush), due_at
 
     def start(self) -> None:
         """Begin to receive news and to poll."""

@@ -246,6 +246,7 @@ class HttpExchange:
         self._first_byte_limit = 0.0
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # uvloop's timers of no time do not know it
         self._task: asyncio.Task[Any] | None = None
         self._is_late = False
 
@@ -343,10 +344,10 @@ class HttpExchange:
     def _set_timer(self) -> None:
         """Set the timer for the current time limit. There is one timer for a reply, not one for each read."""
         limit = self._compute_limit()
-        if self._timer is None or self._timer.when() > limit:
+        if self._timer is None or self._timer_at > limit:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(limit, self._check_time)
+            self._timer, self._timer_at = self._loop.call_at(limit, self._check_time), limit
 
     def _check_time(self) -> None:
         limit = self._compute_limit()
@@ -356,7 +357,8 @@ class HttpExchange:
             else:
                 self._content.set_exception(TimeoutError())
         else:
-            self._timer = self._loop.call_at(max(limit, self._loop.time() + 0.05), self._check_time)
+            self._timer_at = max(limit, self._loop.time() + 0.05)
+            self._timer = self._loop.call_at(self._timer_at, self._check_time)
 
     def _compute_limit(self) -> float:
         """When the next byte is too late. The time that the reader takes for itself does not count."""

@@ -107,12 +107,14 @@ class WallTimer:
         self._pauses = 0
         self._on_end: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._ends_at = 0.0  # uvloop's timers of no time do not know it
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Call `on_end` when the time is over."""
         self._on_end = on_end
         if not self._pauses:
-            self._timer = asyncio.get_running_loop().call_later(self._left, on_end)
+            loop = asyncio.get_running_loop()
+            self._timer, self._ends_at = loop.call_later(self._left, on_end), loop.time() + self._left
 
     def cancel(self) -> None:
         """Stop for good."""
@@ -133,7 +135,7 @@ class WallTimer:
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
-            self._left = max(0.0, self._timer.when() - asyncio.get_running_loop().time())
+            self._left = max(0.0, self._ends_at - asyncio.get_running_loop().time())
             self._timer.cancel()
             self._timer = None
 

@@ -57,7 +57,10 @@ class Node:
 
     async def create(self, name: str = "") -> str:
         """Create a session in the folder that all nodes share."""
-        return await self.client.session(name=name, workspace=str(self.work))
+        try:
+            return await self.client.session(name=name, workspace=str(self.work))
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.server.read_log()}") from None
 
     async def begin(self, session_id: str, content: str) -> None:
         """Send a message, and wait for nothing."""

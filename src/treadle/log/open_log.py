@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from treadle.errors import BadInput, StoreFull, StoreReadOnly
@@ -45,7 +46,7 @@ def _open_postgres_log(url: str) -> Log:
 def require_psycopg() -> None:
     """Raise `BadInput` where the package that PostgreSQL needs is not installed."""
     try:
-        import psycopg  # noqa: F401 - without it, the next import would fail in a way that says less
+        import_module("psycopg")  # without it, the next import would fail in a way that says less
     except ImportError as error:
         raise BadInput(
             f"a store on PostgreSQL needs psycopg ({error}); install it with `pip install 'treadle[postgres]'`"
